@@ -1,0 +1,39 @@
+# Two commands do everything: `make demo` and `make test`. Each makes .venv on first use, with plain pip.
+PYTHON ?= python3
+BIN    := .venv/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test check bench tables clean
+
+demo: .venv/.core
+	$(BIN)/specguard demo
+
+test: .venv/.dev
+	$(BIN)/python -m pytest
+
+check: .venv/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/.dev
+	$(BIN)/python benchmarks/msvp_overhead.py
+
+tables: .venv/.dev
+	$(BIN)/python docs/tables.py --write
+
+# PIP_CONSTRAINT reaches the isolated build environment too.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+
+.venv/.core: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) --editable .
+	touch $@
+
+.venv/.dev: .venv/.core
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,60 @@
+"""The command line: the only place where names become objects."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import torch
+import typer
+from rich.table import Table
+
+from specguard import __version__
+from specguard.cli.console import err, interruptible, out, progress_bar
+from specguard.cli.train import train_command
+from specguard.demo import demo as run_demo
+from specguard.errors import SpecGuardError
+from specguard.nn import PRESETS, ViT
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command("train")(train_command)
+
+
+@app.callback(invoke_without_command=True)
+def top(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    """Train vision transformers, attack them, and prove what no attack can do."""
+    if version:
+        out.print(f"specguard {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    run: Annotated[Path, typer.Option(help="directory for both runs; what is there is continued")] = Path(
+        "runs/demo"
+    ),
+    epochs: Annotated[int, typer.Option(help="passes over the 1,437 digits", min=1)] = 30,
+) -> None:
+    """Train a ViT on real digits with and without MSVP, and compare."""
+    with interruptible(f"continue with: specguard demo --run {run} --epochs {epochs}"):
+        run_demo(run, epochs, out, progress_bar)
+
+
+@app.command()
+def models() -> None:
+    """List the models that can be trained by name."""
+    table = Table("name", "image", "patch", "dim", "depth", "heads", "parameters")
+    for name, c in PRESETS.items():
+        with torch.device("meta"):
+            count = sum(p.numel() for p in ViT(c).parameters())
+        table.add_row(name, *(str(v) for v in (c.image, c.patch, c.dim, c.depth, c.heads)), f"{count:,}")
+    out.print(table)
+
+
+def main() -> NoReturn:
+    """The entry point: what the user can mend is one sentence and exit code 2, never a traceback."""
+    try:
+        app()
+    except SpecGuardError as error:
+        err.print(f"Error: {error}", style="red", markup=False, soft_wrap=True)
+        sys.exit(2)
+    sys.exit(0)

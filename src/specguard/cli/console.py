@@ -1,0 +1,74 @@
+"""What the commands share: two consoles, a progress bar, a device."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from specguard.errors import ConfigError
+from specguard.train import Progress as Step
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+@contextmanager
+def interruptible(advice: str) -> Iterator[None]:
+    """Ctrl-C ends with one sentence on how to go on, and the customary exit code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print(f"interrupted; {advice}", markup=False)
+        raise typer.Exit(130) from None
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[Step], None]]:
+    """A bar with elapsed and remaining time, and a line for every epoch."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps,"),
+        TimeElapsedColumn(),
+        TextColumn("gone,"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task("training", total=None)
+
+        def watch(step: Step) -> None:
+            progress.update(task, completed=step.step, total=step.steps)
+            if step.loss is not None:
+                progress.update(task, description=f"loss {step.loss:.3f}")
+            if step.record is not None:
+                accuracy = 100 * step.record["test_accuracy"]
+                err.print(f"epoch {step.record['epoch']}: loss {step.loss:.4f}, test accuracy {accuracy:.1f} %")
+
+        yield watch
+
+
+def chosen_device(name: str) -> torch.device:
+    """The device of that name; `auto` is the first GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device {name!r} is unknown; choose auto, cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name!r} is not supported; choose auto, cpu or cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device {name!r} is not available on this machine")
+    return device

@@ -1,0 +1,174 @@
+"""`specguard train`: names become a model, data and settings."""
+
+import json
+from dataclasses import asdict, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from specguard import runs
+from specguard.cli.console import chosen_device, err, interruptible, out, progress_bar
+from specguard.data import Augmentation, Data, cifar10, cifar100, digits, image_folder, svhn
+from specguard.errors import ConfigError
+from specguard.nn import ViT, ViTConfig, config_from_json, preset
+from specguard.penalties import MSVP, SingularValuePenalty, SpectralNorm
+from specguard.proportion import Proportion
+from specguard.train import SAM, SGD, AdamW, Cosine, CrossEntropy, OneCycle, Training, train
+
+DataName = StrEnum("DataName", ["digits", "cifar10", "cifar100", "svhn", "folder"])
+PenaltyName = StrEnum("PenaltyName", ["msvp", "spectral"])
+OptimizerName = StrEnum("OptimizerName", ["adamw", "sgd"])
+ScheduleName = StrEnum("ScheduleName", ["cosine", "onecycle"])
+PrecisionName = StrEnum("PrecisionName", ["float32", "bfloat16"])
+
+
+def _option(help: str, panel: str, *flags: str, **more: Any) -> Any:
+    return typer.Option(*flags, help=help, rich_help_panel=panel, show_default=True, **more)
+
+
+_RUN, _MODEL, _STEP, _REG, _AUG = "Run", "Model and data", "Optimization", "Penalties", "Augmentation"
+
+
+def train_command(
+    context: typer.Context,
+    run: Annotated[Path, _option("directory for everything this run writes", _RUN)],
+    resume: Annotated[
+        bool, _option("continue the run; settings not given are the stored ones", _RUN, "--resume")
+    ] = False,
+    device: Annotated[str, _option("auto, cpu, cuda or cuda:N", _RUN)] = "auto",
+    seed: Annotated[int, _option("the only source of randomness", _RUN)] = 0,
+    checkpoint_steps: Annotated[
+        int | None, _option("checkpoint also every N steps within an epoch", _RUN, min=1)
+    ] = None,
+    model: Annotated[str, _option("a name listed by `specguard models`", _MODEL)] = "tiny",
+    set_: Annotated[
+        list[str], _option("change a field of the model, e.g. --set norm=rmsnorm", _MODEL, "--set")
+    ] = [],  # noqa: B006
+    data: Annotated[
+        DataName, _option("data set; `folder` reads ROOT/train and ROOT/val", _MODEL)
+    ] = DataName.digits,
+    data_root: Annotated[Path | None, _option("where the data set lies", _MODEL)] = None,
+    verify_data: Annotated[bool, _option("check the official checksums", _MODEL)] = True,
+    epochs: Annotated[int, _option("passes over the data", _STEP, min=1)] = 20,
+    batch: Annotated[int, _option("images per optimizer step", _STEP, min=1)] = 128,
+    accumulate: Annotated[int, _option("parts a batch is computed in", _STEP, min=1)] = 1,
+    optimizer: Annotated[OptimizerName, _option("optimizer", _STEP)] = OptimizerName.adamw,
+    lr: Annotated[float | None, _option("peak learning rate [default: 1e-3 adamw, 0.1 sgd]", _STEP)] = None,
+    weight_decay: Annotated[float | None, _option("[default: 0.05 adamw, 1e-4 sgd]", _STEP)] = None,
+    momentum: Annotated[float, _option("of sgd", _STEP)] = 0.9,
+    schedule: Annotated[ScheduleName, _option("learning rate over time", _STEP)] = ScheduleName.cosine,
+    warmup: Annotated[float, _option("epochs of linear warm-up (cosine)", _STEP)] = 5.0,
+    sam: Annotated[float | None, _option("rho of sharpness-aware minimisation", _STEP)] = None,
+    sam_adaptive: Annotated[bool, _option("measure rho relative to the weights", _STEP, "--sam-adaptive")] = False,
+    ema: Annotated[float | None, _option("decay of averaged weights, which then are the result", _STEP)] = None,
+    clip: Annotated[float, _option("largest gradient norm; 0: no clipping", _STEP)] = 1.0,
+    label_smoothing: Annotated[float, _option("share of the target spread over all classes", _STEP)] = 0.0,
+    precision: Annotated[PrecisionName, _option("of autocast", _STEP)] = PrecisionName.float32,
+    compile: Annotated[bool, _option("torch.compile the model", _STEP, "--compile")] = False,
+    penalty: Annotated[list[PenaltyName], _option("may be given more than once", _REG)] = [],  # noqa: B006
+    lambda_q: Annotated[float, _option("MSVP's strength on W^Q", _REG)] = 1e-4,
+    lambda_k: Annotated[float, _option("MSVP's strength on W^K", _REG)] = 1e-4,
+    lambda_v: Annotated[float, _option("MSVP's strength on W^V", _REG)] = 1e-4,
+    lambda_o: Annotated[float, _option("MSVP's strength on W^O", _REG)] = 0.0,
+    per_head: Annotated[
+        bool, _option("penalise every head, or the whole matrix", _REG, "--per-head/--per-matrix")
+    ] = True,
+    spectral: Annotated[float, _option("the spectral penalty's strength", _REG)] = 1e-4,
+    crop: Annotated[int, _option("random crop after this much padding", _AUG)] = 0,
+    flip: Annotated[bool, _option("mirror at random", _AUG, "--flip")] = False,
+    jitter: Annotated[float, _option("brightness, contrast and saturation", _AUG)] = 0.0,
+    hue: Annotated[float, _option("rotation of the colour circle, in turns", _AUG)] = 0.0,
+    mixup: Annotated[float, _option("Beta parameter; 0: off", _AUG)] = 0.0,
+    cutmix: Annotated[float, _option("Beta parameter; 0: off", _AUG)] = 0.0,
+    mix_probability: Annotated[float, _option("share of batches that are mixed", _AUG)] = 1.0,
+) -> None:
+    """Train a model; a killed run continues exactly with --resume."""
+    options = _resumed(context, run) if resume else context.params
+    _train(run, resume, options)
+
+
+def _resumed(context: typer.Context, run: Path) -> dict[str, Any]:
+    """The stored options, under those given now."""
+    stored = runs.read_json(run / "arguments.json")
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    return {
+        name: context.params[name] if name in given else stored.get(name, value)
+        for name, value in context.params.items()
+    }
+
+
+def _train(run: Path, resume: bool, o: dict[str, Any]) -> None:
+    device = chosen_device(o["device"])
+    config = _changed(preset(o["model"]), o["set_"])
+    data = _data(o["data"], o["data_root"], o["verify_data"], config.image)
+    mean, std = data.pixel_statistics()
+    config = replace(config, channels=data.shape[0], classes=len(data.classes), mean=mean, std=std)
+    training = _training(o)
+    model = ViT(config, torch.Generator().manual_seed(runs.derived_seed(training.seed, "weights")))
+    if not (run / "run.json").exists():
+        with runs.writing(run):
+            run.mkdir(parents=True, exist_ok=True)
+        plain = {k: str(v) if isinstance(v, Path) else v for k, v in o.items() if k not in ("run", "resume")}
+        runs.write_json(run / "arguments.json", plain)
+    err.print(f"{o['model']} on {data.name}, {device}, run directory {run}", markup=False, soft_wrap=True)
+    with interruptible(f"continue with: specguard train --run {run} --resume"), progress_bar() as watch:
+        result = train(model, data, run, training, device=device, resume=resume, watch=watch)
+    count = result["test_accuracy"]
+    out.print(f"test accuracy {Proportion(count['count'], count['n'])}", markup=False)
+    out.print(f"result in {run / 'result.json'}", markup=False, soft_wrap=True)
+
+
+def _training(o: dict[str, Any]) -> Training:
+    rates = {k: o[k] for k in ("lr", "weight_decay") if o[k] is not None}
+    optimizer = SGD(momentum=o["momentum"], **rates) if o["optimizer"] == "sgd" else AdamW(**rates)
+    penalties: dict[str, SingularValuePenalty] = {
+        "msvp": MSVP(o["lambda_q"], o["lambda_k"], o["lambda_v"], o["lambda_o"], o["per_head"]),
+        "spectral": SpectralNorm(o["spectral"]),
+    }
+    return Training(
+        epochs=o["epochs"],
+        batch=o["batch"],
+        accumulate=o["accumulate"],
+        optimizer=optimizer,
+        schedule=Cosine(o["warmup"]) if o["schedule"] == "cosine" else OneCycle(),
+        sam=SAM(o["sam"], o["sam_adaptive"]) if o["sam"] is not None else None,
+        augmentation=Augmentation(
+            o["crop"], o["flip"], o["jitter"], o["hue"], o["mixup"], o["cutmix"], o["mix_probability"]
+        ),
+        objective=CrossEntropy(o["label_smoothing"]),
+        penalties=tuple(penalties[name] for name in dict.fromkeys(o["penalty"])),
+        ema=o["ema"],
+        clip=o["clip"] or None,
+        precision=o["precision"],
+        compile=o["compile"],
+        checkpoint_steps=o["checkpoint_steps"],
+        seed=o["seed"],
+    )
+
+
+def _changed(config: ViTConfig, changes: list[str]) -> ViTConfig:
+    fields = asdict(config)
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals:
+            raise ConfigError(f"--set takes field=value, not {change!r}")
+        try:
+            fields[name] = json.loads(text)
+        except ValueError:
+            fields[name] = text
+    return config_from_json(fields)
+
+
+def _data(name: str, root: Path | str | None, verify: bool, size: int) -> Data:
+    if name == "digits":
+        return digits()
+    if root is None:
+        raise ConfigError(f"data {name!r} needs --data-root, the folder where it lies")
+    if name == "folder":
+        return image_folder(Path(root), size)
+    loaders = {"cifar10": cifar10, "cifar100": cifar100, "svhn": svhn}
+    return loaders[name](Path(root), verify)

@@ -1,0 +1,60 @@
+"""A folder of images: one sub-folder for each class, below `train` and below `val` or `test`."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from specguard.data.dataset import Data, Dataset
+from specguard.errors import DataError
+
+_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".ppm"})
+
+
+def image_folder(root: Path, size: int) -> Data:
+    """RGB images of `size` x `size`: the shorter edge resized (bicubic), then the centre cut out.
+
+    Classes are the sub-folders of `root`/train, in alphabetical order.
+    """
+    train = root / "train"
+    test = root / "val" if (root / "val").is_dir() else root / "test"
+    for split in (train, test):
+        if not split.is_dir():
+            raise DataError(f"the folder {split} does not exist")
+    classes = tuple(sorted(p.name for p in train.iterdir() if p.is_dir()))
+    if strange := sorted(p.name for p in test.iterdir() if p.is_dir() and p.name not in classes):
+        raise DataError(f"the class {strange[0]!r} of {test} has no folder in {train}")
+    return Data(root.name, _split(train, classes, size), _split(test, classes, size), classes)
+
+
+def _split(folder: Path, classes: tuple[str, ...], size: int) -> Dataset:
+    files = [
+        (path, label)
+        for label, name in enumerate(classes)
+        for path in sorted((folder / name).glob("*"))
+        if path.suffix.lower() in _SUFFIXES
+    ]
+    if not files:
+        raise DataError(f"the folder {folder} holds no images")
+    images = torch.empty(len(files), 3, size, size, dtype=torch.uint8)
+    for i, (path, _) in enumerate(files):
+        images[i] = _image(path, size)
+    return Dataset(images, torch.tensor([label for _, label in files], dtype=torch.int64))
+
+
+def _image(path: Path, size: int) -> torch.Tensor:
+    try:
+        with warnings.catch_warnings():
+            # A picture large enough to be suspicious is refused, not merely warned about.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as picture:
+                scale = size / min(picture.size)
+                width, height = (max(size, round(edge * scale)) for edge in picture.size)
+                left, top = (width - size) // 2, (height - size) // 2
+                resized = picture.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+                cut = resized.crop((left, top, left + size, top + size))
+    except Exception as error:
+        raise DataError(f"the image {path} cannot be read: {error}") from error
+    return torch.from_numpy(np.array(cut)).movedim(2, 0)

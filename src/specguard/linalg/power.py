@@ -1,0 +1,64 @@
+"""Power iteration on a stack of matrices: the largest singular values, approached from below.
+
+Nothing here may feed a certificate: ||W^T u|| <= sigma_max(W) for every unit u, with equality only in the
+limit. Penalties and diagnoses use it; upper bounds live elsewhere.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def power_step(
+    W: Float[Tensor, "stack row col"], v: Float[Tensor, "stack col"]
+) -> tuple[Float[Tensor, "stack row"], Float[Tensor, "stack col"]]:
+    """One step of power iteration: `u = W v / ||W v||` and `w = W^T u`, for every matrix of the stack.
+
+    `||w|| <= sigma_max(W)`, and `w / ||w||` is the next v. Only w is differentiable: u is a constant, as
+    for sigma = u^T W v (the derivative of the vectors vanishes at a singular pair), so that
+    `d ||w||^2 / dW = 2 u w^T = 2 sigma u v^T`, with nothing to go wrong at W = 0.
+
+    Guarantee: lower bound, in exact arithmetic; equality when v is a top right singular vector.
+    Cost: two passes over W.
+    """
+    u = normalised(torch.einsum("src,sc->sr", W.detach(), v))
+    return u, torch.einsum("src,sr->sc", W, u)
+
+
+@torch.no_grad()
+def top_right_vectors(
+    W: Float[Tensor, "stack row col"], generator: torch.Generator, squarings: int = 11
+) -> Float[Tensor, "stack col"]:
+    """Unit vectors v with `||W v||` close to `sigma_max(W)`: the result of 2^squarings power steps.
+
+    The power is taken of the matrix, by squaring the smaller Gram matrix, so a bad spectral gap costs
+    nothing: for any spectrum the expected relative error of sigma^2 is at most 0.871 ln(n) / 2^squarings
+    (Kuczynski and Wozniakowski 1992), 0.3 % for n = 768. A zero matrix keeps its random start.
+
+    Guarantee: none (a random start); the value computed from v is a lower bound.
+    Cost: `squarings + 1` products of the small side.
+    """
+    stack, rows, cols = W.shape
+    side = min(rows, cols)
+    start = torch.randn(stack, side, generator=generator, device=generator.device).to(W)
+    A = _unit(W)
+    G = A @ A.mT if rows < cols else A.mT @ A
+    for _ in range(squarings):
+        G = _unit(G)
+        G = G @ G
+    x = torch.einsum("sij,sj->si", G, start)
+    v = torch.einsum("src,sr->sc", A, x) if rows < cols else x
+    fallback = torch.nn.functional.pad(start, (0, cols - side))
+    return normalised(torch.where(v.abs().amax(1, keepdim=True) > 0, v, fallback))
+
+
+def normalised(x: Float[Tensor, "stack dim"]) -> Float[Tensor, "stack dim"]:
+    """x / ||x|| for every row; a zero row stays zero."""
+    length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    return torch.where(length > 0, x / length, torch.zeros_like(x))
+
+
+def _unit(M: Tensor) -> Tensor:
+    """Every matrix divided by its largest entry, so that squares neither overflow nor vanish."""
+    largest = M.abs().amax((1, 2), keepdim=True)
+    return torch.where(largest > 0, M / largest, M)

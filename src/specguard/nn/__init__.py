@@ -1,0 +1,58 @@
+"""The closed set of layers, and the models built only from it."""
+
+from specguard.nn.attention import (
+    Attention,
+    AttentionWeights,
+    GatedPositionalAttention,
+    attention_maps,
+    attention_weights,
+    explicit,
+)
+from specguard.nn.layers import (
+    ClassPool,
+    ClassToken,
+    LayerProject,
+    LayerScale,
+    MeanPool,
+    Normalise,
+    PatchEmbedding,
+    Positions,
+    Residual,
+    SmoothProject,
+    Softplus,
+    Squareplus,
+    TokenBatchNorm,
+)
+from specguard.nn.materialise import fingerprint, materialised
+from specguard.nn.presets import PRESETS, preset
+from specguard.nn.vit import Block, ViT, ViTConfig, config_from_json
+
+__all__ = [
+    "PRESETS",
+    "Attention",
+    "AttentionWeights",
+    "Block",
+    "ClassPool",
+    "ClassToken",
+    "GatedPositionalAttention",
+    "LayerProject",
+    "LayerScale",
+    "MeanPool",
+    "Normalise",
+    "PatchEmbedding",
+    "Positions",
+    "Residual",
+    "SmoothProject",
+    "Softplus",
+    "Squareplus",
+    "TokenBatchNorm",
+    "ViT",
+    "ViTConfig",
+    "attention_maps",
+    "attention_weights",
+    "config_from_json",
+    "explicit",
+    "fingerprint",
+    "materialised",
+    "preset",
+]

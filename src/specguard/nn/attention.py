@@ -1,0 +1,155 @@
+"""Dot-product attention, ConViT's gated positional attention, and where their weights are.
+
+Each layer has two forward paths that agree to rounding. `fused=True` uses torch's
+`scaled_dot_product_attention`; `fused=False` writes the probabilities out, for attention maps and for
+forward-mode and second-order derivatives, which the fused kernel does not have.
+"""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from specguard.errors import ConfigError
+
+Tokens = Float[Tensor, "batch token dim"]
+Heads = Float[Tensor, "batch head token head_dim"]
+Maps = Float[Tensor, "batch head token token"]
+
+
+class Attention(nn.Module):
+    """softmax(Q K^T / sqrt(head_dim)) V of every head, concatenated and mapped by W^O."""
+
+    def __init__(self, dim: int, heads: int, bias: bool = True, fused: bool = True) -> None:
+        super().__init__()
+        self.heads = _dividing(dim, heads)
+        self.fused = fused
+        self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
+        self.out = nn.Linear(dim, dim)
+
+    def probabilities(self, x: Tokens) -> Maps:
+        """The attention maps P, one per head; rows sum to one."""
+        q, k, _ = _queries_keys_values(self.qkv(x), self.heads)
+        return _softmax_of_products(q, k)
+
+    def forward(self, x: Tokens) -> Tokens:
+        q, k, v = _queries_keys_values(self.qkv(x), self.heads)
+        mixed = scaled_dot_product_attention(q, k, v) if self.fused else _softmax_of_products(q, k) @ v
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, fused={self.fused}"
+
+
+class GatedPositionalAttention(nn.Module):
+    """ConViT: P = (1 - g) softmax(Q K^T / sqrt(head_dim)) + g softmax(positions), g = sigmoid(gate) per head.
+
+    The positional logits are a learned linear function of (dx, dy, dx^2 + dy^2) between patches of a
+    `side` x `side` grid; there is no class token here.  Reference: d'Ascoli et al. 2021, Eq. (7).
+    """
+
+    offsets: Tensor
+
+    def __init__(self, dim: int, heads: int, side: int, bias: bool = False, fused: bool = True) -> None:
+        super().__init__()
+        self.heads = _dividing(dim, heads)
+        self.fused = fused
+        self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
+        self.out = nn.Linear(dim, dim)
+        self.position = nn.Linear(3, heads)
+        self.gate = nn.Parameter(torch.ones(heads))
+        row, col = torch.arange(side).repeat_interleave(side), torch.arange(side).repeat(side)
+        dx, dy = col[None, :] - col[:, None], row[None, :] - row[:, None]
+        offsets = torch.stack([dx, dy, dx**2 + dy**2], dim=-1).float()
+        self.register_buffer("offsets", offsets, persistent=False)
+
+    def positional(self) -> Float[Tensor, "head token token"]:
+        """softmax(positions): the same for every image."""
+        return self.position(self.offsets).permute(2, 0, 1).softmax(-1)
+
+    def probabilities(self, x: Tokens) -> Maps:
+        """The gated attention maps, one per head; rows sum to one."""
+        q, k, _ = _queries_keys_values(self.qkv(x), self.heads)
+        return torch.lerp(_softmax_of_products(q, k), self.positional().expand(len(x), -1, -1, -1), self._gate())
+
+    def forward(self, x: Tokens) -> Tokens:
+        q, k, v = _queries_keys_values(self.qkv(x), self.heads)
+        content = scaled_dot_product_attention(q, k, v) if self.fused else _softmax_of_products(q, k) @ v
+        mixed = torch.lerp(content, self.positional().to(v.dtype) @ v, self._gate().to(v.dtype))
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def _gate(self) -> Tensor:
+        return self.gate.sigmoid().view(-1, 1, 1)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, fused={self.fused}"
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """The weights of one attention layer, head by head, as views that gradients flow through.
+
+    A head of q, k or v is a block of output rows of its matrix; a head of o a block of input columns.
+    """
+
+    layer: str
+    q: Float[Tensor, "head head_dim dim"]
+    k: Float[Tensor, "head head_dim dim"]
+    v: Float[Tensor, "head head_dim dim"]
+    o: Float[Tensor, "head dim head_dim"]
+
+    def matrix(self, which: str) -> Float[Tensor, "out in"]:
+        """The whole matrix q, k, v or o, with its heads side by side."""
+        heads: Tensor = getattr(self, which)
+        return heads.transpose(0, 1).flatten(1) if which == "o" else heads.flatten(0, 1)
+
+
+def attention_weights(model: nn.Module) -> tuple[AttentionWeights, ...]:
+    """The q, k, v and o of every attention layer of `model`, in order."""
+    found = []
+    for name, layer in model.named_modules():
+        if type(layer) in (Attention, GatedPositionalAttention):
+            # unbind, not slices: its backward writes the gradient once instead of once per slice.
+            q, k, v = layer.qkv.weight.unflatten(0, (3, layer.heads, -1)).unbind(0)
+            o = layer.out.weight.unflatten(1, (layer.heads, -1)).transpose(0, 1)
+            found.append(AttentionWeights(name, q, k, v, o))
+    return tuple(found)
+
+
+def explicit(model: nn.Module) -> nn.Module:
+    """A copy of `model` on the explicit path, sharing every parameter and buffer with it."""
+    shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    twin = copy.deepcopy(model, memo=dict(shared))
+    for layer in twin.modules():
+        if isinstance(layer, Attention | GatedPositionalAttention):
+            layer.fused = False
+    return twin
+
+
+def attention_maps(model: nn.Module, images: Float[Tensor, "batch channel height width"]) -> tuple[Maps, ...]:
+    """The attention probabilities of every layer for these images, in order."""
+    maps: list[Tensor] = []
+    twin = explicit(model)
+    for layer in twin.modules():
+        if type(layer) in (Attention, GatedPositionalAttention):
+            layer.register_forward_pre_hook(lambda layer, inputs: maps.append(layer.probabilities(*inputs)))
+    twin(images)
+    return tuple(maps)
+
+
+def _queries_keys_values(qkv: Tensor, heads: int) -> tuple[Heads, Heads, Heads]:
+    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    return q, k, v
+
+
+def _softmax_of_products(q: Heads, k: Heads) -> Maps:
+    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+
+
+def _dividing(dim: int, heads: int) -> int:
+    if heads < 1 or dim % heads:
+        raise ConfigError(f"dim {dim} cannot be divided among {heads} heads")
+    return heads

@@ -1,0 +1,36 @@
+"""A model as plain weights: what rules may look at, and what a hash stands for."""
+
+import copy
+import hashlib
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+
+def materialised(model: nn.Module) -> nn.Module:
+    """A copy of `model` with every torch parametrisation folded into a plain weight of the plain layer type.
+
+    The folding happens in eval mode, in which a parametrisation does not change its own state, and each
+    layer's mode is kept.
+    """
+    plain = copy.deepcopy(model)
+    modes = {layer: layer.training for layer in plain.modules()}
+    plain.eval()
+    for layer in list(plain.modules()):
+        if parametrize.is_parametrized(layer):
+            names = [name for name, _ in layer.get_submodule("parametrizations").named_children()]
+            for name in names:
+                parametrize.remove_parametrizations(layer, name, leave_parametrized=True)
+    for layer in plain.modules():
+        layer.training = modes[layer]
+    return plain
+
+
+def fingerprint(model: nn.Module) -> str:
+    """SHA-256 over names, types, shapes and bytes of all weights and buffers of the materialised model."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(materialised(model).state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

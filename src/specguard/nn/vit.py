@@ -1,0 +1,245 @@
+"""The vision transformer: one config, one sequence of layers, pixels in [0, 1] -> logits."""
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from specguard.errors import ConfigError
+from specguard.nn.attention import Attention, GatedPositionalAttention
+from specguard.nn.layers import (
+    ClassPool,
+    ClassToken,
+    LayerProject,
+    LayerScale,
+    MeanPool,
+    Normalise,
+    PatchEmbedding,
+    Positions,
+    Residual,
+    SmoothProject,
+    Softplus,
+    Squareplus,
+    TokenBatchNorm,
+)
+
+Norm = Literal["layernorm", "rmsnorm", "batchnorm", "layerproject", "smoothproject", "none"]
+Activation = Literal["gelu", "gelu_tanh", "relu", "softplus", "squareplus"]
+Pool = Literal["class", "mean"]
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """Everything that determines a ViT but its weights.
+
+    `local_blocks` first blocks use ConViT's gated positional attention, and the class token joins after
+    them. `residual_scale` is a fixed factor on every branch, `layer_scale` the start of a learned one per
+    channel. The projections have radius `attention_radius` before attention (LoFAST takes 1) and sqrt(dim)
+    elsewhere.
+    """
+
+    image: int = 32
+    patch: int = 4
+    channels: int = 3
+    classes: int = 10
+    dim: int = 192
+    depth: int = 12
+    heads: int = 3
+    mlp_ratio: float = 4.0
+    qkv_bias: bool = True
+    pool: Pool = "class"
+    norm: Norm = "layernorm"
+    norm_eps: float = 1e-6
+    activation: Activation = "gelu"
+    attention_radius: float = 1.0
+    residual_scale: float = 1.0
+    layer_scale: float | None = None
+    local_blocks: int = 0
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    def __post_init__(self) -> None:
+        for name in ("image", "patch", "channels", "classes", "dim", "depth", "heads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.image % self.patch:
+            raise ConfigError(f"image size {self.image} is not divisible by patch size {self.patch}")
+        if self.dim % self.heads:
+            raise ConfigError(f"dim {self.dim} cannot be divided among {self.heads} heads")
+        if not (math.isfinite(self.mlp_ratio) and round(self.dim * self.mlp_ratio) >= 1):
+            raise ConfigError(f"mlp_ratio {self.mlp_ratio} leaves the feed-forward part no channel")
+        if not 0 <= self.local_blocks <= self.depth:
+            raise ConfigError(f"local_blocks {self.local_blocks} must lie between 0 and depth {self.depth}")
+        for name, allowed in (("pool", Pool), ("norm", Norm), ("activation", Activation)):
+            if getattr(self, name) not in get_args(allowed):
+                options = ", ".join(get_args(allowed))
+                raise ConfigError(f"{name} {getattr(self, name)!r} is unknown; choose one of {options}")
+        if len(self.mean) != self.channels or len(self.std) != self.channels:
+            raise ConfigError(f"mean and std need one number for each of the {self.channels} channels")
+
+    @property
+    def side(self) -> int:
+        """Patches along one edge of the image."""
+        return self.image // self.patch
+
+    @property
+    def hidden(self) -> int:
+        """Channels inside the feed-forward part."""
+        return round(self.dim * self.mlp_ratio)
+
+
+class Block(nn.Sequential):
+    """A pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+
+class ViT(nn.Module):
+    """A vision transformer: its children, applied in order, map pixels in [0, 1] to logits.
+
+    Being a plain sequence of layers from the closed set, it has one return type in every mode, and a
+    traversal needs no tracer.
+    """
+
+    def __init__(self, config: ViTConfig, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.config = config
+        early_token = config.pool == "class" and not config.local_blocks
+        late_token = config.pool == "class" and bool(config.local_blocks)
+        self.normalise = Normalise(config.mean, config.std)
+        self.patches = PatchEmbedding(config.channels, config.patch, config.dim)
+        if early_token:
+            self.class_token = ClassToken(config.dim)
+        self.positions = Positions(config.side**2 + early_token, config.dim)
+        if config.local_blocks:
+            self.local_blocks = nn.Sequential(*(_block(config, True) for _ in range(config.local_blocks)))
+        if late_token:
+            self.class_token = ClassToken(config.dim)
+        self.blocks = nn.Sequential(*(_block(config, False) for _ in range(config.depth - config.local_blocks)))
+        self.norm = _normalisation(config, math.sqrt(config.dim))
+        self.pool = ClassPool() if config.pool == "class" else MeanPool()
+        self.head = nn.Linear(config.dim, config.classes)
+        _initialise(self, generator)
+
+    def forward(self, x: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch class_"]:
+        expected = (self.config.channels, self.config.image, self.config.image)
+        if x.shape[1:] != expected:
+            raise ConfigError(f"the model takes images of shape {expected}, not {tuple(x.shape[1:])}")
+        for layer in self.children():
+            x = layer(x)
+        return x
+
+
+def _block(config: ViTConfig, local: bool) -> Block:
+    attention: nn.Module
+    if local:
+        attention = GatedPositionalAttention(config.dim, config.heads, config.side, config.qkv_bias)
+    else:
+        attention = Attention(config.dim, config.heads, config.qkv_bias)
+    mlp = nn.Sequential(
+        OrderedDict(
+            expand=nn.Linear(config.dim, config.hidden),
+            activation=_activation(config.activation),
+            contract=nn.Linear(config.hidden, config.dim),
+        )
+    )
+    return Block(
+        OrderedDict(
+            attention=_branch(config, attention, config.attention_radius),
+            mlp=_branch(config, mlp, math.sqrt(config.dim)),
+        )
+    )
+
+
+def _branch(config: ViTConfig, inner: nn.Module, radius: float) -> Residual:
+    layers: OrderedDict[str, nn.Module] = OrderedDict(norm=_normalisation(config, radius), inner=inner)
+    if config.layer_scale is not None:
+        layers["scale"] = LayerScale(config.dim, config.layer_scale)
+    return Residual(nn.Sequential(layers), config.residual_scale)
+
+
+def _normalisation(config: ViTConfig, radius: float) -> nn.Module:
+    match config.norm:
+        case "layernorm":
+            return nn.LayerNorm(config.dim, eps=config.norm_eps)
+        case "rmsnorm":
+            return nn.RMSNorm(config.dim, eps=config.norm_eps)
+        case "batchnorm":
+            return TokenBatchNorm(config.dim)
+        case "layerproject":
+            return LayerProject(radius)
+        case "smoothproject":
+            return SmoothProject(radius)
+        case "none":
+            return nn.Identity()
+
+
+def _activation(name: Activation) -> nn.Module:
+    match name:
+        case "gelu":
+            return nn.GELU()
+        case "gelu_tanh":
+            return nn.GELU(approximate="tanh")
+        case "relu":
+            return nn.ReLU()
+        case "softplus":
+            return Softplus()
+        case "squareplus":
+            return Squareplus()
+
+
+@torch.no_grad()
+def _initialise(model: ViT, generator: torch.Generator | None) -> None:
+    """The usual start of a ViT: truncated normals of width 0.02, zero biases; local heads look at neighbours."""
+    for layer in model.modules():
+        match layer:
+            case nn.Linear() | nn.Conv2d():
+                nn.init.trunc_normal_(layer.weight, std=0.02, generator=generator)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
+            case ClassToken():
+                nn.init.trunc_normal_(layer.token, std=0.02, generator=generator)
+            case Positions():
+                nn.init.trunc_normal_(layer.table, std=0.02, generator=generator)
+    for layer in model.modules():
+        if type(layer) is GatedPositionalAttention:
+            _look_at_neighbours(layer)
+
+
+def _look_at_neighbours(layer: GatedPositionalAttention) -> None:
+    """Head (i, j) of a square grid of heads attends to the patch at that offset: logits -|offset - centre|^2."""
+    dim, grid = layer.out.in_features, math.isqrt(layer.heads)
+    layer.qkv.weight[2 * dim :].copy_(torch.eye(dim))
+    for head in range(grid * grid):
+        x, y = head // grid - (grid - 1) / 2, head % grid - (grid - 1) / 2
+        layer.position.weight[head] = layer.position.weight.new_tensor([2 * x, 2 * y, -1])
+
+
+def config_from_json(record: object) -> ViTConfig:
+    """The config that `dataclasses.asdict` and JSON wrote; anything else is refused by name."""
+    if not isinstance(record, dict):
+        raise ConfigError("a model config must be a JSON object")
+    known = {f.name: f for f in fields(ViTConfig)}
+    if unknown := sorted(set(record) - set(known)):
+        raise ConfigError(f"the model config has the unknown field {unknown[0]!r}")
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
+    for name, value in values.items():
+        if not _fits(known[name].type, value):
+            raise ConfigError(f"the model config's field {name!r} cannot be {value!r}")
+    return ViTConfig(**values)  # type: ignore[arg-type]
+
+
+def _fits(annotation: object, value: object) -> bool:
+    if annotation is int:
+        return type(value) is int
+    if annotation is float:
+        return type(value) in (int, float)
+    if annotation is bool:
+        return type(value) is bool
+    if annotation == float | None:
+        return value is None or type(value) in (int, float)
+    if annotation == tuple[float, ...]:
+        return isinstance(value, tuple) and all(type(v) in (int, float) for v in value)
+    return isinstance(value, str)

@@ -1,0 +1,242 @@
+"""What a run directory contains, and how to write it so that a crash at any moment leaves it whole.
+
+run.json                 full settings, written once, before anything else
+environment.jsonl        versions, commit, hardware and command of every start
+metrics.jsonl            one record per epoch: a function of the settings alone, so a resumed run's file
+                         equals an uninterrupted one's
+timing.jsonl             one record per epoch: seconds
+checkpoints/00000123/    tensors.safetensors + state.json after step 123, complete or absent
+model.safetensors        the final weights, model.json their config and hash
+result.json              the final numbers; its presence means that the run is finished
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as tensor_bytes
+from torch import Tensor
+
+from specguard.errors import CheckpointError, RunError
+
+Json = dict[str, Any]
+_TENSORS, _STATE = "tensors.safetensors", "state.json"
+_PACKAGES = ("specguard", "torch", "numpy", "safetensors", "scikit-learn")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the file system refuses into one sentence that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """Create the run directory and hold it for this process; a second process is refused, a dead one is not."""
+    with writing(run):
+        run.mkdir(parents=True, exist_ok=True)
+        handle = open(run / ".lock", "w")  # noqa: SIM115 - closed below, after the work inside
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(f"the run directory {run} is in use by another process") from None
+        yield
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write atomically: under another name first, flushed to the disk, then renamed."""
+    draft = path.with_name(f".{path.name}.draft")
+    with writing(path):
+        with open(draft, "wb") as handle:
+            handle.write(content)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(draft, path)
+        _sync_folder(path.parent)
+
+
+def write_json(path: Path, record: Json) -> None:
+    write_file(path, (json.dumps(record, indent=2, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Json:
+    try:
+        record = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise RunError(f"{path} does not exist") from None
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise RunError(f"{path} does not hold a JSON object")
+    return record
+
+
+def append_line(path: Path, record: Json) -> None:
+    """Add one record to a .jsonl file, flushed to the disk."""
+    with writing(path), open(path, "ab") as handle:
+        handle.write((json.dumps(record, allow_nan=False) + "\n").encode())
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
+def read_lines(path: Path) -> list[Json]:
+    """The complete records of a .jsonl file, none if it does not exist. A last line cut short is left out."""
+    if not path.exists():
+        return []
+    records = []
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise RunError(f"line {number} of {path} is not valid JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise RunError(f"line {number} of {path} does not hold a JSON object")
+        records.append(record)
+    return records
+
+
+def rewrite_lines(path: Path, records: list[Json]) -> None:
+    """Replace a .jsonl file as a whole, atomically."""
+    write_file(path, "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode())
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    write_file(path, tensor_bytes(plain))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file; anything else is refused with one sentence. Nothing is unpickled."""
+    try:
+        return dict(parse_tensors(path.read_bytes()))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise CheckpointError(f"{path} is truncated or not a safetensors file: {error}") from error
+
+
+def write_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: Json) -> None:
+    """Both files of a checkpoint or neither: the folder gets its name only when they are on the disk.
+
+    Older checkpoints go once the new one stands.
+    """
+    folder = run / "checkpoints"
+    draft, final = folder / ".draft", folder / f"{step:08d}"
+    with writing(final):
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        write_tensors(draft / _TENSORS, tensors)
+        write_json(draft / _STATE, state)
+        os.rename(draft, final)
+        _sync_folder(folder)
+        for old in checkpoint_steps(run):
+            if old < step:
+                shutil.rmtree(folder / f"{old:08d}")
+
+
+def checkpoint_steps(run: Path) -> list[int]:
+    """The steps of all complete checkpoints, in order."""
+    folder = run / "checkpoints"
+    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
+
+
+def read_checkpoint(run: Path, step: int) -> tuple[dict[str, Tensor], Json]:
+    folder = run / "checkpoints" / f"{step:08d}"
+    return read_tensors(folder / _TENSORS), read_json(folder / _STATE)
+
+
+def described(value: object) -> Any:
+    """A frozen dataclass as JSON: its type's name and its fields; the settings of a run are made of these."""
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {f.name: described(getattr(value, f.name)) for f in fields(value)}
+        return {"type": type(value).__name__, **parts}
+    if isinstance(value, tuple | list):
+        return [described(v) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise RunError(f"a {type(value).__name__} cannot be written into the settings of a run")
+
+
+def first_difference(old: Any, new: Any, path: str = "") -> str | None:
+    """Where two settings differ, as `training.optimizer.lr: 0.1 before, 0.2 now`; None where they are equal."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            found = first_difference(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+            if found:
+                return found
+        return None
+    return None if old == new else f"{path}: {json.dumps(old)} before, {json.dumps(new)} now"
+
+
+def derived_seed(seed: int, *purpose: object) -> int:
+    """A seed for one purpose, such as (7, "crop", epoch, step). No state to save, nothing shared by accident."""
+    text = "/".join(str(part) for part in (seed, *purpose))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def environment(device: torch.device) -> Json:
+    """Where and with what a number was measured: hardware, versions, commit, command."""
+    versions = {name: v for name in _PACKAGES if (v := _version(name))}
+    hardware: Json = {"cpu": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    if device.type == "cuda":
+        hardware["gpu"] = torch.cuda.get_device_name(device)
+    return {
+        "hardware": hardware,
+        "versions": {"python": platform.python_version(), **versions},
+        "commit": source_commit(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def source_commit() -> str | None:
+    """The commit of the source tree this package runs from, '+' behind it if changed; None outside one."""
+    here = Path(__file__).resolve().parent
+    if named := os.environ.get("SPECGUARD_COMMIT"):  # for machines that get the tree without its history
+        return named
+    options: Any = {"cwd": here, "capture_output": True, "text": True, "check": True}
+    try:
+        subprocess.run(["git", "ls-files", "--error-unmatch", Path(__file__).name], **options)
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], **options).stdout.strip()
+        changed = subprocess.run(["git", "status", "--porcelain", "--", "."], **options).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit + ("+" if changed else "")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

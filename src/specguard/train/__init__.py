@@ -1,0 +1,20 @@
+"""One loop: objective + penalties + optimizer."""
+
+from specguard.train.loop import Progress, train
+from specguard.train.objectives import CrossEntropy, Moment, Objective
+from specguard.train.optimizers import SAM, SGD, AdamW, Cosine, OneCycle
+from specguard.train.settings import Training
+
+__all__ = [
+    "SAM",
+    "SGD",
+    "AdamW",
+    "Cosine",
+    "CrossEntropy",
+    "Moment",
+    "Objective",
+    "OneCycle",
+    "Progress",
+    "Training",
+    "train",
+]

@@ -1,0 +1,283 @@
+"""The one training loop: an objective, penalties, an optimizer; killed at any moment, it resumes exactly."""
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from specguard.data import Data, Dataset
+from specguard.errors import ConfigError, RunError, TrainingError
+from specguard.nn import ViT, fingerprint
+from specguard.proportion import Proportion
+from specguard.runs import (
+    Json,
+    append_line,
+    checkpoint_steps,
+    derived_seed,
+    described,
+    environment,
+    first_difference,
+    locked,
+    read_json,
+    read_lines,
+    rewrite_lines,
+    write_json,
+    write_tensors,
+)
+from specguard.train.objectives import Model, Moment
+from specguard.train.settings import Training
+from specguard.train.state import TrainingState
+
+_CHECK_EVERY = 50  # steps between looks at the loss; each look makes the host wait for the device
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a watcher is told after every step; `loss` only when it was looked at, `record` after an epoch."""
+
+    step: int
+    steps: int
+    loss: float | None = None
+    record: Json | None = None
+
+
+Watcher = Callable[[Progress], None]
+
+
+def train(
+    model: ViT,
+    data: Data,
+    run: Path,
+    training: Training,
+    *,
+    device: torch.device,
+    resume: bool = False,
+    watch: Watcher = lambda progress: None,
+) -> Json:
+    """Train `model` in place, leave everything in the directory `run`, and return its result record.
+
+    With `resume`, continue from the last checkpoint with the same settings; on the CPU the outcome is then
+    bit for bit that of an uninterrupted run. A finished run is returned as it is.
+    """
+    _check_fit(model, data)
+    settings = {
+        "model": asdict(model.config),
+        "data": {"name": data.name, "fingerprint": data.fingerprint()},
+        "training": described(training),
+    }
+    with locked(run):
+        _open(run, settings, resume)
+        steps_per_epoch = max(len(data.train) // training.batch, 1)
+        state = TrainingState(model, training, steps_per_epoch, device)
+        if checkpoints := checkpoint_steps(run):
+            state.load(run, checkpoints[-1])
+        if (run / "result.json").exists():
+            return read_json(run / "result.json")
+        for name in ("metrics.jsonl", "timing.jsonl"):
+            # Records that were written after the last checkpoint will be written again.
+            done = [r for r in read_lines(run / name) if r["epoch"] * steps_per_epoch <= state.step]
+            rewrite_lines(run / name, done)
+        append_line(run / "environment.jsonl", environment(device))
+        _Loop(state, training, data, run, device, watch).complete()
+        return _finish(state, data, run, settings)
+
+
+def _check_fit(model: ViT, data: Data) -> None:
+    config = model.config
+    wanted = (config.channels, config.image, config.image)
+    if data.shape != wanted:
+        raise ConfigError(f"{data.name} has images of shape {data.shape}, but the model takes {wanted}")
+    if len(data.classes) != config.classes:
+        raise ConfigError(f"{data.name} has {len(data.classes)} classes, but the model {config.classes}")
+
+
+def _open(run: Path, settings: Json, resume: bool) -> None:
+    """See to it that the settings on disk are these."""
+    path = run / "run.json"
+    if not path.exists():
+        write_json(path, settings)
+        return
+    if not resume:
+        raise RunError(f"the run directory {run} already holds a run; resume it or name another")
+    stored = json.loads(json.dumps(settings))  # tuples and lists compare as they are stored
+    if difference := first_difference(read_json(path), stored):
+        raise RunError(f"{run} cannot be resumed with other settings: {difference}")
+
+
+class _Loop:
+    def __init__(
+        self,
+        state: TrainingState,
+        training: Training,
+        data: Data,
+        run: Path,
+        device: torch.device,
+        watch: Watcher,
+    ) -> None:
+        self.state, self.training, self.run, self.device, self.watch = state, training, run, device, watch
+        self.train, self.test, self.classes = data.train.to(device), data.test.to(device), len(data.classes)
+        self.batch = min(training.batch, len(data.train))
+        self.steps_per_epoch = state.losses.shape[1]
+        self.steps = training.epochs * self.steps_per_epoch
+        self.forward: Model = torch.compile(state.model) if training.compile else state.model
+
+    def complete(self) -> None:
+        """Train from where the state stands to the end."""
+        while self.state.step < self.steps:
+            epoch, begun = self.state.step // self.steps_per_epoch, time.perf_counter()
+            self.epoch(epoch)
+            record = self.record(epoch)
+            append_line(self.run / "metrics.jsonl", record)
+            append_line(self.run / "timing.jsonl", {"epoch": epoch + 1, "seconds": time.perf_counter() - begun})
+            self.state.save(self.run)
+            self.watch(Progress(self.state.step, self.steps, record["loss"], record))
+
+    def epoch(self, epoch: int) -> None:
+        """The rest of an epoch, with a checkpoint in between where the settings ask for one."""
+        order = _order(len(self.train), self.training.seed, epoch).to(self.device)
+        every = self.training.checkpoint_steps
+        self.state.model.train()
+        for i in range(self.state.step % self.steps_per_epoch, self.steps_per_epoch):
+            images, labels = self.train.batch(order[i * self.batch : (i + 1) * self.batch])
+            images, targets = self.training.augmentation(images, labels, self.classes, self.generator("augment"))
+            self.state.losses[:, i] = self.step(images, targets)
+            self.state.step += 1
+            last = i + 1 == self.steps_per_epoch
+            save = every is not None and self.state.step % every == 0 and not last
+            looked = self.finite_loss(i) if save or last or (i + 1) % _CHECK_EVERY == 0 else None
+            if save:
+                self.state.save(self.run)
+            self.watch(Progress(self.state.step, self.steps, looked))
+
+    def step(self, images: Tensor, targets: Tensor) -> Tensor:
+        """One optimizer step; returns the loss and the penalty, still on the device."""
+        model, training = self.state.model, self.training
+        for group in self.state.optimizer.param_groups:
+            group["lr"] = self.rate(self.state.step)
+        values = self.gradients(images, targets)
+        if training.sam is not None:
+            with training.sam.ascended(model):
+                self.gradients(images, targets)
+        if training.clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), training.clip)
+        self.state.optimizer.step()
+        if self.state.average is not None:
+            self.state.average.update_parameters(model)
+        return values
+
+    def gradients(self, images: Tensor, targets: Tensor) -> Tensor:
+        """Fill every .grad with the gradient of objective plus penalties over the whole batch."""
+        state, training = self.state, self.training
+        state.optimizer.zero_grad(set_to_none=True)
+        loss, penalised = torch.zeros(2, device=self.device)
+        parts = zip(images.chunk(training.accumulate), targets.chunk(training.accumulate), strict=True)
+        for part, (some_images, some_targets) in enumerate(parts):
+            moment = Moment(state.step, self.steps, self.generator(f"objective {part}"))
+            mixed = training.precision == "bfloat16"
+            with torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext():
+                value = training.objective(self.forward, some_images, some_targets, moment)
+            value = value * (len(some_images) / len(images))
+            value.backward()
+            loss += value.detach()
+        for i, penalty in enumerate(training.penalties):
+            value, state.vectors[i] = penalty(state.model, state.vectors[i])
+            if value.requires_grad:  # not when every strength is zero or every such weight frozen
+                value.backward()
+            penalised += value.detach()
+        return torch.stack([loss, penalised])
+
+    def rate(self, step: int) -> float:
+        """The learning rate at a step."""
+        return self.training.optimizer.lr * self.training.schedule.factor(step, self.steps, self.steps_per_epoch)
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Randomness for one purpose at the present step, the same whenever it is asked for."""
+        seed = derived_seed(self.training.seed, purpose, self.state.step)
+        return torch.Generator(self.device).manual_seed(seed)
+
+    def finite_loss(self, last: int) -> float:
+        """The latest loss; an error if any since the start of the epoch is not finite."""
+        total = self.state.losses[:, : last + 1].sum(0).cpu()
+        bad = (~total.isfinite()).nonzero()
+        if len(bad):
+            step = self.state.step - last + int(bad[0])
+            raise TrainingError(
+                f"the loss is no longer finite at step {step} of {self.steps}; "
+                "the last checkpoint is kept, and a smaller learning rate may help"
+            )
+        return float(total[-1])
+
+    def record(self, epoch: int) -> Json:
+        """The metrics of an epoch: a function of the settings alone."""
+        loss, penalty = self.state.losses.mean(1).tolist()
+        record: Json = {
+            "epoch": epoch + 1,
+            "step": self.state.step,
+            "lr": self.rate(self.state.step - 1),
+            "loss": loss,
+            "penalty": penalty,
+            **_scores(self.state.model, self.test, "test"),
+        }
+        if self.state.average is not None:
+            record |= _scores(self.state.average, self.test, "ema_test")
+        return record
+
+
+@torch.no_grad()
+def _scores(model: nn.Module, split: Dataset, name: str, batch: int = 1000) -> Json:
+    """Clean accuracy and loss, without autocast, in eval mode; the mode is restored."""
+    mode = model.training
+    model.eval()
+    correct, loss = 0, 0.0
+    for start in range(0, len(split), batch):
+        images, labels = split.batch(slice(start, start + batch))
+        logits = model(images)
+        correct += int((logits.argmax(1) == labels).sum())
+        loss += float(cross_entropy(logits, labels, reduction="sum"))
+    model.train(mode)
+    if not torch.tensor(loss).isfinite():
+        raise TrainingError(f"the {name} loss is no longer finite; the last checkpoint is kept")
+    return {
+        f"{name}_accuracy": correct / len(split),
+        f"{name}_loss": loss / len(split),
+        f"{name}_correct": correct,
+    }
+
+
+def _finish(state: TrainingState, data: Data, run: Path, settings: Json) -> Json:
+    """Write the final weights, then the result, whose presence says that the run is complete."""
+    final, weights = (state.average.module, "ema") if state.average is not None else (state.model, "raw")
+    hashed = fingerprint(final)
+    write_tensors(run / "model.safetensors", final.state_dict())
+    model = {
+        "config": settings["model"],
+        "fingerprint": hashed,
+        "weights": weights,
+        "classes": list(data.classes),
+    }
+    write_json(run / "model.json", model)
+    metrics = read_lines(run / "metrics.jsonl")[-1]
+    accuracy = Proportion(metrics["ema_test_correct" if weights == "ema" else "test_correct"], len(data.test))
+    result = {
+        "test_accuracy": accuracy.record(),
+        "weights": weights,
+        "fingerprint": hashed,
+        "metrics": metrics,
+        "seconds": sum(r["seconds"] for r in read_lines(run / "timing.jsonl")),
+        "settings": settings,
+        "environment": read_lines(run / "environment.jsonl")[-1],
+    }
+    write_json(run / "result.json", result)
+    return result
+
+
+def _order(count: int, seed: int, epoch: int) -> Tensor:
+    """A random order of the training images, the same on every device."""
+    generator = torch.Generator().manual_seed(derived_seed(seed, "order", epoch))
+    return torch.randperm(count, generator=generator)

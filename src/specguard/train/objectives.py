@@ -1,0 +1,53 @@
+"""What one batch is asked to minimise. Adversarial and certified training are further objectives."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from specguard.errors import ConfigError
+
+Images = Float[Tensor, "batch channel height width"]
+Targets = Float[Tensor, "batch class_"]
+Model = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where training stands: what ramps are functions of, and the only source of randomness."""
+
+    step: int
+    steps: int
+    generator: torch.Generator
+
+    @property
+    def progress(self) -> float:
+        """0 at the first step, 1 after the last."""
+        return self.step / self.steps
+
+
+class Objective(Protocol):
+    """The mean loss of a batch. Targets are probabilities, so that mixed batches need no second form.
+
+    A frozen dataclass, so that its fields are part of the run's settings.
+    """
+
+    def __call__(self, model: Model, images: Images, targets: Targets, moment: Moment) -> Float[Tensor, ""]: ...
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Standard training."""
+
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise ConfigError(f"label smoothing must lie in [0, 1), not {self.label_smoothing}")
+
+    def __call__(self, model: Model, images: Images, targets: Targets, moment: Moment) -> Float[Tensor, ""]:
+        return cross_entropy(model(images).float(), targets, label_smoothing=self.label_smoothing)

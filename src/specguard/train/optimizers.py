@@ -1,0 +1,148 @@
+"""Optimizers and learning-rate schedules as frozen values.
+
+A schedule is a pure function of the step, so a resumed run needs no scheduler state.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from specguard.errors import ConfigError
+from specguard.nn import ClassToken, Positions
+
+
+@dataclass(frozen=True)
+class SGD:
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        _check_rates(self)
+        if not 0 <= self.momentum < 1 or (self.nesterov and self.momentum == 0):
+            raise ConfigError(f"momentum must lie in [0, 1), above 0 for Nesterov, not {self.momentum}")
+
+    def build(self, model: nn.Module, fused: bool) -> torch.optim.Optimizer:
+        groups = parameter_groups(model, self.weight_decay)
+        return torch.optim.SGD(groups, self.lr, self.momentum, nesterov=self.nesterov, fused=fused)
+
+
+@dataclass(frozen=True)
+class AdamW:
+    lr: float = 1e-3
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.999)
+
+    def __post_init__(self) -> None:
+        _check_rates(self)
+
+    def build(self, model: nn.Module, fused: bool) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameter_groups(model, self.weight_decay), self.lr, self.betas, fused=fused)
+
+
+@dataclass(frozen=True)
+class SAM:
+    """Sharpness-aware minimisation (Foret 2021): the gradient is taken at the worst point within rho.
+
+    `adaptive` measures the distance relative to each weight's size (Kwon 2021).
+    """
+
+    rho: float = 0.05
+    adaptive: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.rho) and self.rho > 0):
+            raise ConfigError(f"SAM's rho must be positive, not {self.rho}")
+
+    @contextmanager
+    def ascended(self, model: nn.Module) -> Iterator[None]:
+        """Inside, the weights are w + rho e / ||e||, by their present gradients; outside, exactly w again.
+
+        BatchNorm's running statistics are held inside: a step must count each batch once.
+        """
+        pairs = [(p, p.grad) for p in model.parameters() if p.grad is not None]
+        kept = [p.detach().clone() for p, _ in pairs]
+        with torch.no_grad():
+            scaled = [g * p.abs() if self.adaptive else g for p, g in pairs]
+            length = torch.nn.utils.get_total_norm(scaled)
+            factor = torch.where(length > 0, self.rho / length, 0.0)
+            for (weight, _), gradient in zip(pairs, scaled, strict=True):
+                weight.add_((gradient * weight.abs() if self.adaptive else gradient) * factor)
+        momenta = {m: m.momentum for m in model.modules() if isinstance(m, nn.BatchNorm1d)}
+        for layer in momenta:
+            layer.momentum = 0.0
+        try:
+            yield
+        finally:
+            for layer, momentum in momenta.items():
+                layer.momentum = momentum
+            with torch.no_grad():
+                for (weight, _), old in zip(pairs, kept, strict=True):
+                    weight.copy_(old)
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Linear warm-up over `warmup` epochs, then half a cosine down to `floor` times the peak."""
+
+    warmup: float = 5.0
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.warmup >= 0 and 0 <= self.floor <= 1):
+            raise ConfigError(f"warm-up {self.warmup} must not be negative and floor {self.floor} lie in [0, 1]")
+
+    def factor(self, step: int, steps: int, steps_per_epoch: int) -> float:
+        """The learning rate at `step`, as a share of its peak."""
+        warm = min(round(self.warmup * steps_per_epoch), steps)
+        if step < warm:
+            return (step + 1) / warm
+        cosine = math.cos(math.pi * (step - warm) / max(steps - warm, 1))
+        return self.floor + (1 - self.floor) * (1 + cosine) / 2
+
+
+@dataclass(frozen=True)
+class OneCycle:
+    """Up from 1/25 of the peak by a cosine over the first `rise` of training, then down to nearly zero.
+
+    The same rates as torch's OneCycleLR with its defaults; the momentum stays as it is.
+    """
+
+    rise: float = 0.3
+    start: float = 1 / 25
+    end: float = 1 / 25e4
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rise < 1:
+            raise ConfigError(f"the rise of a one-cycle schedule must lie between 0 and 1, not {self.rise}")
+
+    def factor(self, step: int, steps: int, steps_per_epoch: int) -> float:
+        """The learning rate at `step`, as a share of its peak."""
+        top = self.rise * steps - 1
+        if step <= top:
+            low, share = self.start, 1 - step / top
+        else:
+            low, share = self.end, (step - top) / max(steps - 1 - top, 1e-9)
+        return low + (1 - low) * (1 + math.cos(math.pi * share)) / 2
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Weight decay for matrices only: not for biases, gains, class token and positions, as is usual for ViTs."""
+    spared = {id(p) for m in model.modules() if isinstance(m, ClassToken | Positions) for p in m.parameters()}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    decayed = [p for p in trained if p.ndim > 1 and id(p) not in spared]
+    others = [p for p in trained if p.ndim <= 1 or id(p) in spared]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+
+def _check_rates(optimizer: SGD | AdamW) -> None:
+    for name in ("lr", "weight_decay"):
+        value = getattr(optimizer, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise ConfigError(f"{name} must be finite and not negative, not {value}")

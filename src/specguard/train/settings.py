@@ -1,0 +1,53 @@
+"""Everything that determines a training run but the model and the data."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from specguard.data import Augmentation
+from specguard.errors import ConfigError
+from specguard.penalties import SingularValuePenalty
+from specguard.train.objectives import CrossEntropy, Objective
+from specguard.train.optimizers import SAM, SGD, AdamW, Cosine, OneCycle
+
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How to train. `batch` images make one optimizer step, in `accumulate` equal parts.
+
+    `ema` is the decay of averaged weights, which then are the result. `clip` bounds the gradient's norm.
+    `precision` is that of autocast. A checkpoint is written after every epoch, and also every
+    `checkpoint_steps` steps if given.
+    """
+
+    epochs: int = 20
+    batch: int = 128
+    accumulate: int = 1
+    optimizer: SGD | AdamW = AdamW()
+    schedule: Cosine | OneCycle = Cosine()
+    sam: SAM | None = None
+    augmentation: Augmentation = Augmentation()
+    objective: Objective = CrossEntropy()
+    penalties: tuple[SingularValuePenalty, ...] = ()
+    ema: float | None = None
+    clip: float | None = 1.0
+    precision: Precision = "float32"
+    compile: bool = False
+    checkpoint_steps: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "accumulate", "checkpoint_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
+        if self.accumulate > self.batch:
+            raise ConfigError(f"a batch of {self.batch} cannot be cut into {self.accumulate} parts")
+        if self.ema is not None and not 0 <= self.ema < 1:
+            raise ConfigError(f"the EMA decay must lie in [0, 1), not {self.ema}")
+        if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
+            raise ConfigError(f"the clipping norm must be positive, not {self.clip}")
+        if self.precision not in ("float32", "bfloat16"):
+            raise ConfigError(f"precision {self.precision!r} is unknown; choose float32 or bfloat16")

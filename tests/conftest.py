@@ -1,0 +1,43 @@
+"""What every test may rely on: deterministic generators, and timm even where torchvision is a broken build."""
+
+import importlib
+import sys
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("deterministic", derandomize=True, deadline=None, max_examples=50, database=None)
+settings.load_profile("deterministic")
+
+
+def _repair_torchvision() -> None:
+    """A torchvision built for CUDA fails to import beside a CPU torch, because two operators are missing.
+
+    Declaring them is enough for everything the tests use. Never done in the package itself.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:
+        library = torch.library.Library("torchvision", "DEF")
+        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        library.define(
+            "qnms(Tensor dets, Tensor scores, float iou_threshold, "
+            "float x_scale, float x_zero_point) -> Tensor"
+        )
+        _repair_torchvision.library = library  # type: ignore[attr-defined]  # must outlive the import
+        for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        importlib.import_module("torchvision")
+
+
+@pytest.fixture(scope="session")
+def timm():
+    """The real timm."""
+    _repair_torchvision()
+    return importlib.import_module("timm")
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(20240203)
