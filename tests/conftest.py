@@ -1,6 +1,7 @@
 """What every test may rely on: deterministic generators, and timm even where torchvision is a broken build."""
 
 import importlib
+import os
 import sys
 
 import pytest
@@ -22,8 +23,7 @@ def _repair_torchvision() -> None:
         library = torch.library.Library("torchvision", "DEF")
         library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         library.define(
-            "qnms(Tensor dets, Tensor scores, float iou_threshold, "
-            "float x_scale, float x_zero_point) -> Tensor"
+            "qnms(Tensor dets, Tensor scores, float iou_threshold, float x_scale, float x_zero_point) -> Tensor"
         )
         _repair_torchvision.library = library  # type: ignore[attr-defined]  # must outlive the import
         for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
@@ -36,6 +36,17 @@ def timm():
     """The real timm."""
     _repair_torchvision()
     return importlib.import_module("timm")
+
+
+def pytest_collection_modifyitems(items):
+    missing = {
+        "gpu": None if torch.cuda.is_available() else "needs a CUDA device",
+        "data": None if os.environ.get("SPECGUARD_DATA") else "needs SPECGUARD_DATA, the folder of the real data",
+    }
+    for item in items:
+        for marker, reason in missing.items():
+            if reason and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture

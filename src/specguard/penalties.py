@@ -46,14 +46,14 @@ class SingularValuePenalty(ABC):
 
     def start(self, model: nn.Module, generator: torch.Generator) -> Vectors:
         """Converged vectors for the present weights, so that the first value is already right."""
-        with torch.no_grad():
+        with torch.no_grad(), _without_autocast(model):
             return tuple(top_right_vectors(stack, generator) for _, stack in self._groups(model))
 
     def __call__(self, model: nn.Module, vectors: Vectors) -> tuple[Float[Tensor, ""], Vectors]:
         """The penalty, differentiable with respect to the weights, and the vectors for the next call."""
         value = next(model.parameters()).new_zeros((), dtype=torch.float32)
         following = []
-        with torch.autocast(value.device.type, enabled=False):
+        with _without_autocast(model):
             groups = self._groups(model)
             if [v.shape for v in vectors] != [(len(stack), stack.shape[2]) for _, stack in groups]:
                 raise ConfigError("the penalty's vectors belong to another model or penalty; call start again")
@@ -114,6 +114,10 @@ class SpectralNorm(SingularValuePenalty):
                 if layer.stride != layer.kernel_size or layer.groups != 1:
                     raise ConfigError("the spectral penalty knows convolutions on separate patches only")
                 yield self.strength, layer.weight.flatten(1)[None]
+
+
+def _without_autocast(model: nn.Module) -> torch.autocast:
+    return torch.autocast(next(model.parameters()).device.type, enabled=False)
 
 
 def _at_least_float32(stack: Tensor) -> Tensor:

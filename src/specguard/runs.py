@@ -35,7 +35,7 @@ from specguard.errors import CheckpointError, RunError
 
 Json = dict[str, Any]
 _TENSORS, _STATE = "tensors.safetensors", "state.json"
-_PACKAGES = ("specguard", "torch", "numpy", "safetensors", "scikit-learn")
+_PACKAGES = ("torch", "numpy", "safetensors", "scikit-learn")
 
 
 @contextmanager
@@ -200,13 +200,14 @@ def derived_seed(seed: int, *purpose: object) -> int:
 
 def environment(device: torch.device) -> Json:
     """Where and with what a number was measured: hardware, versions, commit, command."""
-    versions = {name: v for name in _PACKAGES if (v := _version(name))}
+    versions = {"specguard": sys.modules["specguard"].__version__, "python": platform.python_version()}
+    versions |= {name: v for name in _PACKAGES if (v := _version(name))}
     hardware: Json = {"cpu": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     if device.type == "cuda":
         hardware["gpu"] = torch.cuda.get_device_name(device)
     return {
         "hardware": hardware,
-        "versions": {"python": platform.python_version(), **versions},
+        "versions": versions,
         "commit": source_commit(),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }

@@ -19,12 +19,29 @@ def materialised(model: nn.Module) -> nn.Module:
     plain.eval()
     for layer in list(plain.modules()):
         if parametrize.is_parametrized(layer):
-            names = [name for name, _ in layer.get_submodule("parametrizations").named_children()]
-            for name in names:
-                parametrize.remove_parametrizations(layer, name, leave_parametrized=True)
+            _fold(layer)
     for layer in plain.modules():
         layer.training = modes[layer]
     return plain
+
+
+def _fold(layer: nn.Module) -> None:
+    """Put plain tensors in place of the parametrised ones.
+
+    Not torch's `remove_parametrizations`: it deletes a property of the layer's class, which copies share, and so
+    would break the original model.
+    """
+    lists = layer.get_submodule("parametrizations")
+    folded = {
+        name: (getattr(layer, name).detach().clone(), list(p.parameters())) for name, p in lists.named_children()
+    }
+    layer.__class__ = parametrize.type_before_parametrizations(layer)
+    del layer._modules["parametrizations"]
+    for name, (value, sources) in folded.items():
+        if sources:
+            layer.register_parameter(name, nn.Parameter(value, requires_grad=any(s.requires_grad for s in sources)))
+        else:
+            layer.register_buffer(name, value)
 
 
 def fingerprint(model: nn.Module) -> str:

@@ -84,7 +84,7 @@ def train(
             done = [r for r in read_lines(run / name) if r["epoch"] * steps_per_epoch <= state.step]
             rewrite_lines(run / name, done)
         append_line(run / "environment.jsonl", environment(device))
-        _Loop(state, training, data, run, device, watch).complete()
+        Loop(state, training, data, run, device, watch).complete()
         return _finish(state, data, run, settings)
 
 
@@ -110,7 +110,9 @@ def _open(run: Path, settings: Json, resume: bool) -> None:
         raise RunError(f"{run} cannot be resumed with other settings: {difference}")
 
 
-class _Loop:
+class Loop:
+    """The steps of a run, from wherever its state stands."""
+
     def __init__(
         self,
         state: TrainingState,

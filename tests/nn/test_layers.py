@@ -1,0 +1,128 @@
+"""What single layers promise: Lipschitz constants, curvature, exactness at the edges."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+from specguard.errors import ConfigError
+from specguard.nn import (
+    LayerProject,
+    LayerScale,
+    Normalise,
+    Residual,
+    SmoothProject,
+    Softplus,
+    Squareplus,
+    TokenBatchNorm,
+    fingerprint,
+    materialised,
+)
+
+PROJECTIONS = [LayerProject(0.7), LayerProject(4.0), SmoothProject(0.7), SmoothProject(4.0)]
+
+
+def tokens(generator, scale: float = 1.0) -> torch.Tensor:
+    return scale * torch.randn(3, 5, 7, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("layer", PROJECTIONS, ids=str)
+@pytest.mark.parametrize("scale", [1e-8, 0.1, 1.0, 1e8])
+def test_a_projection_is_one_lipschitz_and_stays_within_its_radius(layer, scale, generator):
+    x, y = tokens(generator, scale), tokens(generator, scale)
+    moved = (layer(x) - layer(y)).norm(dim=-1)
+    assert (moved <= (x - y).norm(dim=-1) * (1 + 1e-12)).all()
+    assert (layer(x).norm(dim=-1) <= layer.radius * (1 + 1e-12)).all()
+
+
+def test_layer_project_is_exact_inside_its_ball_and_on_the_sphere_outside(generator):
+    layer, x = LayerProject(2.0), tokens(generator)
+    inside, outside = x / 10, 100 * x
+    assert torch.equal(layer(inside), inside)
+    torch.testing.assert_close(layer(outside), 2 * x / x.norm(dim=-1, keepdim=True))
+
+
+@pytest.mark.parametrize("layer", PROJECTIONS, ids=str)
+def test_projections_have_finite_derivatives_of_second_order_at_zero(layer):
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return layer(x).sum()
+
+    zero = torch.zeros(1, 1, 7, dtype=torch.float64)
+    assert torch.func.jacrev(layer)(zero).isfinite().all()
+    assert torch.func.hessian(total)(zero).isfinite().all()
+
+
+def test_softplus_has_no_jump_where_torchs_has_one():
+    x = torch.linspace(19.9, 20.1, 2001, dtype=torch.float64)
+    exact = x + torch.log1p(torch.exp(-x))
+    torch.testing.assert_close(Softplus()(x), exact, rtol=0, atol=1e-14)
+    assert (nn.functional.softplus(x) - exact).abs().max() > 1e-10, "torch's own has the jump that is avoided here"
+
+
+@pytest.mark.parametrize(
+    ("layer", "curvature"),
+    [(Softplus(1.0), 1 / 4), (Softplus(3.0), 3 / 4), (Squareplus(4.0), 1 / 4), (Squareplus(0.25), 1.0)],
+    ids=str,
+)
+def test_the_second_derivative_of_a_smooth_activation_is_at_most_its_constant_and_attains_it(layer, curvature):
+    x = torch.linspace(-9, 9, 20001, dtype=torch.float64)
+    second = torch.func.vmap(torch.func.grad(torch.func.grad(lambda t: layer(t))))(x)
+    assert second.max() <= curvature * (1 + 1e-9)
+    assert second.max() >= curvature * (1 - 1e-5)
+
+
+def test_residual_scales_its_branch_only(generator):
+    x = tokens(generator)
+    branch = LayerScale(7, 3.0).double()
+    torch.testing.assert_close(Residual(branch, 0.5)(x), x + 0.5 * 3 * x)
+    torch.testing.assert_close(Residual(branch)(x), x + 3 * x)
+
+
+def test_batch_norm_is_affine_in_eval_and_normalises_every_channel_in_training(generator):
+    layer, x = TokenBatchNorm(7).double(), 5 + 3 * tokens(generator)
+    y = layer(x).flatten(0, 1)
+    torch.testing.assert_close(y.mean(0), torch.zeros(7, dtype=y.dtype), atol=1e-12, rtol=0)
+    layer.eval()
+    a, b = tokens(generator), tokens(generator)
+    torch.testing.assert_close(layer((a + b) / 2), (layer(a) + layer(b)) / 2)
+
+
+def test_normalise_takes_pixels_to_the_models_units():
+    layer = Normalise((0.25, 0.5), (0.5, 0.25))
+    image = torch.stack([torch.full((3, 4), 0.75), torch.full((3, 4), 0.25)])[None]
+    torch.testing.assert_close(layer(image)[0, :, 0, 0], torch.tensor([1.0, -1.0]))
+
+
+@pytest.mark.parametrize("build", [LayerProject, SmoothProject, Softplus, Squareplus])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_constant_that_is_not_positive_is_refused(build, value):
+    with pytest.raises(ConfigError):
+        build(value)
+
+
+def parametrised() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3))
+    parametrizations.orthogonal(model[0])
+    parametrizations.spectral_norm(model[1])
+    model(torch.randn(2, 7))
+    return model
+
+
+def test_materialised_has_plain_layers_the_same_outputs_and_leaves_the_original_alone(generator):
+    model = parametrised()
+    model[0].eval()
+    plain = materialised(model)
+    assert [type(m) for m in plain] == [nn.Linear, nn.Linear]
+    assert [m.training for m in plain] == [False, True]
+    assert all(parametrize.is_parametrized(m) for m in model)
+    x = torch.randn(11, 7, generator=generator)
+    torch.testing.assert_close(plain.eval()(x), model.eval()(x), rtol=0, atol=0)
+
+
+def test_a_fingerprint_stands_for_the_folded_weights_and_for_nothing_else():
+    model = parametrised().eval()
+    assert fingerprint(model) == fingerprint(materialised(model))
+    changed = materialised(model)
+    with torch.no_grad():
+        changed[1].bias[2].add_(1e-7)
+    assert fingerprint(changed) != fingerprint(model)
