@@ -34,20 +34,22 @@ class LoopedMSVP(MSVP):
     """The same value and gradient, one head at a time: what a straightforward implementation does."""
 
     def start(self, model: nn.Module, generator: torch.Generator) -> Vectors:
-        heads = [head for weights in attention_weights(model) for head in (*weights.q, *weights.k, *weights.v)]
+        heads = [
+            head for weights in attention_weights(model) for which in "qkv" for head in weights.per_head(which)
+        ]
         return tuple(torch.linalg.svd(head)[2][0] for head in heads)
 
     def __call__(self, model: nn.Module, vectors: Vectors) -> tuple[Tensor, Vectors]:
         following, value = list(vectors), torch.zeros((), device=vectors[0].device)
         index = 0
         for weights in attention_weights(model):
-            for strength, stack in ((self.q, weights.q), (self.k, weights.k), (self.v, weights.v)):
-                for W in stack:
+            for which in "qkv":
+                for W in weights.per_head(which):
                     with torch.no_grad():
                         u = nn.functional.normalize(W @ vectors[index], dim=0)
                         v = nn.functional.normalize(W.mT @ u, dim=0)
                     following[index] = v
-                    value = value + strength * (u @ W @ v) ** 2
+                    value = value + getattr(self, which) * (u @ W @ v) ** 2
                     index += 1
         return value, tuple(following)
 

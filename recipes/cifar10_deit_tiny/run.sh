@@ -8,7 +8,7 @@ for row in plain msvp; do
     resume=$([ -e "$runs/$row/run.json" ] && echo --resume || true)
     penalty=$([ "$row" = msvp ] && echo "--penalty msvp --lambda-q 1e-4 --lambda-k 1e-4 --lambda-v 1e-4" || true)
     python3 -m specguard train --run "$runs/$row" $resume $penalty \
-        --model deit_tiny_patch4_32 --data cifar10 --data-root "$data" --epochs 100 --batch 256 \
+        --model deit_tiny_patch4_32 --data cifar10 --data-root "$data" --epochs 100 --batch 512 \
         --optimizer adamw --lr 1e-3 --weight-decay 0.05 --warmup 5 --label-smoothing 0.1 \
         --crop 4 --flip --mixup 0.8 --cutmix 1.0 --mix-probability 0.5 \
         --precision bfloat16 --compile --seed 0

@@ -15,7 +15,7 @@ A power iteration approaches sigma from below: it serves a penalty, never a cert
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from specguard.errors import ConfigError
-from specguard.linalg.power import normalised, power_step, top_right_vectors
+from specguard.linalg import power_step, top_right_vectors
 from specguard.nn import attention_weights
 
 Vectors = tuple[Tensor, ...]
@@ -41,8 +41,8 @@ class SingularValuePenalty(ABC):
                 raise ConfigError(f"penalty {field.name} must be finite and not negative, not {strength}")
 
     @abstractmethod
-    def matrices(self, model: nn.Module) -> Iterable[tuple[float, Stack]]:
-        """Stacks of matrices of `model`, each with its strength."""
+    def matrices(self, model: nn.Module) -> Iterable[tuple[Sequence[float], Stack]]:
+        """Stacks of matrices of `model`, and the strength of each matrix."""
 
     def start(self, model: nn.Module, generator: torch.Generator) -> Vectors:
         """Converged vectors for the present weights, so that the first value is already right."""
@@ -57,21 +57,29 @@ class SingularValuePenalty(ABC):
             groups = self._groups(model)
             if [v.shape for v in vectors] != [(len(stack), stack.shape[2]) for _, stack in groups]:
                 raise ConfigError("the penalty's vectors belong to another model or penalty; call start again")
-            for (strength, stack), v in zip(groups, vectors, strict=True):
+            for (strengths, stack), v in zip(groups, vectors, strict=True):
                 _, w = power_step(stack, v)
-                value = value + strength * (w * w).sum()  # ||w||^2 = sigma^2, d/dW = 2 sigma u v^T
+                # ||w||^2 = sigma^2, and its derivative by W is 2 sigma u v^T.
+                if len(set(strengths)) == 1:
+                    value = value + strengths[0] * torch.dot(w.flatten(), w.flatten())
+                else:
+                    value = value + torch.dot(w.square().sum(1), w.new_tensor(strengths))
                 w = w.detach()
                 # A matrix that is zero now keeps its old vector, or it could never be seen again.
-                following.append(torch.where((w != 0).any(1, keepdim=True), normalised(w), v))
+                following.append(torch.where(w.any(1, keepdim=True), w, v))
         return value, tuple(following)
 
-    def _groups(self, model: nn.Module) -> list[tuple[float, Stack]]:
-        """All matrices of one shape and strength as one stack, in at least float32; strength 0 costs nothing."""
-        groups: dict[tuple[float, torch.Size], list[Tensor]] = {}
-        for strength, stack in self.matrices(model):
-            if strength:
-                groups.setdefault((strength, stack.shape[1:]), []).append(_at_least_float32(stack))
-        return [(strength, torch.cat(stacks)) for (strength, _), stacks in groups.items()]
+    def _groups(self, model: nn.Module) -> list[tuple[list[float], Stack]]:
+        """All matrices of one shape as one stack, in at least float32; strength 0 costs nothing."""
+        groups: dict[torch.Size, tuple[list[float], list[Tensor]]] = {}
+        for strengths, stack in self.matrices(model):
+            kept = [i for i, strength in enumerate(strengths) if strength]
+            if kept:
+                stack = stack if len(kept) == len(stack) else stack[kept]
+                all_strengths, stacks = groups.setdefault(stack.shape[1:], ([], []))
+                all_strengths += [strengths[i] for i in kept]
+                stacks.append(_at_least_float32(stack))
+        return [(strengths, torch.cat(stacks)) for strengths, stacks in groups.values()]
 
 
 @dataclass(frozen=True)
@@ -89,14 +97,17 @@ class MSVP(SingularValuePenalty):
     o: float = 0.0
     per_head: bool = True
 
-    def matrices(self, model: nn.Module) -> Iterable[tuple[float, Stack]]:
+    def matrices(self, model: nn.Module) -> Iterable[tuple[Sequence[float], Stack]]:
         layers = attention_weights(model)
         if not layers:
             raise ConfigError("MSVP needs a model with attention layers, and found none")
         for weights in layers:
-            for which in ("q", "k", "v", "o"):
-                stack = getattr(weights, which) if self.per_head else weights.matrix(which)[None]
-                yield getattr(self, which), stack
+            blocks = weights.heads if self.per_head else 1
+            for names, weight in weights.rows:
+                # Cut as it is stored: q, k and v of one weight stay one tensor, forwards and backwards.
+                strengths = [getattr(self, name) for name in names for _ in range(blocks)]
+                yield strengths, weight.unflatten(0, (len(strengths), -1))
+            yield [self.o] * blocks, weights.per_head("o") if self.per_head else weights.o[None]
 
 
 @dataclass(frozen=True)
@@ -105,15 +116,15 @@ class SpectralNorm(SingularValuePenalty):
 
     strength: float = 1e-4
 
-    def matrices(self, model: nn.Module) -> Iterable[tuple[float, Stack]]:
+    def matrices(self, model: nn.Module) -> Iterable[tuple[Sequence[float], Stack]]:
         for layer in model.modules():
             if isinstance(layer, nn.Linear):
-                yield self.strength, layer.weight[None]
+                yield [self.strength], layer.weight[None]
             elif isinstance(layer, nn.Conv2d):
                 # A convolution whose stride is its kernel is this matrix on every patch.
                 if layer.stride != layer.kernel_size or layer.groups != 1:
                     raise ConfigError("the spectral penalty knows convolutions on separate patches only")
-                yield self.strength, layer.weight.flatten(1)[None]
+                yield [self.strength], layer.weight.flatten(1)[None]
 
 
 def _without_autocast(model: nn.Module) -> torch.autocast:

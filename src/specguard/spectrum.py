@@ -28,7 +28,7 @@ def exact_weight_norms(model: nn.Module) -> tuple[WeightNorms, ...]:
     Cost: one SVD per head.
     """
     return tuple(
-        WeightNorms(w.layer, **{name: _largest(getattr(w, name)) for name in ("q", "k", "v", "o")})
+        WeightNorms(w.layer, **{name: _largest(w.per_head(name)) for name in ("q", "k", "v", "o")})
         for w in attention_weights(model)
     )
 

@@ -14,15 +14,15 @@ def power_step(
 ) -> tuple[Float[Tensor, "stack row"], Float[Tensor, "stack col"]]:
     """One step of power iteration: `u = W v / ||W v||` and `w = W^T u`, for every matrix of the stack.
 
-    `||w|| <= sigma_max(W)`, and `w / ||w||` is the next v. Only w is differentiable: u is a constant, as
+    `||w|| <= sigma_max(W)`, and w, of whatever length, is the next v. Only w is differentiable: u is a constant, as
     for sigma = u^T W v (the derivative of the vectors vanishes at a singular pair), so that
     `d ||w||^2 / dW = 2 u w^T = 2 sigma u v^T`, with nothing to go wrong at W = 0.
 
     Guarantee: lower bound, in exact arithmetic; equality when v is a top right singular vector.
     Cost: two passes over W.
     """
-    u = normalised(torch.einsum("src,sc->sr", W.detach(), v))
-    return u, torch.einsum("src,sr->sc", W, u)
+    u = normalised(torch.bmm(W.detach(), v.unsqueeze(2)).squeeze(2))
+    return u, torch.bmm(u.unsqueeze(1), W).squeeze(1)
 
 
 @torch.no_grad()
@@ -46,8 +46,8 @@ def top_right_vectors(
     for _ in range(squarings):
         G = _unit(G)
         G = G @ G
-    x = torch.einsum("sij,sj->si", G, start)
-    v = torch.einsum("src,sr->sc", A, x) if rows < cols else x
+    x = torch.bmm(start.unsqueeze(1), G)  # G is symmetric
+    v = (x @ A if rows < cols else x).squeeze(1)
     fallback = torch.nn.functional.pad(start, (0, cols - side))
     return normalised(torch.where(v.abs().amax(1, keepdim=True) > 0, v, fallback))
 
@@ -55,7 +55,7 @@ def top_right_vectors(
 def normalised(x: Float[Tensor, "stack dim"]) -> Float[Tensor, "stack dim"]:
     """x / ||x|| for every row; a zero row stays zero."""
     length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-    return torch.where(length > 0, x / length, torch.zeros_like(x))
+    return x / length.clamp(min=torch.finfo(x.dtype).tiny)
 
 
 def _unit(M: Tensor) -> Tensor:

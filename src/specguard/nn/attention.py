@@ -90,33 +90,38 @@ class GatedPositionalAttention(nn.Module):
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """The weights of one attention layer, head by head, as views that gradients flow through.
+    """The weights of one attention layer, as it stores them: gradients flow to its parameters.
 
-    A head of q, k or v is a block of output rows of its matrix; a head of o a block of input columns.
+    `rows` holds matrices that are stacked by output rows, such as ("qkv", W) where one map makes all three, and
+    `o` is W^O. A head of q, k or v is a block of output rows of its matrix; a head of o a block of input columns.
     """
 
     layer: str
-    q: Float[Tensor, "head head_dim dim"]
-    k: Float[Tensor, "head head_dim dim"]
-    v: Float[Tensor, "head head_dim dim"]
-    o: Float[Tensor, "head dim head_dim"]
+    heads: int
+    rows: tuple[tuple[str, Float[Tensor, "out in"]], ...]
+    o: Float[Tensor, "dim in"]
 
     def matrix(self, which: str) -> Float[Tensor, "out in"]:
-        """The whole matrix q, k, v or o, with its heads side by side."""
-        heads: Tensor = getattr(self, which)
-        return heads.transpose(0, 1).flatten(1) if which == "o" else heads.flatten(0, 1)
+        """The whole matrix q, k, v or o."""
+        if which == "o":
+            return self.o
+        names, weight = next((names, weight) for names, weight in self.rows if which in names)
+        return weight.unflatten(0, (len(names), -1))[names.index(which)]
+
+    def per_head(self, which: str) -> Float[Tensor, "head out in"]:
+        """The matrices of the heads of q, k, v or o."""
+        if which == "o":
+            return self.o.unflatten(1, (self.heads, -1)).transpose(0, 1)
+        return self.matrix(which).unflatten(0, (self.heads, -1))
 
 
 def attention_weights(model: nn.Module) -> tuple[AttentionWeights, ...]:
     """The q, k, v and o of every attention layer of `model`, in order."""
-    found = []
-    for name, layer in model.named_modules():
-        if type(layer) in (Attention, GatedPositionalAttention):
-            # unbind, not slices: its backward writes the gradient once instead of once per slice.
-            q, k, v = layer.qkv.weight.unflatten(0, (3, layer.heads, -1)).unbind(0)
-            o = layer.out.weight.unflatten(1, (layer.heads, -1)).transpose(0, 1)
-            found.append(AttentionWeights(name, q, k, v, o))
-    return tuple(found)
+    return tuple(
+        AttentionWeights(name, layer.heads, (("qkv", layer.qkv.weight),), layer.out.weight)
+        for name, layer in model.named_modules()
+        if type(layer) in (Attention, GatedPositionalAttention)
+    )
 
 
 def explicit(model: nn.Module) -> nn.Module:

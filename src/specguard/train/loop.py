@@ -177,7 +177,7 @@ class Loop:
         """Fill every .grad with the gradient of objective plus penalties over the whole batch."""
         state, training = self.state, self.training
         state.optimizer.zero_grad(set_to_none=True)
-        loss, penalised = torch.zeros(2, device=self.device)
+        loss, penalty = torch.zeros((), device=self.device), self.penalty()
         parts = zip(images.chunk(training.accumulate), targets.chunk(training.accumulate), strict=True)
         for part, (some_images, some_targets) in enumerate(parts):
             moment = Moment(state.step, self.steps, self.generator(f"objective {part}"))
@@ -185,14 +185,19 @@ class Loop:
             with torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext():
                 value = training.objective(self.forward, some_images, some_targets, moment)
             value = value * (len(some_images) / len(images))
-            value.backward()
             loss += value.detach()
-        for i, penalty in enumerate(training.penalties):
-            value, state.vectors[i] = penalty(state.model, state.vectors[i])
-            if value.requires_grad:  # not when every strength is zero or every such weight frozen
-                value.backward()
-            penalised += value.detach()
-        return torch.stack([loss, penalised])
+            if part == 0:
+                value = value + penalty
+            value.backward()
+        return torch.stack([loss, penalty.detach()])
+
+    def penalty(self) -> Tensor:
+        """The sum of all penalties, whose power iterations advance by one step."""
+        total = torch.zeros((), device=self.device)
+        for i, penalty in enumerate(self.training.penalties):
+            value, self.state.vectors[i] = penalty(self.state.model, self.state.vectors[i])
+            total = total + value
+        return total
 
     def rate(self, step: int) -> float:
         """The learning rate at a step."""
