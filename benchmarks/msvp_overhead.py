@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--compiled", action="store_true", help="measure the compiled model too")
+    parser.add_argument("--modes", nargs="+", default=["eager"], help="eager, or modes of torch.compile")
     parser.add_argument("--out", type=Path, help="write the record there as JSON")
     options = parser.parse_args()
     device = torch.device(options.device)
@@ -126,9 +126,9 @@ def main() -> None:
         "seed": 0,
         "environment": environment(device),
     }
-    for mode in ("eager", "compiled") if options.compiled else ("eager",):
-        mode_training = replace(training, compile=mode == "compiled")
-        record[mode] = compared(mode_training, options.model, device, options.rounds, options.steps)
+    for mode in options.modes:
+        chosen = replace(training, compile=None if mode == "eager" else mode)
+        record[mode] = compared(chosen, options.model, device, options.rounds, options.steps)
         print(mode, json.dumps({k: round(v, 3) for k, v in record[mode].items()}))
     if options.out:
         options.out.write_text(json.dumps(record, indent=2) + "\n")

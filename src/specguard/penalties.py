@@ -107,7 +107,8 @@ class MSVP(SingularValuePenalty):
                 # Cut as it is stored: q, k and v of one weight stay one tensor, forwards and backwards.
                 strengths = [getattr(self, name) for name in names for _ in range(blocks)]
                 yield strengths, weight.unflatten(0, (len(strengths), -1))
-            yield [self.o] * blocks, weights.per_head("o") if self.per_head else weights.o[None]
+            if self.o:
+                yield [self.o] * blocks, weights.per_head("o") if self.per_head else weights.o[None]
 
 
 @dataclass(frozen=True)

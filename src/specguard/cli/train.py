@@ -23,6 +23,10 @@ PenaltyName = StrEnum("PenaltyName", ["msvp", "spectral"])
 OptimizerName = StrEnum("OptimizerName", ["adamw", "sgd"])
 ScheduleName = StrEnum("ScheduleName", ["cosine", "onecycle"])
 PrecisionName = StrEnum("PrecisionName", ["float32", "bfloat16"])
+CompileName = StrEnum(
+    "CompileName",
+    {"default": "default", "reduce-overhead": "reduce-overhead", "max-autotune": "max-autotune"},
+)
 
 
 def _option(help: str, panel: str, *flags: str, **more: Any) -> Any:
@@ -67,7 +71,7 @@ def train_command(
     clip: Annotated[float, _option("largest gradient norm; 0: no clipping", _STEP)] = 1.0,
     label_smoothing: Annotated[float, _option("share of the target spread over all classes", _STEP)] = 0.0,
     precision: Annotated[PrecisionName, _option("of autocast", _STEP)] = PrecisionName.float32,
-    compile: Annotated[bool, _option("torch.compile the model", _STEP, "--compile")] = False,
+    compile: Annotated[CompileName | None, _option("mode of torch.compile", _STEP)] = None,
     penalty: Annotated[list[PenaltyName], _option("may be given more than once", _REG)] = [],  # noqa: B006
     lambda_q: Annotated[float, _option("MSVP's strength on W^Q", _REG)] = 1e-4,
     lambda_k: Annotated[float, _option("MSVP's strength on W^K", _REG)] = 1e-4,

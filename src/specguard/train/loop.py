@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -127,7 +128,12 @@ class Loop:
         self.batch = min(training.batch, len(data.train))
         self.steps_per_epoch = state.losses.shape[1]
         self.steps = training.epochs * self.steps_per_epoch
-        self.forward: Model = torch.compile(state.model) if training.compile else state.model
+        self.forward: Model = state.model
+        self.penalties: tuple[Callable[..., Any], ...] = training.penalties
+        if training.compile:
+            self.forward = torch.compile(state.model, mode=training.compile)
+            # Not in that mode: the vectors outlive the step, and CUDA graphs would write over them.
+            self.penalties = tuple(torch.compile(penalty.__call__) for penalty in training.penalties)
 
     def complete(self) -> None:
         """Train from where the state stands to the end."""
@@ -182,6 +188,7 @@ class Loop:
         for part, (some_images, some_targets) in enumerate(parts):
             moment = Moment(state.step, self.steps, self.generator(f"objective {part}"))
             mixed = training.precision == "bfloat16"
+            torch.compiler.cudagraph_mark_step_begin()  # what CUDA graphs returned before may now be overwritten
             with torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext():
                 value = training.objective(self.forward, some_images, some_targets, moment)
             value = value * (len(some_images) / len(images))
@@ -194,7 +201,7 @@ class Loop:
     def penalty(self) -> Tensor:
         """The sum of all penalties, whose power iterations advance by one step."""
         total = torch.zeros((), device=self.device)
-        for i, penalty in enumerate(self.training.penalties):
+        for i, penalty in enumerate(self.penalties):
             value, self.state.vectors[i] = penalty(self.state.model, self.state.vectors[i])
             total = total + value
         return total

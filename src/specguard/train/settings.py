@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from specguard.data import Augmentation
 from specguard.errors import ConfigError
@@ -11,6 +11,7 @@ from specguard.train.objectives import CrossEntropy, Objective
 from specguard.train.optimizers import SAM, SGD, AdamW, Cosine, OneCycle
 
 Precision = Literal["float32", "bfloat16"]
+Compile = Literal["default", "reduce-overhead", "max-autotune"]
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,8 @@ class Training:
     """How to train. `batch` images make one optimizer step, in `accumulate` equal parts.
 
     `ema` is the decay of averaged weights, which then are the result. `clip` bounds the gradient's norm.
-    `precision` is that of autocast. A checkpoint is written after every epoch, and also every
-    `checkpoint_steps` steps if given.
+    `precision` is that of autocast, `compile` a mode of torch.compile. A checkpoint is written after every epoch,
+    and also every `checkpoint_steps` steps if given.
     """
 
     epochs: int = 20
@@ -34,7 +35,7 @@ class Training:
     ema: float | None = None
     clip: float | None = 1.0
     precision: Precision = "float32"
-    compile: bool = False
+    compile: Compile | None = None
     checkpoint_steps: int | None = None
     seed: int = 0
 
@@ -51,3 +52,5 @@ class Training:
             raise ConfigError(f"the clipping norm must be positive, not {self.clip}")
         if self.precision not in ("float32", "bfloat16"):
             raise ConfigError(f"precision {self.precision!r} is unknown; choose float32 or bfloat16")
+        if self.compile not in (None, *get_args(Compile)):
+            raise ConfigError(f"compile mode {self.compile!r} is unknown; choose {', '.join(get_args(Compile))}")
