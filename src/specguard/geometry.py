@@ -64,8 +64,7 @@ class Ball:
             offset = offset.clamp(-self.radius, self.radius)
         else:
             length = _vector_norm(offset, 2)
-            # A length of zero gives inf, and min(1, inf) = 1: nothing moves.
-            factor = (self.radius / length).clamp(max=1.0) if self.radius > 0 else torch.zeros_like(length)
+            factor = torch.where(length > self.radius, self.radius / length, 1.0)
             offset = offset * _per_sample(factor, offset)
         return self._boxed(center + offset)
 
@@ -78,23 +77,24 @@ class Ball:
             return self._boxed(center + (2 * torch.rand(center.shape, **options) - 1) * self.radius)
         direction = torch.randn(center.shape, **options)
         # The radius of a uniform point of the unit ball of R^n is distributed as U^(1/n).
-        reach = torch.rand(len(center), **options) ** (1 / max(center[0].numel(), 1))
+        reach = torch.rand(len(center), **options) ** (1 / max(math.prod(center.shape[1:]), 1))
         scale = self.radius * reach / _vector_norm(direction, 2)
         return self._boxed(center + direction * _per_sample(scale, direction))
 
     def dual_norm(self, gradient: Float[Tensor, "batch *shape"]) -> Float[Tensor, " batch"]:
         """max <gradient, d> over ||d|| <= 1: the rate at which a linear function can be changed."""
-        return _vector_norm(gradient, 2 if self.norm == "l2" else 1)
+        if self.norm == "linf":
+            return _vector_norm(gradient, 1)
+        scaled, largest = _by_largest_entry(gradient)
+        return largest * _vector_norm(scaled, 2)
 
     def steepest(self, gradient: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch *shape"]:
         """The unit step d that attains the dual norm: <gradient, d> = dual_norm(gradient), ||d|| <= 1."""
         if self.norm == "linf":
             return gradient.sign()
-        # Dividing by the largest entry first keeps the length of a tiny gradient from underflowing to zero.
-        largest = _per_sample(_vector_norm(gradient, math.inf), gradient)
-        scaled = torch.where(largest > 0, gradient / largest, gradient)
-        length = _per_sample(_vector_norm(scaled, 2), scaled)
-        return torch.where(length > 0, scaled / length, scaled)
+        scaled, largest = _by_largest_entry(gradient)
+        length = torch.where(largest > 0, _vector_norm(scaled, 2), 1.0)
+        return scaled / _per_sample(length, scaled)
 
     def _boxed(self, x: Tensor) -> Tensor:
         return x.clamp(0, 1) if self.box else x
@@ -102,6 +102,12 @@ class Ball:
 
 def _vector_norm(x: Tensor, order: float) -> Tensor:
     return torch.linalg.vector_norm(x.flatten(1), order, dim=1)
+
+
+def _by_largest_entry(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Each sample divided by its largest entry, and that entry: squares of the quotient cannot underflow."""
+    largest = _vector_norm(x, math.inf)
+    return x / _per_sample(torch.where(largest > 0, largest, 1.0), x), largest
 
 
 def _per_sample(values: Tensor, like: Tensor) -> Tensor:

@@ -209,7 +209,7 @@ def environment(device: torch.device) -> Json:
         "hardware": hardware,
         "versions": versions,
         "commit": source_commit(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join([Path(sys.argv[0]).name.replace("__main__.py", "specguard"), *sys.argv[1:]]),
     }
 
 

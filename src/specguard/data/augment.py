@@ -1,5 +1,6 @@
 """Augmentation of whole batches on the device, with every draw taken from an explicit generator."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,8 +37,8 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         for name in ("crop", "jitter", "hue", "mixup", "cutmix"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"augmentation {name} must not be negative, not {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"augmentation {name} must be finite and not negative, not {getattr(self, name)}")
         if not 0 <= self.mix_probability <= 1:
             raise ConfigError(f"mix_probability must lie in [0, 1], not {self.mix_probability}")
 

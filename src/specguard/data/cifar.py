@@ -58,8 +58,10 @@ def _split(folder: Path, files: dict[str, str], key: str, verify: bool) -> Datas
         data, targets = record.get("data"), record.get(key)
         if not (isinstance(data, np.ndarray) and data.shape[1] == 3072):
             raise DataError(f"{path} holds no 'data' of 3072 bytes an image")
-        if not (isinstance(targets, list) and all(type(t) is int for t in targets)) or len(targets) != len(data):
+        if not isinstance(targets, list) or len(targets) != len(data):
             raise DataError(f"{path} holds no list of {key!r}, one for each image")
+        if not all(type(t) is int and 0 <= t < 100 for t in targets):
+            raise DataError(f"{path} holds {key!r} that are not class numbers")
         pixels.append(torch.tensor(data))
         labels += targets
     return Dataset(torch.cat(pixels).view(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64))

@@ -18,11 +18,12 @@ class Dataset:
     labels: Int64[Tensor, " sample"]
 
     def __post_init__(self) -> None:
-        if self.images.ndim != 4 or len(self.images) != len(self.labels):
-            raise DataError(
-                f"images of shape {tuple(self.images.shape)} and {len(self.labels)} labels do not belong together"
-            )
-        if len(self.images) == 0:
+        if self.images.ndim != 4 or self.labels.shape != self.images.shape[:1]:
+            shapes = f"{tuple(self.images.shape)} and {tuple(self.labels.shape)}"
+            raise DataError(f"images and labels of shapes {shapes} do not belong together")
+        if self.labels.dtype != torch.int64:
+            raise DataError(f"labels must be int64, not {self.labels.dtype}")
+        if self.images.numel() == 0:
             raise DataError("a data set needs at least one image")
         if self.images.dtype == torch.uint8:
             return
@@ -83,5 +84,5 @@ class Data:
         for split in (self.train, self.test):
             for tensor in (split.images, split.labels):
                 digest.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
-                digest.update(tensor.cpu().contiguous().numpy().data)
+                digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()

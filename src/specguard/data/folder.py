@@ -8,16 +8,18 @@ import torch
 from PIL import Image
 
 from specguard.data.dataset import Data, Dataset
-from specguard.errors import DataError
+from specguard.errors import ConfigError, DataError
 
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".ppm"})
 
 
 def image_folder(root: Path, size: int) -> Data:
-    """RGB images of `size` x `size`: the shorter edge resized (bicubic), then the centre cut out.
+    """RGB images of `size` x `size`: the largest centred square of each picture, resized (bicubic).
 
     Classes are the sub-folders of `root`/train, in alphabetical order.
     """
+    if size < 1:
+        raise ConfigError(f"the size of images must be positive, not {size}")
     train = root / "train"
     test = root / "val" if (root / "val").is_dir() else root / "test"
     for split in (train, test):
@@ -50,11 +52,12 @@ def _image(path: Path, size: int) -> torch.Tensor:
             # A picture large enough to be suspicious is refused, not merely warned about.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path) as picture:
-                scale = size / min(picture.size)
-                width, height = (max(size, round(edge * scale)) for edge in picture.size)
-                left, top = (width - size) // 2, (height - size) // 2
-                resized = picture.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
-                cut = resized.crop((left, top, left + size, top + size))
+                if picture.mode.startswith(("I", "F")):
+                    raise ValueError(f"it has more than 8 bits a channel (mode {picture.mode})")
+                edge = min(picture.size)
+                left, top = ((length - edge) / 2 for length in picture.size)
+                square = (left, top, left + edge, top + edge)
+                cut = picture.convert("RGB").resize((size, size), Image.Resampling.BICUBIC, square)
     except Exception as error:
         raise DataError(f"the image {path} cannot be read: {error}") from error
     return torch.from_numpy(np.array(cut)).movedim(2, 0)

@@ -1,12 +1,12 @@
-"""Reading the pickles of the CIFAR archives without running anything they contain.
+"""Reading the pickles of the CIFAR archives without unpickling them.
 
-The files need three names from numpy to describe one array of bytes. Here these names stand for inert
-records, so that nothing a pickle asks for is ever called; any other name or instruction is an error.
+The files describe one matrix of bytes, some lists and a dictionary. This is an interpreter for the instructions
+they use: numbers, text, lists and dictionaries are built as they are, and the three names that describe an array
+stand for inert records. Nothing a file asks for is imported, called or hashed; everything else is an error.
 """
 
-import io
-import pickle
 import pickletools
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,105 +15,184 @@ from numpy.typing import NDArray
 
 from specguard.errors import DataError
 
-_OPCODES = frozenset(
-    """PROTO FRAME STOP MARK POP POP_MARK DUP NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 INT LONG LONG1 BINFLOAT
-    STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE SHORT_BINUNICODE BINBYTES SHORT_BINBYTES BINBYTES8
-    EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST APPEND APPENDS EMPTY_DICT DICT SETITEM SETITEMS
-    PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET GLOBAL STACK_GLOBAL REDUCE BUILD""".split()  # noqa: SIM905
+_LITERALS = frozenset(
+    """BININT BININT1 BININT2 INT LONG LONG1 BINFLOAT STRING BINSTRING SHORT_BINSTRING
+    UNICODE BINUNICODE SHORT_BINUNICODE BINBYTES SHORT_BINBYTES BINBYTES8""".split()  # noqa: SIM905
 )
-# A real file builds one array, with a handful of these; deep nesting only serves to exhaust the stack.
-_BUILDERS = frozenset({"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "REDUCE", "BUILD"})
-_MOST_BUILDERS = 64
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_FIXED_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_NAMES = frozenset(
+    {
+        "numpy.core.multiarray _reconstruct",
+        "numpy._core.multiarray _reconstruct",
+        "numpy ndarray",
+        "numpy dtype",
+        "_codecs encode",  # by which Python 3 writes bytes into a pickle that Python 2 could read
+    }
+)
 
 
-class _Type:
-    """Stands for `numpy.dtype`: keeps its arguments."""
-
-    def __init__(self, *arguments: object) -> None:
-        self.arguments = arguments
-
-    def __setstate__(self, state: object) -> None:
-        pass
+class _RefusedError(ValueError):
+    """The file wants something that a CIFAR file does not."""
 
 
-class _Array:
-    """Stands for an array that is being rebuilt: keeps the state that would fill it."""
+@dataclass
+class _Record:
+    """What a call would have made: the name that was called, its arguments, and the state set afterwards."""
 
-    state: object = None
-
-    def __setstate__(self, state: object) -> None:
-        self.state = state
-
-
-def _rebuild(*_: object) -> _Array:
-    return _Array()
+    name: str
+    arguments: tuple[Any, ...]
+    state: Any = None
 
 
-def _encode(text: object, *_: object) -> bytes:
-    """Stands for `_codecs.encode`, by which newer Pythons write bytes into old pickles."""
-    if not isinstance(text, str):
-        raise pickle.UnpicklingError("only text can be encoded")
-    return text.encode("latin1")
+@dataclass(frozen=True)
+class _Name:
+    """A name the file asks for."""
+
+    name: str
 
 
-_STANDINS: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _rebuild,
-    ("numpy._core.multiarray", "_reconstruct"): _rebuild,
-    ("numpy", "ndarray"): None,  # only ever an argument of _reconstruct
-    ("numpy", "dtype"): _Type,
-    ("_codecs", "encode"): _encode,
-}
+class _Machine:
+    """A stack, its marks and a memo."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+
+    def run(self, content: bytes) -> Any:
+        """What the pickle describes."""
+        for opcode, argument, _ in pickletools.genops(content):
+            if opcode.name == "STOP":
+                return self.stack.pop()
+            self.obey(opcode.name, argument)
+        raise _RefusedError("it does not end")
+
+    def obey(self, instruction: str, argument: Any) -> None:
+        stack = self.stack
+        match instruction:
+            case "FRAME":
+                pass
+            case "PROTO":
+                if argument > 5:
+                    raise _RefusedError(f"its protocol is {argument}")
+            case _ if instruction in _LITERALS:
+                stack.append(argument)
+            case _ if instruction in _CONSTANTS:
+                stack.append(_CONSTANTS[instruction])
+            case _ if instruction in _FIXED_TUPLES:
+                stack.append(tuple(reversed([stack.pop() for _ in range(_FIXED_TUPLES[instruction])])))
+            case "MARK":
+                self.marks.append(len(stack))
+            case "TUPLE":
+                stack.append(tuple(self.marked()))
+            case "EMPTY_LIST":
+                stack.append([])
+            case "LIST":
+                stack.append(self.marked())
+            case "APPEND":
+                self.extend([stack.pop()])
+            case "APPENDS":
+                self.extend(self.marked())
+            case "EMPTY_DICT":
+                stack.append({})
+            case "DICT":
+                items = self.marked()
+                stack.append({})
+                self.update(items)
+            case "SETITEM":
+                self.update([stack.pop(), stack.pop()][::-1])
+            case "SETITEMS":
+                self.update(self.marked())
+            case "PUT" | "BINPUT" | "LONG_BINPUT":
+                if not 0 <= argument <= len(self.memo) + 1:
+                    raise _RefusedError(f"its memo has a gap before {argument}")
+                self.memo[argument] = stack[-1]
+            case "MEMOIZE":
+                self.memo[len(self.memo)] = stack[-1]
+            case "GET" | "BINGET" | "LONG_BINGET":
+                stack.append(self.memo[argument])
+            case "GLOBAL":
+                stack.append(_known(argument))
+            case "STACK_GLOBAL":
+                name, module = stack.pop(), stack.pop()
+                stack.append(_known(f"{module} {name}"))
+            case "REDUCE":
+                arguments, function = stack.pop(), stack.pop()
+                stack.append(_called(function, arguments))
+            case "BUILD":
+                state = stack.pop()
+                if not isinstance(stack[-1], _Record):
+                    raise _RefusedError("it changes an object")
+                stack[-1].state = state
+            case _:
+                raise _RefusedError(f"it uses the instruction {instruction}")
+
+    def marked(self) -> list[Any]:
+        """All that was pushed since the last mark, taken off the stack."""
+        start = self.marks.pop()
+        items = self.stack[start:]
+        del self.stack[start:]
+        return items
+
+    def extend(self, items: list[Any]) -> None:
+        if not isinstance(self.stack[-1], list):
+            raise _RefusedError("it appends to something else than a list")
+        self.stack[-1].extend(items)
+
+    def update(self, items: list[Any]) -> None:
+        keys, values = items[::2], items[1::2]
+        if not isinstance(self.stack[-1], dict) or not all(isinstance(key, str | bytes) for key in keys):
+            raise _RefusedError("its dictionary has keys that are not text")
+        self.stack[-1].update(zip(keys, values, strict=True))
 
 
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _STANDINS[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}") from None
+def _known(name: str) -> _Name:
+    if name not in _NAMES:
+        raise _RefusedError(f"it asks for {name.replace(' ', '.')}")
+    return _Name(name)
+
+
+def _called(function: Any, arguments: Any) -> Any:
+    if not isinstance(function, _Name) or not isinstance(arguments, tuple):
+        raise _RefusedError("it calls an object")
+    if function.name == "_codecs encode":
+        return arguments[0].encode("latin1")
+    return _Record(function.name, arguments)
 
 
 def read_pickle(path: Path, content: bytes) -> dict[str, Any]:
-    """The dictionary in a CIFAR pickle, keys as text, its arrays as uint8 matrices.
+    """The dictionary in a CIFAR pickle, keys as text, its arrays as matrices of bytes.
 
     Raises DataError, naming `path`, for anything that is not such a dictionary.
     """
-    builders = 0
     try:
-        for opcode, argument, _ in pickletools.genops(content):
-            if opcode.name not in _OPCODES:
-                raise pickle.UnpicklingError(f"it uses the instruction {opcode.name}")
-            # An index far beyond the file's length would make the memo, a plain array, huge.
-            if opcode.name.endswith("PUT") and int(argument or 0) > len(content):
-                raise pickle.UnpicklingError("its memo index is out of range")
-            builders += opcode.name in _BUILDERS
-            if builders > _MOST_BUILDERS:
-                raise pickle.UnpicklingError("it builds more than one array")
-        loaded = _Unpickler(io.BytesIO(content), encoding="latin1").load()
+        loaded = _Machine().run(content)
+        if not isinstance(loaded, dict):
+            raise _RefusedError("it holds no dictionary")
+        return {
+            _text(key): _matrix(value) if isinstance(value, _Record) else value for key, value in loaded.items()
+        }
     except Exception as error:
-        raise DataError(f"{path} is not a CIFAR pickle: {error}") from error
-    if not isinstance(loaded, dict):
-        raise DataError(f"{path} is not a CIFAR pickle: it holds no dictionary")
-    return {_text(key): _matrix(path, value) for key, value in loaded.items()}
+        raise DataError(f"{path} is not a CIFAR pickle: {error or type(error).__name__}") from error
 
 
-def _text(key: object) -> str:
-    return key.decode("latin1") if isinstance(key, bytes) else str(key)
+def _text(key: str | bytes) -> str:
+    return key.decode("latin1") if isinstance(key, bytes) else key
 
 
-def _matrix(path: Path, value: object) -> object:
-    if not isinstance(value, _Array):
-        return value
-    match value.state:
-        case (
+def _matrix(record: _Record) -> NDArray[np.uint8]:
+    """The array that numpy's `_reconstruct` and the state set afterwards describe."""
+    match record.name.split()[1], record.state:
+        case "_reconstruct", (
             _,
             (int(rows), int(columns)),
-            _Type(arguments=("u1", *_)),
+            _Record(name="numpy dtype") as kind,
             bool(fortran),
-            bytes() | str() as raw,
+            raw,
         ):
-            data = raw.encode("latin1") if isinstance(raw, str) else raw
-            if rows >= 0 and columns >= 0 and len(data) == rows * columns:
+            data = raw.encode("latin1") if isinstance(raw, str) else bytes(memoryview(raw))
+            if kind.arguments[:1] == ("u1",) and min(rows, columns) >= 0 and len(data) == rows * columns:
                 flat: NDArray[np.uint8] = np.frombuffer(data, dtype=np.uint8)
                 return flat.reshape((rows, columns), order="F" if fortran else "C")
-    raise DataError(f"{path} is not a CIFAR pickle: its array is not a matrix of bytes")
+    raise _RefusedError("its array is not a matrix of bytes")
