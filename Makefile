@@ -21,7 +21,7 @@ bench: .venv/.dev
 	$(BIN)/python benchmarks/msvp_overhead.py
 
 tables: .venv/.dev
-	$(BIN)/python docs/tables.py --write
+	$(BIN)/python docs/tables.py
 
 # PIP_CONSTRAINT reaches the isolated build environment too.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
