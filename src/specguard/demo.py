@@ -39,7 +39,7 @@ def demo(run: Path, epochs: int, out: Console, bar: Bar) -> None:
         accuracy = Proportion(result["test_accuracy"]["count"], result["test_accuracy"]["n"])
         table.add_row(name, str(accuracy), *_largest(from_run(run / name)))
     out.print(table)
-    out.print(f"everything is in {run}", highlight=False)
+    out.print(f"everything is in {run}", markup=False, soft_wrap=True)
 
 
 def _largest(model: ViT) -> list[str]:

@@ -17,6 +17,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -27,7 +28,8 @@ from specguard.linalg import power_step, top_right_vectors
 from specguard.nn import attention_weights
 
 Vectors = tuple[Tensor, ...]
-Stack = Float[Tensor, "stack row col"]
+Strengths = tuple[float, ...]
+Matrix = Float[Tensor, "row col"]
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,13 @@ class SingularValuePenalty(ABC):
                 raise ConfigError(f"penalty {field.name} must be finite and not negative, not {strength}")
 
     @abstractmethod
-    def matrices(self, model: nn.Module) -> Iterable[tuple[Sequence[float], Stack]]:
-        """Stacks of matrices of `model`, and the strength of each matrix."""
+    def matrices(self, model: nn.Module) -> Iterable[tuple[Strengths, Matrix]]:
+        """Weights of `model` with strengths: k strengths cut a weight into k blocks of rows, a matrix each."""
 
     def start(self, model: nn.Module, generator: torch.Generator) -> Vectors:
         """Converged vectors for the present weights, so that the first value is already right."""
         with torch.no_grad(), _without_autocast(model):
-            return tuple(top_right_vectors(stack, generator) for _, stack in self._groups(model))
+            return tuple(top_right_vectors(_stack(weights, s), generator) for s, weights in self._groups(model))
 
     def __call__(self, model: nn.Module, vectors: Vectors) -> tuple[Float[Tensor, ""], Vectors]:
         """The penalty, differentiable with respect to the weights, and the vectors for the next call."""
@@ -55,31 +57,46 @@ class SingularValuePenalty(ABC):
         following = []
         with _without_autocast(model):
             groups = self._groups(model)
-            if [v.shape for v in vectors] != [(len(stack), stack.shape[2]) for _, stack in groups]:
+            expected = [(len(weights) * len(strengths), weights[0].shape[1]) for strengths, weights in groups]
+            if [v.shape for v in vectors] != expected:
                 raise ConfigError("the penalty's vectors belong to another model or penalty; call start again")
-            for (strengths, stack), v in zip(groups, vectors, strict=True):
-                _, w = power_step(stack, v)
-                # ||w||^2 = sigma^2, and its derivative by W is 2 sigma u v^T.
-                if len(set(strengths)) == 1:
-                    value = value + strengths[0] * torch.dot(w.flatten(), w.flatten())
-                else:
-                    value = value + torch.dot(w.square().sum(1), w.new_tensor(strengths))
-                w = w.detach()
+            for (strengths, weights), v in zip(groups, vectors, strict=True):
+                term, w = _SquaredNorms.apply(v, strengths, *weights)
+                value = value + term
                 # A matrix that is zero now keeps its old vector, or it could never be seen again.
                 following.append(torch.where(w.any(1, keepdim=True), w, v))
         return value, tuple(following)
 
-    def _groups(self, model: nn.Module) -> list[tuple[list[float], Stack]]:
-        """All matrices of one shape as one stack, in at least float32; strength 0 costs nothing."""
-        groups: dict[torch.Size, tuple[list[float], list[Tensor]]] = {}
-        for strengths, stack in self.matrices(model):
-            kept = [i for i, strength in enumerate(strengths) if strength]
-            if kept:
-                stack = stack if len(kept) == len(stack) else stack[kept]
-                all_strengths, stacks = groups.setdefault(stack.shape[1:], ([], []))
-                all_strengths += [strengths[i] for i in kept]
-                stacks.append(_at_least_float32(stack))
-        return [(strengths, torch.cat(stacks)) for strengths, stacks in groups.values()]
+    def _groups(self, model: nn.Module) -> list[tuple[Strengths, list[Matrix]]]:
+        """Weights that are of one shape and cut alike, together; those without any strength cost nothing."""
+        groups: dict[tuple[Strengths, torch.Size], list[Tensor]] = {}
+        for strengths, weight in self.matrices(model):
+            if any(strengths):
+                groups.setdefault((strengths, weight.shape), []).append(weight)
+        return [(strengths, weights) for (strengths, _), weights in groups.items()]
+
+
+class _SquaredNorms(torch.autograd.Function):
+    """sum_i strength_i ||w_i||^2 over all blocks of the weights, w_i = W_i^T u_i after a power step from v_i.
+
+    The derivative is written out: ||w|| = sigma = u^T W v, and d sigma^2 / dW = 2 sigma u v^T = 2 u w^T. One
+    product then makes the gradients of all blocks, where the tape would take a node for every layer and operation.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, strengths: Strengths, *weights: Tensor) -> tuple[Tensor, Tensor]:
+        u, w = power_step(_stack(weights, strengths), v)
+        ctx.save_for_backward(u, w)
+        ctx.strengths, ctx.count, ctx.dtype = strengths, len(weights), weights[0].dtype
+        ctx.mark_non_differentiable(w)
+        return (_factor(strengths, len(weights), w) * w.square()).sum(), w
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        u, w = ctx.saved_tensors
+        scaled = u * (2 * gradient * _factor(ctx.strengths, ctx.count, u))
+        G = torch.bmm(scaled.unsqueeze(2), w.unsqueeze(1))
+        return None, None, *G.view(ctx.count, -1, w.shape[1]).to(ctx.dtype).unbind(0)
 
 
 @dataclass(frozen=True)
@@ -97,18 +114,17 @@ class MSVP(SingularValuePenalty):
     o: float = 0.0
     per_head: bool = True
 
-    def matrices(self, model: nn.Module) -> Iterable[tuple[Sequence[float], Stack]]:
+    def matrices(self, model: nn.Module) -> Iterable[tuple[Strengths, Matrix]]:
         layers = attention_weights(model)
         if not layers:
             raise ConfigError("MSVP needs a model with attention layers, and found none")
         for weights in layers:
             blocks = weights.heads if self.per_head else 1
             for names, weight in weights.rows:
-                # Cut as it is stored: q, k and v of one weight stay one tensor, forwards and backwards.
-                strengths = [getattr(self, name) for name in names for _ in range(blocks)]
-                yield strengths, weight.unflatten(0, (len(strengths), -1))
+                yield sum(((getattr(self, name),) * blocks for name in names), ()), weight
             if self.o:
-                yield [self.o] * blocks, weights.per_head("o") if self.per_head else weights.o[None]
+                # Blocks of columns are blocks of rows of the transpose, whose singular values are the same.
+                yield (self.o,) * blocks, weights.o.mT
 
 
 @dataclass(frozen=True)
@@ -117,20 +133,28 @@ class SpectralNorm(SingularValuePenalty):
 
     strength: float = 1e-4
 
-    def matrices(self, model: nn.Module) -> Iterable[tuple[Sequence[float], Stack]]:
+    def matrices(self, model: nn.Module) -> Iterable[tuple[Strengths, Matrix]]:
         for layer in model.modules():
             if isinstance(layer, nn.Linear):
-                yield [self.strength], layer.weight[None]
+                yield (self.strength,), layer.weight
             elif isinstance(layer, nn.Conv2d):
                 # A convolution whose stride is its kernel is this matrix on every patch.
                 if layer.stride != layer.kernel_size or layer.groups != 1:
                     raise ConfigError("the spectral penalty knows convolutions on separate patches only")
-                yield [self.strength], layer.weight.flatten(1)[None]
+                yield (self.strength,), layer.weight.flatten(1)
+
+
+def _stack(weights: Sequence[Matrix], strengths: Strengths) -> Float[Tensor, "stack block col"]:
+    """All blocks of all weights, in at least float32."""
+    stack = torch.stack(list(weights))
+    stack = stack if stack.dtype == torch.float64 else stack.float()
+    return stack.view(len(weights) * len(strengths), -1, stack.shape[2])
+
+
+def _factor(strengths: Strengths, count: int, like: Tensor) -> Tensor | float:
+    """The strength of every matrix of a stack, as one number where they are equal."""
+    return strengths[0] if len(set(strengths)) == 1 else like.new_tensor(strengths).repeat(count).unsqueeze(1)
 
 
 def _without_autocast(model: nn.Module) -> torch.autocast:
     return torch.autocast(next(model.parameters()).device.type, enabled=False)
-
-
-def _at_least_float32(stack: Tensor) -> Tensor:
-    return stack if stack.dtype == torch.float64 else stack.float()

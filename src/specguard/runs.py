@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -101,12 +102,14 @@ def append_line(path: Path, record: Json) -> None:
 
 def read_lines(path: Path) -> list[Json]:
     """The complete records of a .jsonl file, none if it does not exist. A last line cut short is left out."""
-    if not path.exists():
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
         return []
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
     records = []
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
-        if not line.endswith(b"\n"):
-            break
+    for number, line in enumerate(lines[:-1], start=1):
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -136,7 +139,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise CheckpointError(f"{path} is truncated or not a safetensors file: {error}") from error
+        reason = str(error).partition("\n")[0]  # torch adds a page of its own
+        raise CheckpointError(f"{path} is truncated or not a safetensors file: {reason}") from error
 
 
 def write_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: Json) -> None:
@@ -145,9 +149,10 @@ def write_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state:
     Older checkpoints go once the new one stands.
     """
     folder = run / "checkpoints"
-    draft, final = folder / ".draft", folder / f"{step:08d}"
+    draft, retired, final = folder / ".draft", folder / ".retired", folder / f"{step:08d}"
     with writing(final):
-        shutil.rmtree(draft, ignore_errors=True)
+        for left_over in (draft, retired):
+            shutil.rmtree(left_over, ignore_errors=True)
         draft.mkdir(parents=True)
         write_tensors(draft / _TENSORS, tensors)
         write_json(draft / _STATE, state)
@@ -155,13 +160,15 @@ def write_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state:
         _sync_folder(folder)
         for old in checkpoint_steps(run):
             if old < step:
-                shutil.rmtree(folder / f"{old:08d}")
+                os.rename(folder / f"{old:08d}", retired)  # half removed, it must not look complete
+                shutil.rmtree(retired)
 
 
 def checkpoint_steps(run: Path) -> list[int]:
     """The steps of all complete checkpoints, in order."""
     folder = run / "checkpoints"
-    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
+    names = os.listdir(folder) if folder.is_dir() else []
+    return sorted(int(name) for name in names if re.fullmatch("[0-9]{8,12}", name))
 
 
 def read_checkpoint(run: Path, step: int) -> tuple[dict[str, Tensor], Json]:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from specguard.errors import CheckpointError
@@ -16,16 +17,19 @@ def from_run(run: Path) -> ViT:
     architecture, and weights that are not the ones the hash was taken of, are refused.
     """
     record = read_json(run / "model.json")
-    model = ViT(config_from_json(record.get("config"))).eval()
-    path = run / "model.safetensors"
-    load_weights(model, read_tensors(path), path)
+    config, path = config_from_json(record.get("config")), run / "model.safetensors"
+    tensors = read_tensors(path)
+    with torch.device("meta"):  # so that a config which does not fit its weights is refused before it takes memory
+        check_architecture(ViT(config), tensors, path)
+    model = ViT(config).eval()
+    model.load_state_dict(tensors)
     if fingerprint(model) != record.get("fingerprint"):
         raise CheckpointError(f"{path} does not match the fingerprint in {run / 'model.json'}")
     return model
 
 
-def load_weights(model: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
-    """Copy `tensors` into `model`; the first name or shape that does not fit is an error."""
+def check_architecture(model: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
+    """Refuse `tensors` for `model`, naming the first that is missing, unknown or of another shape."""
     wanted = model.state_dict()
     for name in sorted(wanted.keys() | tensors.keys()):
         if name not in tensors:
@@ -35,4 +39,3 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], source: Path) -> 
         if tensors[name].shape != wanted[name].shape:
             shapes = f"{tuple(tensors[name].shape)}, not {tuple(wanted[name].shape)}"
             raise CheckpointError(f"{source} is of another architecture: {name!r} has shape {shapes}")
-    model.load_state_dict(tensors)

@@ -1,5 +1,6 @@
 """The command line: the only place where names become objects."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -35,7 +36,7 @@ def demo(
     epochs: Annotated[int, typer.Option(help="passes over the 1,437 digits", min=1)] = 30,
 ) -> None:
     """Train a ViT on real digits with and without MSVP, and compare."""
-    with interruptible(f"continue with: specguard demo --run {run} --epochs {epochs}"):
+    with interruptible(f"continue with: specguard demo --run {shlex.quote(str(run))} --epochs {epochs}"):
         run_demo(run, epochs, out, progress_bar)
 
 

@@ -28,7 +28,7 @@ def interruptible(advice: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        err.print(f"interrupted; {advice}", markup=False)
+        err.print(f"interrupted; {advice}", markup=False, soft_wrap=True)
         raise typer.Exit(130) from None
 
 

@@ -1,10 +1,13 @@
 """`specguard train`: names become a model, data and settings."""
 
 import json
+import math
+import shlex
 from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import torch
 import typer
@@ -12,7 +15,7 @@ import typer
 from specguard import runs
 from specguard.cli.console import chosen_device, err, interruptible, out, progress_bar
 from specguard.data import Augmentation, Data, cifar10, cifar100, digits, image_folder, svhn
-from specguard.errors import ConfigError
+from specguard.errors import ConfigError, RunError
 from specguard.nn import ViT, ViTConfig, config_from_json, preset
 from specguard.penalties import MSVP, SingularValuePenalty, SpectralNorm
 from specguard.proportion import Proportion
@@ -96,16 +99,38 @@ def train_command(
 
 def _resumed(context: typer.Context, run: Path) -> dict[str, Any]:
     """The stored options, under those given now."""
-    stored = runs.read_json(run / "arguments.json")
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-    return {
-        name: context.params[name] if name in given else stored.get(name, value)
-        for name, value in context.params.items()
-    }
+    path = run / "arguments.json"
+    stored, options = runs.read_json(path), dict(context.params)
+    hints = get_type_hints(train_command)
+    for name in stored.keys() & options.keys():
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE":
+            try:
+                options[name] = _restored(hints[name], stored[name])
+            except (TypeError, ValueError):
+                raise RunError(f"{path} holds {name!r} of a wrong kind") from None
+    return options
+
+
+def _restored(hint: Any, value: Any) -> Any:
+    """An option from JSON, as the type that its annotation asks for."""
+    if value is None and NoneType in get_args(hint):
+        return None
+    if get_origin(hint) is UnionType:
+        return _restored(next(part for part in get_args(hint) if part is not NoneType), value)
+    if get_origin(hint) is list and isinstance(value, list):
+        return [_restored(get_args(hint)[0], item) for item in value]
+    if isinstance(hint, type) and issubclass(hint, StrEnum | Path) and isinstance(value, str):
+        return hint(value)
+    if type(value) is hint or (hint is float and type(value) is int):
+        return value
+    raise TypeError(f"{value!r} is not a {hint}")
 
 
 def _train(run: Path, resume: bool, o: dict[str, Any]) -> None:
+    for name, value in o.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"--{name.replace('_', '-')} must be finite, not {value}")
     device = chosen_device(o["device"])
     config = _changed(preset(o["model"]), o["set_"])
     data = _data(o["data"], o["data_root"], o["verify_data"], config.image)
@@ -113,16 +138,13 @@ def _train(run: Path, resume: bool, o: dict[str, Any]) -> None:
     config = replace(config, channels=data.shape[0], classes=len(data.classes), mean=mean, std=std)
     training = _training(o)
     model = ViT(config, torch.Generator().manual_seed(runs.derived_seed(training.seed, "weights")))
-    if not (run / "run.json").exists():
-        with runs.writing(run):
-            run.mkdir(parents=True, exist_ok=True)
-        plain = {k: str(v) if isinstance(v, Path) else v for k, v in o.items() if k not in ("run", "resume")}
-        runs.write_json(run / "arguments.json", plain)
+    arguments = {k: str(v) if isinstance(v, Path) else v for k, v in o.items() if k not in ("run", "resume")}
     err.print(f"{o['model']} on {data.name}, {device}, run directory {run}", markup=False, soft_wrap=True)
-    with interruptible(f"continue with: specguard train --run {run} --resume"), progress_bar() as watch:
-        result = train(model, data, run, training, device=device, resume=resume, watch=watch)
-    count = result["test_accuracy"]
-    out.print(f"test accuracy {Proportion(count['count'], count['n'])}", markup=False)
+    advice = f"continue with: specguard train --run {shlex.quote(str(run))} --resume"
+    with interruptible(advice), progress_bar() as watch:
+        result = train(model, data, run, training, device=device, resume=resume, arguments=arguments, watch=watch)
+    share = Proportion(result["test_accuracy"]["count"], result["test_accuracy"]["n"])
+    out.print(f"test accuracy {share}", markup=False)
     out.print(f"result in {run / 'result.json'}", markup=False, soft_wrap=True)
 
 

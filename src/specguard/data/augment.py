@@ -42,10 +42,16 @@ class Augmentation:
         if not 0 <= self.mix_probability <= 1:
             raise ConfigError(f"mix_probability must lie in [0, 1], not {self.mix_probability}")
 
+    def check(self, channels: int) -> None:
+        """Refuse images that these changes are not made for."""
+        if (self.jitter or self.hue) and channels != 3:
+            raise ConfigError(f"colour jitter needs 3 channels, not {channels}")
+
     def __call__(
         self, images: Images, labels: Int64[Tensor, " batch"], classes: int, generator: torch.Generator
     ) -> tuple[Images, Targets]:
         """The changed images, still in [0, 1], and their targets as probabilities."""
+        self.check(images.shape[1])
         if self.crop:
             images = random_crop(images, self.crop, generator)
         if self.flip:
@@ -86,8 +92,6 @@ def random_flip(images: Images, generator: torch.Generator) -> Images:
 
 def colour_jitter(images: Images, width: float, hue: float, generator: torch.Generator) -> Images:
     """Brightness, contrast and saturation by random factors in [1 - width, 1 + width], then the hue."""
-    if images.shape[1] != 3:
-        raise ConfigError(f"colour jitter needs 3 channels, not {images.shape[1]}")
     factors = (1 + width * (2 * _uniform(3 * len(images), generator, images) - 1)).clamp(min=0)
     brightness, contrast, saturation = factors.view(3, -1, 1, 1, 1)
     images = (images * brightness).clamp(0, 1)

@@ -1,5 +1,6 @@
 """CIFAR-10 and CIFAR-100 in the layout of their official Python archives."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,7 @@ def cifar100(root: Path, verify: bool = True) -> Data:
 
 
 def _folder(root: Path, name: str) -> Path:
-    return root / name if (root / name).is_dir() else root
+    return root / name if os.path.isdir(root / name) else root
 
 
 def _split(folder: Path, files: dict[str, str], key: str, verify: bool) -> Dataset:

@@ -1,5 +1,6 @@
 """A folder of images: one sub-folder for each class, below `train` and below `val` or `test`."""
 
+import os
 import warnings
 from pathlib import Path
 
@@ -21,9 +22,9 @@ def image_folder(root: Path, size: int) -> Data:
     if size < 1:
         raise ConfigError(f"the size of images must be positive, not {size}")
     train = root / "train"
-    test = root / "val" if (root / "val").is_dir() else root / "test"
+    test = root / "val" if os.path.isdir(root / "val") else root / "test"
     for split in (train, test):
-        if not split.is_dir():
+        if not os.path.isdir(split):
             raise DataError(f"the folder {split} does not exist")
     classes = tuple(sorted(p.name for p in train.iterdir() if p.is_dir()))
     if strange := sorted(p.name for p in test.iterdir() if p.is_dir() and p.name not in classes):

@@ -14,14 +14,12 @@ def power_step(
 ) -> tuple[Float[Tensor, "stack row"], Float[Tensor, "stack col"]]:
     """One step of power iteration: `u = W v / ||W v||` and `w = W^T u`, for every matrix of the stack.
 
-    `||w|| <= sigma_max(W)`, and w, of whatever length, is the next v. Only w is differentiable: u is a constant, as
-    for sigma = u^T W v (the derivative of the vectors vanishes at a singular pair), so that
-    `d ||w||^2 / dW = 2 u w^T = 2 sigma u v^T`, with nothing to go wrong at W = 0.
+    `||w|| <= sigma_max(W)`, and w, of whatever length, is the next v.
 
     Guarantee: lower bound, in exact arithmetic; equality when v is a top right singular vector.
     Cost: two passes over W.
     """
-    u = normalised(torch.bmm(W.detach(), v.unsqueeze(2)).squeeze(2))
+    u = normalised(torch.bmm(W, v.unsqueeze(2)).squeeze(2))
     return u, torch.bmm(u.unsqueeze(1), W).squeeze(1)
 
 

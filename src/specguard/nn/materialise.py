@@ -2,6 +2,8 @@
 
 import copy
 import hashlib
+import json
+from dataclasses import asdict, is_dataclass
 
 import torch
 from torch import nn
@@ -45,8 +47,13 @@ def _fold(layer: nn.Module) -> None:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and bytes of all weights and buffers of the materialised model."""
+    """SHA-256 over names, types, shapes and bytes of all weights and buffers of the materialised model.
+
+    A model's `config` goes in first, if it has one: the same weights with other heads are another function.
+    """
     digest = hashlib.sha256()
+    if is_dataclass(config := getattr(model, "config", None)) and not isinstance(config, type):
+        digest.update(json.dumps(asdict(config), sort_keys=True).encode())
     for name, tensor in sorted(materialised(model).state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())

@@ -30,6 +30,7 @@ from specguard.nn.layers import (
 Norm = Literal["layernorm", "rmsnorm", "batchnorm", "layerproject", "smoothproject", "none"]
 Activation = Literal["gelu", "gelu_tanh", "relu", "softplus", "squareplus"]
 Pool = Literal["class", "mean"]
+_LARGEST = 2**16  # far beyond any real model; a stranger's config must not ask for all memory
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,18 @@ class ViTConfig:
 
     def __post_init__(self) -> None:
         for name in ("image", "patch", "channels", "classes", "dim", "depth", "heads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+            if not 1 <= getattr(self, name) <= _LARGEST:
+                raise ConfigError(f"{name} must be at least 1 and at most {_LARGEST}, not {getattr(self, name)}")
+        for name in ("mlp_ratio", "norm_eps", "attention_radius", "residual_scale", "layer_scale", "mean", "std"):
+            value = getattr(self, name) or 0.0
+            for number in value if isinstance(value, tuple) else (value,):
+                if not abs(number) <= _LARGEST:  # NaN compares false
+                    raise ConfigError(f"{name} must be finite and at most {_LARGEST}, not {number}")
         if self.image % self.patch:
             raise ConfigError(f"image size {self.image} is not divisible by patch size {self.patch}")
         if self.dim % self.heads:
             raise ConfigError(f"dim {self.dim} cannot be divided among {self.heads} heads")
-        if not (math.isfinite(self.mlp_ratio) and round(self.dim * self.mlp_ratio) >= 1):
+        if self.hidden < 1:
             raise ConfigError(f"mlp_ratio {self.mlp_ratio} leaves the feed-forward part no channel")
         if not 0 <= self.local_blocks <= self.depth:
             raise ConfigError(f"local_blocks {self.local_blocks} must lie between 0 and depth {self.depth}")

@@ -59,49 +59,70 @@ def train(
     *,
     device: torch.device,
     resume: bool = False,
+    arguments: Json | None = None,
     watch: Watcher = lambda progress: None,
 ) -> Json:
     """Train `model` in place, leave everything in the directory `run`, and return its result record.
 
     With `resume`, continue from the last checkpoint with the same settings; on the CPU the outcome is then
-    bit for bit that of an uninterrupted run. A finished run is returned as it is.
+    bit for bit that of an uninterrupted run. A finished run is returned as it is. `arguments` are kept beside the
+    settings of a new run, for a command line that wants to be resumed without repeating them.
     """
-    _check_fit(model, data)
+    _check_fit(model, data, training)
     settings = {
         "model": asdict(model.config),
         "data": {"name": data.name, "fingerprint": data.fingerprint()},
         "training": described(training),
     }
     with locked(run):
-        _open(run, settings, resume)
+        _open(run, settings, arguments, resume)
         steps_per_epoch = max(len(data.train) // training.batch, 1)
         state = TrainingState(model, training, steps_per_epoch, device)
         if checkpoints := checkpoint_steps(run):
             state.load(run, checkpoints[-1])
         if (run / "result.json").exists():
-            return read_json(run / "result.json")
+            return _stored_result(run / "result.json")
         for name in ("metrics.jsonl", "timing.jsonl"):
             # Records that were written after the last checkpoint will be written again.
-            done = [r for r in read_lines(run / name) if r["epoch"] * steps_per_epoch <= state.step]
-            rewrite_lines(run / name, done)
-        append_line(run / "environment.jsonl", environment(device))
+            rewrite_lines(run / name, _first_records(run / name, state.step // steps_per_epoch))
+        starts = run / "environment.jsonl"
+        rewrite_lines(starts, [*read_lines(starts), environment(device)])
         Loop(state, training, data, run, device, watch).complete()
         return _finish(state, data, run, settings)
 
 
-def _check_fit(model: ViT, data: Data) -> None:
+def _check_fit(model: ViT, data: Data, training: Training) -> None:
     config = model.config
     wanted = (config.channels, config.image, config.image)
     if data.shape != wanted:
         raise ConfigError(f"{data.name} has images of shape {data.shape}, but the model takes {wanted}")
     if len(data.classes) != config.classes:
         raise ConfigError(f"{data.name} has {len(data.classes)} classes, but the model {config.classes}")
+    training.augmentation.check(data.shape[0])
 
 
-def _open(run: Path, settings: Json, resume: bool) -> None:
+def _first_records(path: Path, epochs: int) -> list[Json]:
+    """One record for each of the first epochs; a file that lost some is an error, not a hole."""
+    records = read_lines(path)[:epochs]
+    if [r.get("epoch") for r in records] != list(range(1, epochs + 1)):
+        raise RunError(f"{path} lacks records of epochs that the last checkpoint has done")
+    return records
+
+
+def _stored_result(path: Path) -> Json:
+    result = read_json(path)
+    match result.get("test_accuracy"):
+        case {"count": int(), "n": int()}:
+            return result
+    raise RunError(f"{path} does not hold the result of a run")
+
+
+def _open(run: Path, settings: Json, arguments: Json | None, resume: bool) -> None:
     """See to it that the settings on disk are these."""
     path = run / "run.json"
     if not path.exists():
+        if arguments is not None:
+            write_json(run / "arguments.json", arguments)
         write_json(path, settings)
         return
     if not resume:

@@ -95,8 +95,10 @@ class Cosine:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (self.warmup >= 0 and 0 <= self.floor <= 1):
-            raise ConfigError(f"warm-up {self.warmup} must not be negative and floor {self.floor} lie in [0, 1]")
+        if not (0 <= self.warmup < math.inf and 0 <= self.floor <= 1):
+            raise ConfigError(
+                f"warm-up {self.warmup} must be finite and not negative, floor {self.floor} in [0, 1]"
+            )
 
     def factor(self, step: int, steps: int, steps_per_epoch: int) -> float:
         """The learning rate at `step`, as a share of its peak."""

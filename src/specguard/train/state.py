@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from specguard.adapt.run import load_weights
-from specguard.errors import CheckpointError
+from specguard.adapt.run import check_architecture
+from specguard.errors import CheckpointError, TrainingError
 from specguard.nn import ViT
 from specguard.penalties import Vectors
 from specguard.runs import derived_seed, read_checkpoint, write_checkpoint
@@ -35,7 +35,13 @@ class TrainingState:
         self.losses = torch.zeros(2, steps_per_epoch, device=device)  # objective, penalties
 
     def save(self, run: Path) -> None:
-        write_checkpoint(run, self.step, dict(self._tensors()), {"step": self.step})
+        """Write a checkpoint; weights that are not finite are never written over good ones."""
+        tensors = dict(self._tensors())
+        if bad := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+            raise TrainingError(
+                f"{bad[0]} is no longer finite after step {self.step}; earlier checkpoints are kept"
+            )
+        write_checkpoint(run, self.step, tensors, {"step": self.step})
 
     def load(self, run: Path, step: int) -> None:
         """Continue from a checkpoint; one that does not fit is refused before anything is changed."""
@@ -52,13 +58,18 @@ class TrainingState:
             if section not in sections:
                 raise CheckpointError(f"{path} holds the unknown entry {name!r}")
             sections[section][rest] = tensor
-        self._load_optimizer(sections["optimizer"], path)
-        self._load_vectors(sections["penalty"], path)
-        load_weights(self.model, sections["model"], path)
+        check_architecture(self.model, sections["model"], path)
         if self.average is not None:
-            load_weights(self.average, sections["average"], path)
+            check_architecture(self.average, sections["average"], path)
+        moments = self._checked_moments(sections["optimizer"], path)
+        vectors = self._checked_vectors(sections["penalty"], path)
+        self.model.load_state_dict(sections["model"])
+        if self.average is not None:
+            self.average.load_state_dict(sections["average"])
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        self.vectors, self.step = vectors, step
         self.losses.copy_(losses)
-        self.step = step
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.model.state_dict().items():
@@ -75,24 +86,27 @@ class TrainingState:
                 yield f"penalty/{i}/{j}", tensor
         yield "losses", self.losses
 
-    def _load_optimizer(self, tensors: dict[str, Tensor], path: Path) -> None:
+    def _checked_moments(self, tensors: dict[str, Tensor], path: Path) -> dict[int, dict[str, Tensor]]:
+        """The optimizer's moments of every weight, by its number: complete, and of this optimizer."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        kinds = {"momentum_buffer"} if self.optimizer.defaults.get("momentum") else set()
+        if "betas" in self.optimizer.defaults:
+            kinds = {"step", "exp_avg", "exp_avg_sq"}
+        wanted = {f"{i}/{kind}": (i, kind) for i in range(len(parameters)) for kind in kinds}
         moments: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            index, _, kind = name.partition("/")
-            if not index.isdigit() or int(index) >= len(parameters):
-                raise CheckpointError(f"{path} holds optimizer moments of an unknown weight")
-            if tensor.ndim and tensor.shape != parameters[int(index)].shape:
+        if wanted.keys() != tensors.keys():
+            raise CheckpointError(f"{path} does not hold the moments of this optimizer")
+        for name, (index, kind) in wanted.items():
+            if kind != "step" and tensors[name].shape != parameters[index].shape:
                 raise CheckpointError(f"{path} holds optimizer moments of another shape")
-            moments.setdefault(int(index), {})[kind] = tensor
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+            moments.setdefault(index, {})[kind] = tensors[name]
+        return moments
 
-    def _load_vectors(self, tensors: dict[str, Tensor], path: Path) -> None:
+    def _checked_vectors(self, tensors: dict[str, Tensor], path: Path) -> list[Vectors]:
         wanted = {f"{i}/{j}": v for i, vectors in enumerate(self.vectors) for j, v in enumerate(vectors)}
         if {k: v.shape for k, v in wanted.items()} != {k: v.shape for k, v in tensors.items()}:
             raise CheckpointError(f"{path} holds the vectors of other penalties")
-        self.vectors = [
+        return [
             tuple(tensors[f"{i}/{j}"].to(v) for j, v in enumerate(vectors))
             for i, vectors in enumerate(self.vectors)
         ]
