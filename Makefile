@@ -9,7 +9,7 @@ demo: .venv/.core
 	$(BIN)/specguard demo
 
 test: .venv/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 check: .venv/.dev
 	$(BIN)/ruff format --check .

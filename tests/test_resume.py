@@ -407,7 +407,7 @@ def test_records_of_the_time_after_the_checkpoint_that_are_not_removed_are_notic
         with pytest.raises(Death):
             start(run, "adamw")
     assert [record["epoch"] for record in runs.read_lines(run / "metrics.jsonl")] == [1, 2]
-    monkeypatch.setattr(loop, "rewrite_lines", lambda path, records: None)
+    monkeypatch.setattr(loop, "_first_records", lambda path, epochs: runs.read_lines(path))
     assert difference(run, "adamw", uninterrupted("adamw")) == "metrics.jsonl"
 
 

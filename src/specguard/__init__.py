@@ -4,8 +4,7 @@ from specguard.adapt import from_run
 from specguard.geometry import Ball
 from specguard.nn import ViT, ViTConfig, preset
 from specguard.penalties import MSVP, SpectralNorm
-from specguard.train import Training, train
 
 __version__ = "0.1.0"
 
-__all__ = ["MSVP", "Ball", "SpectralNorm", "Training", "ViT", "ViTConfig", "from_run", "preset", "train"]
+__all__ = ["MSVP", "Ball", "SpectralNorm", "ViT", "ViTConfig", "from_run", "preset"]

@@ -102,7 +102,7 @@ def test_a_config_survives_json(subtests):
         ({"mean": (0.5,)}, "one number for each of the 2 channels"),
         ({"std": (0.5, 0.0)}, "std positive"),
         ({"mlp_ratio": 0.0}, "mlp_ratio 0.0"),
-        ({"mlp_ratio": float("nan")}, "mlp_ratio nan"),
+        ({"mlp_ratio": float("nan")}, "mlp_ratio must be finite"),
         ({"norm": "layerproject", "attention_radius": -1.0}, "radius must be positive"),
     ],
 )
