@@ -134,8 +134,8 @@ def main() -> None:
         chosen = replace(training, compile=None if mode == "eager" else mode)
         record[mode] = compared(chosen, options.model, device, options.rounds, options.steps)
         print(mode, json.dumps(record[mode]))
-    if options.out:
-        options.out.write_text(json.dumps(record, indent=2) + "\n")
+        if options.out:
+            options.out.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class SingularValuePenalty(ABC):
                 raise ConfigError("the penalty's vectors belong to another model or penalty; call start again")
             for (strengths, weights), v in zip(groups, vectors, strict=True):
                 term, w = _SquaredNorms.apply(v, strengths, *weights)
-                value = value + term
+                value, w = value + term, w.detach()
                 # A matrix that is zero now keeps its old vector, or it could never be seen again.
                 following.append(torch.where(w.any(1, keepdim=True), w, v))
         return value, tuple(following)
