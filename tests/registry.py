@@ -1,7 +1,6 @@
 """Small models of every kind, sizes pairwise distinct, over which laws run."""
 
 from dataclasses import replace
-from itertools import product
 from typing import get_args
 
 from specguard.nn import ViTConfig
@@ -18,7 +17,7 @@ MODELS: dict[str, ViTConfig] = {
     **{f"activation={a}": replace(SMALL, activation=a) for a in get_args(Activation)},
     **{
         f"pool={pool} local={local}": replace(SMALL, pool=pool, local_blocks=local)
-        for pool, local in product(("class", "mean"), (0, 1, 2))
+        for pool, local in (("class", 0), ("class", 1), ("mean", 0), ("mean", 1), ("mean", 2))
     },
     "no qkv bias": replace(SMALL, qkv_bias=False),
     "scaled residuals": replace(SMALL, residual_scale=0.5),

@@ -1,6 +1,5 @@
 """The command line: names become objects, and what a user can mend is one sentence and exit code 2."""
 
-import importlib
 import json
 import math
 import pickle
@@ -21,6 +20,8 @@ from specguard.adapt import from_run
 from specguard.cli import app, main
 from specguard.cli.train import train_command
 from specguard.nn import PRESETS, ViT
+from specguard.train import loop
+from specguard.train import state as state_module
 
 # A run of about a tenth of a second.
 SMALL = ("--epochs", "1", "--batch", "512", "--device", "cpu", "--set", "dim=8", "--set", "depth=1")
@@ -557,7 +558,6 @@ def test_a_loss_that_is_not_finite_is_one_sentence_and_the_last_checkpoint_is_fi
 
 def test_the_epochs_before_a_loss_that_is_not_finite_are_kept(specguard, tmp_path, monkeypatch):
     """The rate is small for one epoch, then the batch is spoilt."""
-    loop = importlib.import_module("specguard.train.loop")
     values = loop.Loop.gradients
 
     def spoilt(self, images, targets):
@@ -585,7 +585,7 @@ def test_the_advice_after_control_c_is_one_line_with_a_command_that_continues(
         def interrupted(*_: object) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(importlib.import_module("specguard.train.state"), "write_checkpoint", interrupted)
+        patch.setattr(state_module, "write_checkpoint", interrupted)
         ended = specguard(command, "--run", run, *(SMALL if command == "train" else ("--epochs", "1")))
     assert ended.code == 130
     assert "Traceback" not in ended.err

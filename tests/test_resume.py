@@ -1,6 +1,5 @@
 """A run killed at any moment resumes, and ends with the bytes of a run that was never killed."""
 
-import importlib
 import itertools
 import os
 import shutil
@@ -21,9 +20,8 @@ from specguard.data import Augmentation, Data, Dataset, digits
 from specguard.errors import RunError
 from specguard.nn import ViT, preset
 from specguard.penalties import MSVP, SpectralNorm
-from specguard.train import SAM, SGD, AdamW, Cosine, CrossEntropy, OneCycle, Progress, Training, train
-
-loop = importlib.import_module("specguard.train.loop")  # as an attribute, `specguard.train` is the function
+from specguard.train import SAM, SGD, AdamW, Cosine, CrossEntropy, OneCycle, Progress, Training, loop, train
+from specguard.train import state as state_module
 
 # Three epochs of three steps. Together, the settings have every kind of state: moments, averages, vectors of
 # power iterations, running statistics, the losses of an epoch that has begun; and every kind of randomness.
@@ -432,7 +430,7 @@ def test_checkpoints_written_in_place_are_noticed(tmp_path, monkeypatch, uninter
         runs.write_tensors(folder / "tensors.safetensors", tensors)
         runs.write_json(folder / "state.json", state)
 
-    monkeypatch.setattr(importlib.import_module("specguard.train.state"), "write_checkpoint", in_place)
+    monkeypatch.setattr(state_module, "write_checkpoint", in_place)
     found = deaths_at_every_request(monkeypatch, tmp_path, expected)
     assert any("/checkpoints/" in what and wrong for what, wrong in found)
 

@@ -4,7 +4,6 @@ from specguard.adapt import from_run
 from specguard.geometry import Ball
 from specguard.nn import ViT, ViTConfig, preset
 from specguard.penalties import MSVP, SpectralNorm
+from specguard.version import __version__
 
-__version__ = "0.1.0"
-
-__all__ = ["MSVP", "Ball", "SpectralNorm", "ViT", "ViTConfig", "from_run", "preset"]
+__all__ = ["MSVP", "Ball", "SpectralNorm", "ViT", "ViTConfig", "__version__", "from_run", "preset"]

@@ -43,8 +43,11 @@ class Ball:
     def contains(
         self, x: Float[Tensor, "batch *shape"], center: Float[Tensor, "batch *shape"], tolerance: float = 1e-6
     ) -> Bool[Tensor, " batch"]:
-        """Whether each sample lies in the ball, and in the box, up to `tolerance`. NaN lies nowhere."""
-        inside = self.distance(x, center) <= self.radius + tolerance
+        """Whether each sample lies in the ball, and in the box, up to `tolerance` (relative, for a radius above 1).
+
+        NaN lies nowhere.
+        """
+        inside = self.distance(x, center) <= self.radius + tolerance * max(1.0, self.radius)
         if self.box:
             flat = x.flatten(1)
             inside &= ((flat >= -tolerance) & (flat <= 1 + tolerance)).all(1)

@@ -10,7 +10,8 @@ penalty: a call takes them and returns the next ones, so any number of forwards 
         value, vectors = penalty(model, vectors)
         (cross_entropy(model(images), labels) + value).backward()
 
-A power iteration approaches sigma from below: it serves a penalty, never a certificate.
+A power iteration approaches sigma from below: it serves a penalty, never a certificate. Derivatives are of first
+order only.
 """
 
 import math
@@ -93,6 +94,8 @@ class _SquaredNorms(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("a singular value penalty has derivatives of first order only")
         u, w = ctx.saved_tensors
         scaled = u * (2 * gradient * _factor(ctx.strengths, ctx.count, u))
         G = torch.bmm(scaled.unsqueeze(2), w.unsqueeze(1))

@@ -1,9 +1,11 @@
 """What a run directory contains, and how to write it so that a crash at any moment leaves it whole.
 
-run.json                 full settings, written once, before anything else
-environment.jsonl        versions, commit, hardware and command of every start
-metrics.jsonl            one record per epoch: a function of the settings alone, so a resumed run's file
-                         equals an uninterrupted one's
+    run.json                 full settings, written once, at the start
+    arguments.json           the command line's options, if one started the run
+    .lock                    held while a process works here
+    environment.jsonl        versions, commit, hardware and command of every start
+    metrics.jsonl            one record per epoch, without anything that depends on the moment: on the same machine,
+                             with as many threads, a resumed run's file equals an uninterrupted one's
 timing.jsonl             one record per epoch: seconds
 checkpoints/00000123/    tensors.safetensors + state.json after step 123, complete or absent
 model.safetensors        the final weights, model.json their config and hash
@@ -16,6 +18,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -33,6 +36,7 @@ from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
 from specguard.errors import CheckpointError, RunError
+from specguard.version import __version__
 
 Json = dict[str, Any]
 _TENSORS, _STATE = "tensors.safetensors", "state.json"
@@ -207,16 +211,17 @@ def derived_seed(seed: int, *purpose: object) -> int:
 
 def environment(device: torch.device) -> Json:
     """Where and with what a number was measured: hardware, versions, commit, command."""
-    versions = {"specguard": sys.modules["specguard"].__version__, "python": platform.python_version()}
+    versions: Json = {"specguard": __version__, "python": platform.python_version()}
     versions |= {name: v for name in _PACKAGES if (v := _version(name))}
     hardware: Json = {"cpu": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     if device.type == "cuda":
         hardware["gpu"] = torch.cuda.get_device_name(device)
+        versions["cuda"] = torch.version.cuda
     return {
         "hardware": hardware,
         "versions": versions,
         "commit": source_commit(),
-        "command": " ".join([Path(sys.argv[0]).name.replace("__main__.py", "specguard"), *sys.argv[1:]]),
+        "command": shlex.join([Path(sys.argv[0]).name.replace("__main__.py", "specguard"), *sys.argv[1:]]),
     }
 
 

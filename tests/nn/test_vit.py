@@ -35,6 +35,14 @@ def test_logits_are_the_only_return_value_in_train_and_in_eval_mode(model, image
         assert logits.isfinite().all()
 
 
+def test_logits_depend_on_every_image_and_on_every_patch_of_it(model, images):
+    model.eval()
+    x = images.clone().requires_grad_()
+    gradient = torch.autograd.grad(model(x).square().sum(), x)[0]
+    patches = gradient.unflatten(2, (-1, model.config.patch)).unflatten(4, (-1, model.config.patch))
+    assert (patches.abs().amax((1, 3, 5)) > 0).all()
+
+
 def test_fused_and_explicit_attention_agree_in_value_and_gradient(model, images):
     model.eval()
     weights = torch.linspace(-1, 1, model.config.classes, dtype=images.dtype)
@@ -98,7 +106,10 @@ def test_a_config_survives_json(subtests):
         ({"norm": "groupnorm"}, "norm 'groupnorm' is unknown"),
         ({"activation": "swish"}, "activation 'swish' is unknown"),
         ({"pool": "max"}, "pool 'max' is unknown"),
-        ({"local_blocks": 3}, "local_blocks 3 must lie between 0 and depth 2"),
+        ({"local_blocks": 2}, "local_blocks must lie between 0 and 1, not 2"),
+        ({"local_blocks": 3, "pool": "mean"}, "local_blocks must lie between 0 and 2, not 3"),
+        ({"norm_eps": 0.0}, "norm_eps must be positive"),
+        ({"dim": 60000, "heads": 1, "mlp_ratio": 4.0, "depth": 12}, "too many weights"),
         ({"mean": (0.5,)}, "one number for each of the 2 channels"),
         ({"std": (0.5, 0.0)}, "std positive"),
         ({"mlp_ratio": 0.0}, "mlp_ratio 0.0"),

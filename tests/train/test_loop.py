@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from specguard.adapt import from_run
 from specguard.data import Augmentation, Data, Dataset, digits
-from specguard.errors import ConfigError, TrainingError
-from specguard.nn import ViT, preset
+from specguard.errors import ConfigError, RunError, TrainingError
+from specguard.nn import ViT, fingerprint, preset
 from specguard.penalties import MSVP, SpectralNorm
 from specguard.runs import read_lines
 from specguard.spectrum import exact_weight_norms
@@ -136,17 +137,19 @@ def test_the_seed_alone_decides(data, tmp_path):
 
 
 def test_averaged_weights_are_the_exponential_mean_and_the_result(data, tmp_path):
-    built, decay = model(), 0.7
+    built, decay = model(), 0.5
     training = Training(batch=40, ema=decay)
     state = TrainingState(built, training, 5, CPU)
     loop = Loop(state, training, data, tmp_path, CPU, lambda p: None)
     images, labels = data.train.batch(slice(0, 40))
     targets = torch.nn.functional.one_hot(labels, 10).float()
     expected = None
-    for _ in range(4):
+    for step in range(12):
         loop.step(images, targets)
+        state.step += 1
         now = built.head.weight.detach().clone()
-        expected = now if expected is None else decay * expected + (1 - decay) * now
+        rate = min(decay, (1 + step) / (10 + step))
+        expected = now if expected is None else rate * expected + (1 - rate) * now
     torch.testing.assert_close(state.average.module.head.weight, expected)
     result = train(model(), data, tmp_path / "run", replace(training, epochs=1), device=CPU)
     assert result["weights"] == "ema"
@@ -224,11 +227,64 @@ def test_data_that_does_not_fit_the_model_is_refused_before_anything_is_written(
     [
         {"epochs": 0}, {"batch": 0}, {"accumulate": 0}, {"batch": 2, "accumulate": 3}, {"ema": 1.0}, {"clip": 0.0},
         {"clip": float("nan")}, {"precision": "float16"}, {"compile": "fast"}, {"checkpoint_steps": 0},
+        {"compile": "reduce-overhead", "accumulate": 2},
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(options):
     with pytest.raises(ConfigError):
         Training(**options)
+
+
+def test_a_slow_average_of_a_short_run_is_not_the_start(data, tmp_path):
+    training = Training(epochs=12, batch=40, optimizer=AdamW(lr=1e-2), ema=0.9999)
+    metrics = train(model(), data, tmp_path / "run", training, device=CPU)["metrics"]
+    assert metrics["ema_test_loss"] < 1.2 * metrics["test_loss"]
+
+
+def test_a_batch_is_cut_into_as_many_parts_as_asked_for(data, tmp_path):
+    calls = []
+
+    @dataclass(frozen=True)
+    class Counting:
+        def __call__(self, model, images: Tensor, targets: Tensor, moment) -> Tensor:
+            calls.append(len(images))
+            return cross_entropy(model(images), targets)
+
+    few = Dataset(data.train.images[:10], data.train.labels[:10])
+    small = Data("few", few, data.test, data.classes)
+    training = Training(epochs=1, batch=5, accumulate=4, objective=Counting())
+    train(model(), small, tmp_path / "run", training, device=CPU)
+    assert calls == [2, 1, 1, 1] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_model_of_another_precision_comes_back_as_it_was(dtype, data, tmp_path):
+    whole = [Dataset(s.images.to(dtype), s.labels) for s in (data.train, data.test)]
+    built = model().to(dtype)
+    train(built, Data("cast", *whole, data.classes), tmp_path / "run", Training(epochs=1, batch=40), device=CPU)
+    assert fingerprint(from_run(tmp_path / "run")) == fingerprint(built)
+
+
+def test_a_parametrised_model_comes_back_with_plain_weights(data, tmp_path):
+    built = model()
+    torch.nn.utils.parametrizations.orthogonal(built.head)
+    torch.nn.utils.parametrizations.spectral_norm(built.blocks[0].mlp.branch.inner.expand)
+    train(built, data, tmp_path / "run", Training(epochs=1, batch=40), device=CPU)
+    images = data.test.batch(slice(0, 5))[0]
+    torch.testing.assert_close(from_run(tmp_path / "run")(images), built.eval()(images), rtol=0, atol=0)
+
+
+def test_a_run_without_checkpoint_is_not_resumed_from_other_weights(data, tmp_path):
+    def stop(progress) -> None:
+        raise KeyboardInterrupt
+
+    training = Training(epochs=2, batch=40)
+    with pytest.raises(KeyboardInterrupt):
+        train(model(), data, tmp_path / "run", training, device=CPU, watch=stop)
+    other = ViT(CONFIG, torch.Generator().manual_seed(1))
+    with pytest.raises(RunError, match="initial_weights"):
+        train(other, data, tmp_path / "run", training, device=CPU, resume=True)
+    train(model(), data, tmp_path / "run", training, device=CPU, resume=True)
 
 
 @pytest.mark.parametrize("smoothing", [-0.1, 1.0, float("nan")])

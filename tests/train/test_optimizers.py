@@ -48,6 +48,11 @@ def test_warm_up_rises_in_equal_steps_from_above_zero_to_the_peak_and_then_falls
     assert 0.1 <= rates[-1] < 0.12
 
 
+def test_one_cycle_copes_with_training_of_few_steps():
+    for steps in range(1, 12):
+        assert all(0 <= OneCycle(rise=0.1).factor(step, steps, 1) <= 1 for step in range(steps))
+
+
 def test_a_warm_up_longer_than_training_never_exceeds_the_peak():
     assert max(Cosine(warmup=100).factor(s, 7, 1) for s in range(7)) == 1
 
@@ -92,6 +97,7 @@ def test_sam_counts_every_batch_once_in_batch_norm():
     with SAM().ascended(model):
         model(torch.randn(7, 5))
     assert torch.equal(model[1].norm.running_mean, mean)
+    assert model[1].norm.num_batches_tracked == 1
     model(torch.randn(7, 5))
     assert not torch.equal(model[1].norm.running_mean, mean)
 
@@ -123,6 +129,10 @@ def test_weight_decay_is_for_matrices_only_and_no_weight_is_forgotten():
         (SGD, {"momentum": 1.0}),
         (SGD, {"momentum": 0.0, "nesterov": True}),
         (AdamW, {"weight_decay": float("inf")}),
+        (AdamW, {"betas": (1.5, 0.9)}),
+        (OneCycle, {"start": 2.0}),
+        (OneCycle, {"end": -1.0}),
+        (Cosine, {"warmup": float("inf")}),
         (SAM, {"rho": 0.0}),
         (Cosine, {"warmup": -1.0}),
         (Cosine, {"floor": 2.0}),

@@ -56,6 +56,16 @@ def main() -> NoReturn:
     try:
         app()
     except SpecGuardError as error:
-        err.print(f"Error: {error}", style="red", markup=False, soft_wrap=True)
-        sys.exit(2)
+        _fail(str(error))
+    except (MemoryError, torch.OutOfMemoryError):
+        _fail("there is not enough memory; a smaller model or batch may fit")
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):  # what torch says on the CPU, where it has no type of its own
+            raise
+        _fail("there is not enough memory; a smaller model or batch may fit")
     sys.exit(0)
+
+
+def _fail(sentence: str) -> NoReturn:
+    err.print(f"Error: {sentence}", style="red", markup=False, soft_wrap=True)
+    sys.exit(2)

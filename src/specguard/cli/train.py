@@ -2,12 +2,13 @@
 
 import json
 import math
+import os
 import shlex
+from collections.abc import Callable
 from dataclasses import asdict, replace
-from enum import StrEnum
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 import typer
@@ -20,16 +21,11 @@ from specguard.nn import ViT, ViTConfig, config_from_json, preset
 from specguard.penalties import MSVP, SingularValuePenalty, SpectralNorm
 from specguard.proportion import Proportion
 from specguard.train import SAM, SGD, AdamW, Cosine, CrossEntropy, OneCycle, Training, train
+from specguard.train.settings import Compile, Precision
 
-DataName = StrEnum("DataName", ["digits", "cifar10", "cifar100", "svhn", "folder"])
-PenaltyName = StrEnum("PenaltyName", ["msvp", "spectral"])
-OptimizerName = StrEnum("OptimizerName", ["adamw", "sgd"])
-ScheduleName = StrEnum("ScheduleName", ["cosine", "onecycle"])
-PrecisionName = StrEnum("PrecisionName", ["float32", "bfloat16"])
-CompileName = StrEnum(
-    "CompileName",
-    {"default": "default", "reduce-overhead": "reduce-overhead", "max-autotune": "max-autotune"},
-)
+DataName = Literal["digits", "cifar10", "cifar100", "svhn", "folder"]
+OptimizerName = Literal["adamw", "sgd"]
+ScheduleName = Literal["cosine", "onecycle"]
 
 
 def _option(help: str, panel: str, *flags: str, **more: Any) -> Any:
@@ -54,28 +50,26 @@ def train_command(
     set_: Annotated[
         list[str], _option("change a field of the model, e.g. --set norm=rmsnorm", _MODEL, "--set")
     ] = [],  # noqa: B006
-    data: Annotated[
-        DataName, _option("data set; `folder` reads ROOT/train and ROOT/val", _MODEL)
-    ] = DataName.digits,
+    data: Annotated[DataName, _option("data set; `folder` reads ROOT/train and ROOT/val", _MODEL)] = "digits",
     data_root: Annotated[Path | None, _option("where the data set lies", _MODEL)] = None,
     verify_data: Annotated[bool, _option("check the official checksums", _MODEL)] = True,
-    epochs: Annotated[int, _option("passes over the data", _STEP, min=1)] = 20,
+    epochs: Annotated[int, _option("passes over the data, in whole batches", _STEP, min=1)] = 20,
     batch: Annotated[int, _option("images per optimizer step", _STEP, min=1)] = 128,
     accumulate: Annotated[int, _option("parts a batch is computed in", _STEP, min=1)] = 1,
-    optimizer: Annotated[OptimizerName, _option("optimizer", _STEP)] = OptimizerName.adamw,
+    optimizer: Annotated[OptimizerName, _option("optimizer", _STEP)] = "adamw",
     lr: Annotated[float | None, _option("peak learning rate [default: 1e-3 adamw, 0.1 sgd]", _STEP)] = None,
     weight_decay: Annotated[float | None, _option("[default: 0.05 adamw, 1e-4 sgd]", _STEP)] = None,
     momentum: Annotated[float, _option("of sgd", _STEP)] = 0.9,
-    schedule: Annotated[ScheduleName, _option("learning rate over time", _STEP)] = ScheduleName.cosine,
+    schedule: Annotated[ScheduleName, _option("learning rate over time", _STEP)] = "cosine",
     warmup: Annotated[float, _option("epochs of linear warm-up (cosine)", _STEP)] = 5.0,
     sam: Annotated[float | None, _option("rho of sharpness-aware minimisation", _STEP)] = None,
     sam_adaptive: Annotated[bool, _option("measure rho relative to the weights", _STEP, "--sam-adaptive")] = False,
     ema: Annotated[float | None, _option("decay of averaged weights, which then are the result", _STEP)] = None,
     clip: Annotated[float, _option("largest gradient norm; 0: no clipping", _STEP)] = 1.0,
     label_smoothing: Annotated[float, _option("share of the target spread over all classes", _STEP)] = 0.0,
-    precision: Annotated[PrecisionName, _option("of autocast", _STEP)] = PrecisionName.float32,
-    compile: Annotated[CompileName | None, _option("mode of torch.compile", _STEP)] = None,
-    penalty: Annotated[list[PenaltyName], _option("may be given more than once", _REG)] = [],  # noqa: B006
+    precision: Annotated[Precision, _option("of autocast", _STEP)] = "float32",
+    compile: Annotated[Compile | None, _option("mode of torch.compile", _STEP)] = None,
+    penalty: Annotated[list[str], _option("msvp or spectral; may be given more than once", _REG)] = [],  # noqa: B006
     lambda_q: Annotated[float, _option("MSVP's strength on W^Q", _REG)] = 1e-4,
     lambda_k: Annotated[float, _option("MSVP's strength on W^K", _REG)] = 1e-4,
     lambda_v: Annotated[float, _option("MSVP's strength on W^V", _REG)] = 1e-4,
@@ -93,44 +87,80 @@ def train_command(
     mix_probability: Annotated[float, _option("share of batches that are mixed", _AUG)] = 1.0,
 ) -> None:
     """Train a model; a killed run continues exactly with --resume."""
-    options = _resumed(context, run) if resume else context.params
+    given = _given(context)
+    options = _resumed(run, context.params, given) if resume else context.params
+    _check_options(options, given)
     _train(run, resume, options)
 
 
-def _resumed(context: typer.Context, run: Path) -> dict[str, Any]:
+# Options that say nothing without another one, which is named with the test for its presence.
+_NEEDS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
+    **dict.fromkeys(
+        ("lambda_q", "lambda_k", "lambda_v", "lambda_o", "per_head"),
+        ("--penalty msvp", lambda o: "msvp" in o["penalty"]),
+    ),
+    "spectral": ("--penalty spectral", lambda o: "spectral" in o["penalty"]),
+    "sam_adaptive": ("--sam", lambda o: o["sam"] is not None),
+    "momentum": ("--optimizer sgd", lambda o: o["optimizer"] == "sgd"),
+    "warmup": ("--schedule cosine", lambda o: o["schedule"] == "cosine"),
+    "mix_probability": ("--mixup or --cutmix", lambda o: bool(o["mixup"] or o["cutmix"])),
+    "data_root": ("--data other than digits", lambda o: o["data"] != "digits"),
+}
+_FROM_DATA = ("classes", "channels", "mean", "std")
+
+
+def _given(context: typer.Context) -> set[str]:
+    """The options that stand on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
+def _check_options(options: dict[str, Any], given: set[str]) -> None:
+    """Refuse a number that is not finite, and an option that would do nothing: it was meant to do something."""
+    for name, value in options.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"--{name.replace('_', '-')} must be finite, not {value}")
+    for name, (switch, present) in _NEEDS.items():
+        if name in given and not present(options):
+            flag = "--per-head or --per-matrix" if name == "per_head" else f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} has no effect without {switch}")
+
+
+def _resumed(run: Path, options: dict[str, Any], given: set[str]) -> dict[str, Any]:
     """The stored options, under those given now."""
     path = run / "arguments.json"
-    stored, options = runs.read_json(path), dict(context.params)
-    hints = get_type_hints(train_command)
-    for name in stored.keys() & options.keys():
-        source = context.get_parameter_source(name)
-        if source is None or source.name != "COMMANDLINE":
-            try:
-                options[name] = _restored(hints[name], stored[name])
-            except (TypeError, ValueError):
-                raise RunError(f"{path} holds {name!r} of a wrong kind") from None
-    return options
+    if not os.path.exists(path):
+        started = os.path.exists(run / "run.json")
+        found = "was not started by this command" if started else "holds no run to resume"
+        raise RunError(f"{run} {found}")
+    stored, hints = runs.read_json(path), get_type_hints(train_command)
+    result = dict(options)
+    for name in (stored.keys() & options.keys()) - given:
+        try:
+            result[name] = _restored(hints[name], stored[name])
+        except TypeError:
+            raise RunError(f"{path} holds {name!r} of a wrong kind") from None
+    return result
 
 
 def _restored(hint: Any, value: Any) -> Any:
     """An option from JSON, as the type that its annotation asks for."""
     if value is None and NoneType in get_args(hint):
         return None
-    if get_origin(hint) is UnionType:
+    if get_origin(hint) in (Union, UnionType):
         return _restored(next(part for part in get_args(hint) if part is not NoneType), value)
     if get_origin(hint) is list and isinstance(value, list):
         return [_restored(get_args(hint)[0], item) for item in value]
-    if isinstance(hint, type) and issubclass(hint, StrEnum | Path) and isinstance(value, str):
-        return hint(value)
+    if get_origin(hint) is Literal and value in get_args(hint):
+        return value
+    if hint is Path and isinstance(value, str):
+        return Path(value)
     if type(value) is hint or (hint is float and type(value) is int):
         return value
     raise TypeError(f"{value!r} is not a {hint}")
 
 
 def _train(run: Path, resume: bool, o: dict[str, Any]) -> None:
-    for name, value in o.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"--{name.replace('_', '-')} must be finite, not {value}")
     device = chosen_device(o["device"])
     config = _changed(preset(o["model"]), o["set_"])
     data = _data(o["data"], o["data_root"], o["verify_data"], config.image)
@@ -155,6 +185,8 @@ def _training(o: dict[str, Any]) -> Training:
         "msvp": MSVP(o["lambda_q"], o["lambda_k"], o["lambda_v"], o["lambda_o"], o["per_head"]),
         "spectral": SpectralNorm(o["spectral"]),
     }
+    if unknown := [name for name in o["penalty"] if name not in penalties]:
+        raise ConfigError(f"penalty {unknown[0]!r} is unknown; choose {' or '.join(penalties)}")
     return Training(
         epochs=o["epochs"],
         batch=o["batch"],
@@ -182,6 +214,8 @@ def _changed(config: ViTConfig, changes: list[str]) -> ViTConfig:
         name, equals, text = change.partition("=")
         if not equals:
             raise ConfigError(f"--set takes field=value, not {change!r}")
+        if name in _FROM_DATA:
+            raise ConfigError(f"the model's {name} comes from the data and cannot be set")
         try:
             fields[name] = json.loads(text)
         except ValueError:

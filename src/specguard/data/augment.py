@@ -1,6 +1,5 @@
 """Augmentation of whole batches on the device, with every draw taken from an explicit generator."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,21 +36,27 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         for name in ("crop", "jitter", "hue", "mixup", "cutmix"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"augmentation {name} must be finite and not negative, not {getattr(self, name)}")
+            if not 0 <= getattr(self, name) <= 1e6:  # NaN compares false
+                raise ConfigError(
+                    f"augmentation {name} must lie between 0 and a million, not {getattr(self, name)}"
+                )
         if not 0 <= self.mix_probability <= 1:
             raise ConfigError(f"mix_probability must lie in [0, 1], not {self.mix_probability}")
 
-    def check(self, channels: int) -> None:
-        """Refuse images that these changes are not made for."""
-        if (self.jitter or self.hue) and channels != 3:
-            raise ConfigError(f"colour jitter needs 3 channels, not {channels}")
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Refuse images, of channels x height x width, that these changes are not made for."""
+        if (self.jitter or self.hue) and shape[0] != 3:
+            raise ConfigError(f"colour jitter needs 3 channels, not {shape[0]}")
+        if self.crop > min(shape[1:]):
+            raise ConfigError(
+                f"a padding of {self.crop} pixels is more than an image of {shape[1]} x {shape[2]} takes"
+            )
 
     def __call__(
         self, images: Images, labels: Int64[Tensor, " batch"], classes: int, generator: torch.Generator
     ) -> tuple[Images, Targets]:
         """The changed images, still in [0, 1], and their targets as probabilities."""
-        self.check(images.shape[1])
+        self.check(tuple(images.shape[1:]))
         if self.crop:
             images = random_crop(images, self.crop, generator)
         if self.flip:

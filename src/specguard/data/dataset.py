@@ -72,10 +72,12 @@ class Data:
 
     def pixel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation of every channel over the training images, to four digits."""
-        channels = self.train.images.movedim(1, 0).flatten(1)
-        unit = 255 if channels.dtype == torch.uint8 else 1
-        mean = [round(float(c.double().mean() / unit), 4) for c in channels]
-        std = [max(round(float(c.double().std(correction=0) / unit), 4), 1e-4) for c in channels]
+        mean, std = [], []
+        for channel in self.train.images.unbind(1):
+            values, weights = _distribution(channel)
+            average = float((values * weights).sum())
+            mean.append(round(average, 4))
+            std.append(max(round(float(((values - average) ** 2 * weights).sum().sqrt()), 4), 1e-4))
         return tuple(mean), tuple(std)
 
     def fingerprint(self) -> str:
@@ -86,3 +88,12 @@ class Data:
                 digest.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
                 digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()
+
+
+def _distribution(channel: Tensor) -> tuple[Tensor, Tensor]:
+    """The pixel values that occur, in float64, and the share of each; bytes are counted, which needs no copy."""
+    if channel.dtype == torch.uint8:
+        counts = torch.stack([image.flatten().bincount(minlength=256) for image in channel.split(256)]).sum(0)
+        return torch.arange(256, dtype=torch.float64, device=channel.device) / 255, counts.double() / counts.sum()
+    values = channel.flatten().double()
+    return values, torch.full_like(values, 1 / len(values))

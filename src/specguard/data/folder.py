@@ -17,7 +17,7 @@ _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".ppm"})
 def image_folder(root: Path, size: int) -> Data:
     """RGB images of `size` x `size`: the largest centred square of each picture, resized (bicubic).
 
-    Classes are the sub-folders of `root`/train, in alphabetical order.
+    Classes are the sub-folders of `root`/train, in alphabetical order; names that start with a dot do not count.
     """
     if size < 1:
         raise ConfigError(f"the size of images must be positive, not {size}")
@@ -26,10 +26,12 @@ def image_folder(root: Path, size: int) -> Data:
     for split in (train, test):
         if not os.path.isdir(split):
             raise DataError(f"the folder {split} does not exist")
-    classes = tuple(sorted(p.name for p in train.iterdir() if p.is_dir()))
-    if strange := sorted(p.name for p in test.iterdir() if p.is_dir() and p.name not in classes):
+    classes = tuple(sorted(p.name for p in train.iterdir() if p.is_dir() and not p.name.startswith(".")))
+    if strange := sorted(
+        p.name for p in test.iterdir() if p.is_dir() and p.name not in classes and p.name[0] != "."
+    ):
         raise DataError(f"the class {strange[0]!r} of {test} has no folder in {train}")
-    return Data(root.name, _split(train, classes, size), _split(test, classes, size), classes)
+    return Data(root.resolve().name, _split(train, classes, size), _split(test, classes, size), classes)
 
 
 def _split(folder: Path, classes: tuple[str, ...], size: int) -> Dataset:
@@ -37,7 +39,7 @@ def _split(folder: Path, classes: tuple[str, ...], size: int) -> Dataset:
         (path, label)
         for label, name in enumerate(classes)
         for path in sorted((folder / name).glob("*"))
-        if path.suffix.lower() in _SUFFIXES
+        if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
     ]
     if not files:
         raise DataError(f"the folder {folder} holds no images")

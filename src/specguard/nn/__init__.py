@@ -23,9 +23,9 @@ from specguard.nn.layers import (
     Squareplus,
     TokenBatchNorm,
 )
-from specguard.nn.materialise import fingerprint, materialised
 from specguard.nn.presets import PRESETS, preset
 from specguard.nn.vit import Block, ViT, ViTConfig, config_from_json
+from specguard.nn.weights import check_architecture, fingerprint, materialised
 
 __all__ = [
     "PRESETS",
@@ -50,6 +50,7 @@ __all__ = [
     "ViTConfig",
     "attention_maps",
     "attention_weights",
+    "check_architecture",
     "config_from_json",
     "explicit",
     "fingerprint",

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from specguard.errors import ConfigError
 
@@ -118,17 +119,26 @@ class AttentionWeights:
 
 def attention_weights(model: nn.Module) -> tuple[AttentionWeights, ...]:
     """The q, k, v and o of every attention layer of `model`, in order."""
-    found: dict[Any, str] = {}
-    _find_attention(model, "", found)
     return tuple(
         AttentionWeights(name, layer.heads, (("qkv", layer.qkv.weight),), layer.out.weight)
-        for layer, name in found.items()
+        for layer, name in _attention_layers(model).items()
     )
+
+
+def _attention_layers(model: nn.Module) -> dict[Any, str]:
+    """Every attention layer with its name, in order; a subclass of one is an error, for it may be anything."""
+    found: dict[Any, str] = {}
+    _find_attention(model, "", found)
+    return found
 
 
 def _find_attention(module: nn.Module, name: str, found: dict[Any, str]) -> None:
     """As `named_modules`, at a quarter of its cost: a penalty asks at every step."""
-    if type(module) in (Attention, GatedPositionalAttention):
+    if isinstance(module, Attention | GatedPositionalAttention):
+        if type_before_parametrizations(module) not in (Attention, GatedPositionalAttention):
+            raise ConfigError(
+                f"{name or 'the model'} is a subclass of attention, {type(module).__name__}, unknown here"
+            )
         found.setdefault(module, name)
         return
     for child, inner in module._modules.items():
@@ -140,9 +150,8 @@ def explicit(model: nn.Module) -> nn.Module:
     """A copy of `model` on the explicit path, sharing every parameter and buffer with it."""
     shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
     twin = copy.deepcopy(model, memo=dict(shared))
-    for layer in twin.modules():
-        if isinstance(layer, Attention | GatedPositionalAttention):
-            layer.fused = False
+    for layer in _attention_layers(twin):
+        layer.fused = False
     return twin
 
 
@@ -150,9 +159,8 @@ def attention_maps(model: nn.Module, images: Float[Tensor, "batch channel height
     """The attention probabilities of every layer for these images, in order."""
     maps: list[Tensor] = []
     twin = explicit(model)
-    for layer in twin.modules():
-        if type(layer) in (Attention, GatedPositionalAttention):
-            layer.register_forward_pre_hook(lambda layer, inputs: maps.append(layer.probabilities(*inputs)))
+    for layer in _attention_layers(twin):
+        layer.register_forward_pre_hook(lambda layer, inputs: maps.append(layer.probabilities(*inputs)))
     twin(images)
     return tuple(maps)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
 
 from specguard.errors import ConfigError
 
@@ -148,14 +149,17 @@ class SmoothProject(nn.Module):
 
 
 class Softplus(nn.Module):
-    """log(1 + exp(beta x)) / beta, evaluated without torch's jump at a threshold, which would break bounds."""
+    """log(1 + exp(beta x)) / beta, without torch's jump at a threshold, which would break bounds.
+
+    As -logsigmoid(-beta x) / beta: other formulas have second derivatives of NaN far from zero.
+    """
 
     def __init__(self, beta: float = 1.0) -> None:
         super().__init__()
         self.beta = _positive("beta", beta)
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        return torch.logaddexp(self.beta * x, torch.zeros_like(x)) / self.beta
+        return -logsigmoid(-self.beta * x) / self.beta
 
     def extra_repr(self) -> str:
         return f"beta={self.beta}"

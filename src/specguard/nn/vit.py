@@ -30,7 +30,8 @@ from specguard.nn.layers import (
 Norm = Literal["layernorm", "rmsnorm", "batchnorm", "layerproject", "smoothproject", "none"]
 Activation = Literal["gelu", "gelu_tanh", "relu", "softplus", "squareplus"]
 Pool = Literal["class", "mean"]
-_LARGEST = 2**16  # far beyond any real model; a stranger's config must not ask for all memory
+# Far beyond any real model: a config may come from a stranger.
+_LARGEST, _DEEPEST, _MOST_WEIGHTS = 2**16, 2**10, 10**11
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,9 @@ class ViTConfig:
 
     def __post_init__(self) -> None:
         for name in ("image", "patch", "channels", "classes", "dim", "depth", "heads"):
-            if not 1 <= getattr(self, name) <= _LARGEST:
-                raise ConfigError(f"{name} must be at least 1 and at most {_LARGEST}, not {getattr(self, name)}")
+            most = _DEEPEST if name == "depth" else _LARGEST
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} must be at least 1 and at most {most}, not {getattr(self, name)}")
         for name in ("mlp_ratio", "norm_eps", "attention_radius", "residual_scale", "layer_scale", "mean", "std"):
             value = getattr(self, name) or 0.0
             for number in value if isinstance(value, tuple) else (value,):
@@ -78,8 +80,17 @@ class ViTConfig:
             raise ConfigError(f"dim {self.dim} cannot be divided among {self.heads} heads")
         if self.hidden < 1:
             raise ConfigError(f"mlp_ratio {self.mlp_ratio} leaves the feed-forward part no channel")
-        if not 0 <= self.local_blocks <= self.depth:
-            raise ConfigError(f"local_blocks {self.local_blocks} must lie between 0 and depth {self.depth}")
+        most_local = (
+            self.depth if self.pool == "mean" else self.depth - 1
+        )  # a class token that joins last sees nothing
+        if not 0 <= self.local_blocks <= most_local:
+            raise ConfigError(f"local_blocks must lie between 0 and {most_local}, not {self.local_blocks}")
+        if not self.norm_eps > 0:
+            raise ConfigError(f"norm_eps must be positive, not {self.norm_eps}")
+        if self.dim * (4 * self.dim + 2 * self.hidden) * self.depth > _MOST_WEIGHTS:
+            raise ConfigError(
+                f"a model of dim {self.dim} and depth {self.depth} has too many weights for any machine"
+            )
         for name, allowed in (("pool", Pool), ("norm", Norm), ("activation", Activation)):
             if getattr(self, name) not in get_args(allowed):
                 options = ", ".join(get_args(allowed))
@@ -173,7 +184,7 @@ def _normalisation(config: ViTConfig, radius: float) -> nn.Module:
         case "rmsnorm":
             return nn.RMSNorm(config.dim, eps=config.norm_eps)
         case "batchnorm":
-            return TokenBatchNorm(config.dim)
+            return TokenBatchNorm(config.dim, config.norm_eps)
         case "layerproject":
             return LayerProject(radius)
         case "smoothproject":

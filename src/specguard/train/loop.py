@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from specguard.data import Data, Dataset
 from specguard.errors import ConfigError, RunError, TrainingError
-from specguard.nn import ViT, fingerprint
+from specguard.nn import ViT, fingerprint, materialised
 from specguard.proportion import Proportion
 from specguard.runs import (
     Json,
@@ -73,6 +73,7 @@ def train(
         "model": asdict(model.config),
         "data": {"name": data.name, "fingerprint": data.fingerprint()},
         "training": described(training),
+        "initial_weights": fingerprint(model),
     }
     with locked(run):
         _open(run, settings, arguments, resume)
@@ -98,7 +99,7 @@ def _check_fit(model: ViT, data: Data, training: Training) -> None:
         raise ConfigError(f"{data.name} has images of shape {data.shape}, but the model takes {wanted}")
     if len(data.classes) != config.classes:
         raise ConfigError(f"{data.name} has {len(data.classes)} classes, but the model {config.classes}")
-    training.augmentation.check(data.shape[0])
+    training.augmentation.check(data.shape)
 
 
 def _first_records(path: Path, epochs: int) -> list[Json]:
@@ -127,9 +128,14 @@ def _open(run: Path, settings: Json, arguments: Json | None, resume: bool) -> No
         return
     if not resume:
         raise RunError(f"the run directory {run} already holds a run; resume it or name another")
-    stored = json.loads(json.dumps(settings))  # tuples and lists compare as they are stored
-    if difference := first_difference(read_json(path), stored):
-        raise RunError(f"{run} cannot be resumed with other settings: {difference}")
+    old, new = read_json(path), json.loads(json.dumps(settings))  # tuples and lists compare as they are stored
+    for record in (old, new):
+        if isinstance(record.get("data"), dict):
+            record["data"].pop("name", None)  # a folder may be renamed; the fingerprint tells
+        if checkpoint_steps(run):
+            record.pop("initial_weights", None)  # the checkpoint's weights take their place
+    if difference := first_difference(old, new):
+        raise RunError(f"{run} cannot be resumed with other settings ({difference}); name another run directory")
 
 
 class Loop:
@@ -196,8 +202,8 @@ class Loop:
         if training.clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), training.clip)
         self.state.optimizer.step()
-        if self.state.average is not None:
-            self.state.average.update_parameters(model)
+        if training.ema is not None:
+            self.state.update_average(training.ema)
         return values
 
     def gradients(self, images: Tensor, targets: Tensor) -> Tensor:
@@ -205,7 +211,9 @@ class Loop:
         state, training = self.state, self.training
         state.optimizer.zero_grad(set_to_none=True)
         loss, penalty = torch.zeros((), device=self.device), self.penalty()
-        parts = zip(images.chunk(training.accumulate), targets.chunk(training.accumulate), strict=True)
+        parts = zip(
+            images.tensor_split(training.accumulate), targets.tensor_split(training.accumulate), strict=True
+        )
         for part, (some_images, some_targets) in enumerate(parts):
             moment = Moment(state.step, self.steps, self.generator(f"objective {part}"))
             mixed = training.precision == "bfloat16"
@@ -244,9 +252,9 @@ class Loop:
             step = self.state.step - last + int(bad[0])
             raise TrainingError(
                 f"the loss is no longer finite at step {step} of {self.steps}; "
-                "the last checkpoint is kept, and a smaller learning rate may help"
+                "what was saved before is kept, and a smaller learning rate may help"
             )
-        return float(total[-1])
+        return float(self.state.losses[0, last])
 
     def record(self, epoch: int) -> Json:
         """The metrics of an epoch: a function of the settings alone."""
@@ -277,7 +285,7 @@ def _scores(model: nn.Module, split: Dataset, name: str, batch: int = 1000) -> J
         loss += float(cross_entropy(logits, labels, reduction="sum"))
     model.train(mode)
     if not torch.tensor(loss).isfinite():
-        raise TrainingError(f"the {name} loss is no longer finite; the last checkpoint is kept")
+        raise TrainingError(f"the {name} loss is no longer finite; what was saved before is kept")
     return {
         f"{name}_accuracy": correct / len(split),
         f"{name}_loss": loss / len(split),
@@ -287,7 +295,8 @@ def _scores(model: nn.Module, split: Dataset, name: str, batch: int = 1000) -> J
 
 def _finish(state: TrainingState, data: Data, run: Path, settings: Json) -> Json:
     """Write the final weights, then the result, whose presence says that the run is complete."""
-    final, weights = (state.average.module, "ema") if state.average is not None else (state.model, "raw")
+    trained, weights = (state.average.module, "ema") if state.average is not None else (state.model, "raw")
+    final = materialised(trained)
     hashed = fingerprint(final)
     write_tensors(run / "model.safetensors", final.state_dict())
     model = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
@@ -30,7 +30,6 @@ class Moment:
         return self.step / self.steps
 
 
-@runtime_checkable
 class Objective(Protocol):
     """The mean loss of a batch. Targets are probabilities, so that mixed batches need no second form.
 

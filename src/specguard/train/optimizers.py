@@ -41,6 +41,8 @@ class AdamW:
 
     def __post_init__(self) -> None:
         _check_rates(self)
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"the betas of AdamW must lie in [0, 1), not {self.betas}")
 
     def build(self, model: nn.Module, fused: bool) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameter_groups(model, self.weight_decay), self.lr, self.betas, fused=fused)
@@ -74,14 +76,14 @@ class SAM:
             factor = torch.where(length > 0, self.rho / length, 0.0)
             for (weight, _), gradient in zip(pairs, scaled, strict=True):
                 weight.add_((gradient * weight.abs() if self.adaptive else gradient) * factor)
-        momenta = {m: m.momentum for m in model.modules() if isinstance(m, nn.BatchNorm1d)}
-        for layer in momenta:
-            layer.momentum = 0.0
+        tracking = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d) and m.track_running_stats]
+        for layer in tracking:
+            layer.track_running_stats = False
         try:
             yield
         finally:
-            for layer, momentum in momenta.items():
-                layer.momentum = momentum
+            for layer in tracking:
+                layer.track_running_stats = True
             with torch.no_grad():
                 for (weight, _), old in zip(pairs, kept, strict=True):
                     weight.copy_(old)
@@ -102,7 +104,7 @@ class Cosine:
 
     def factor(self, step: int, steps: int, steps_per_epoch: int) -> float:
         """The learning rate at `step`, as a share of its peak."""
-        warm = min(round(self.warmup * steps_per_epoch), steps)
+        warm = round(min(self.warmup * steps_per_epoch, steps))
         if step < warm:
             return (step + 1) / warm
         cosine = math.cos(math.pi * (step - warm) / max(steps - warm, 1))
@@ -121,14 +123,16 @@ class OneCycle:
     end: float = 1 / 25e4
 
     def __post_init__(self) -> None:
-        if not 0 < self.rise < 1:
-            raise ConfigError(f"the rise of a one-cycle schedule must lie between 0 and 1, not {self.rise}")
+        if not (0 < self.rise < 1 and 0 <= self.start <= 1 and 0 <= self.end <= 1):
+            raise ConfigError(
+                "the rise of a one-cycle schedule must lie between 0 and 1, its start and end in [0, 1]"
+            )
 
     def factor(self, step: int, steps: int, steps_per_epoch: int) -> float:
         """The learning rate at `step`, as a share of its peak."""
         top = self.rise * steps - 1
         if step <= top:
-            low, share = self.start, 1 - step / top
+            low, share = self.start, 1 - step / max(top, 1e-9)
         else:
             low, share = self.end, (step - top) / max(steps - 1 - top, 1e-9)
         return low + (1 - low) * (1 + math.cos(math.pi * share)) / 2

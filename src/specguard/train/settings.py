@@ -16,11 +16,12 @@ Compile = Literal["default", "reduce-overhead", "max-autotune"]
 
 @dataclass(frozen=True)
 class Training:
-    """How to train. `batch` images make one optimizer step, in `accumulate` equal parts.
+    """How to train. `batch` images make one optimizer step, in `accumulate` nearly equal parts.
 
-    `ema` is the decay of averaged weights, which then are the result. `clip` bounds the gradient's norm.
-    `precision` is that of autocast, `compile` a mode of torch.compile. A checkpoint is written after every epoch,
-    and also every `checkpoint_steps` steps if given.
+    An epoch is as many whole batches as there are; the images left over, others every time, wait for the next.
+    `ema` is the decay of averaged weights, which then are the result; it rises to that value over the first steps.
+    `clip` bounds the gradient's norm. `precision` is that of autocast, `compile` a mode of torch.compile. A
+    checkpoint is written after every epoch, and also every `checkpoint_steps` steps if given.
     """
 
     epochs: int = 20
@@ -50,7 +51,12 @@ class Training:
             raise ConfigError(f"the EMA decay must lie in [0, 1), not {self.ema}")
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
             raise ConfigError(f"the clipping norm must be positive, not {self.clip}")
-        if self.precision not in ("float32", "bfloat16"):
-            raise ConfigError(f"precision {self.precision!r} is unknown; choose float32 or bfloat16")
+        if self.precision not in get_args(Precision):
+            raise ConfigError(f"precision {self.precision!r} is unknown; choose {', '.join(get_args(Precision))}")
         if self.compile not in (None, *get_args(Compile)):
             raise ConfigError(f"compile mode {self.compile!r} is unknown; choose {', '.join(get_args(Compile))}")
+        if self.accumulate > 1 and self.compile not in (None, "default"):
+            # CUDA graphs reuse the memory of the first part's gradients before the second is added.
+            raise ConfigError(
+                f"gradient accumulation does not go with compile mode {self.compile!r}; use 'default'"
+            )

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from specguard.adapt.run import check_architecture
 from specguard.errors import CheckpointError, TrainingError
-from specguard.nn import ViT
+from specguard.nn import ViT, check_architecture
 from specguard.penalties import Vectors
 from specguard.runs import derived_seed, read_checkpoint, write_checkpoint
 from specguard.train.settings import Training
@@ -26,13 +25,19 @@ class TrainingState:
         self.optimizer = training.optimizer.build(model, fused=device.type == "cuda")
         self.average: AveragedModel | None = None
         if training.ema is not None:
-            self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(training.ema))
+            self.average = AveragedModel(model)
         self.vectors: list[Vectors] = []
         for i, penalty in enumerate(training.penalties):
             generator = torch.Generator(device).manual_seed(derived_seed(training.seed, "penalty", i))
             self.vectors.append(penalty.start(model, generator))
         self.step = 0
         self.losses = torch.zeros(2, steps_per_epoch, device=device)  # objective, penalties
+
+    def update_average(self, decay: float) -> None:
+        """Move the averaged weights; the decay rises, or the first weights would weigh on all of a short run."""
+        assert self.average is not None
+        self.average.multi_avg_fn = get_ema_multi_avg_fn(min(decay, (1 + self.step) / (10 + self.step)))
+        self.average.update_parameters(self.model)
 
     def save(self, run: Path) -> None:
         """Write a checkpoint; weights that are not finite are never written over good ones."""

@@ -1,13 +1,16 @@
-"""A model as plain weights: what rules may look at, and what a hash stands for."""
+"""A model as plain weights: what rules may look at, what a hash stands for, and what fits into it."""
 
 import copy
 import hashlib
 import json
 from dataclasses import asdict, is_dataclass
+from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
+
+from specguard.errors import CheckpointError
 
 
 def materialised(model: nn.Module) -> nn.Module:
@@ -58,3 +61,16 @@ def fingerprint(model: nn.Module) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def check_architecture(model: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
+    """Refuse `tensors` for `model`, naming the first that is missing, unknown or of another shape."""
+    wanted = model.state_dict()
+    for name in sorted(wanted.keys() | tensors.keys()):
+        if name not in tensors:
+            raise CheckpointError(f"{source} is of another architecture: it lacks {name!r}")
+        if name not in wanted:
+            raise CheckpointError(f"{source} is of another architecture: it has an unknown {name!r}")
+        if tensors[name].shape != wanted[name].shape:
+            shapes = f"{tuple(tensors[name].shape)}, not {tuple(wanted[name].shape)}"
+            raise CheckpointError(f"{source} is of another architecture: {name!r} has shape {shapes}")
