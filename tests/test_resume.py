@@ -21,6 +21,7 @@ from specguard.errors import RunError
 from specguard.nn import ViT, preset
 from specguard.penalties import MSVP, SpectralNorm
 from specguard.train import SAM, SGD, AdamW, Cosine, CrossEntropy, OneCycle, Progress, Training, loop, train
+from specguard.train import run as run_module
 from specguard.train import state as state_module
 
 # Three epochs of three steps. Together, the settings have every kind of state: moments, averages, vectors of
@@ -405,7 +406,7 @@ def test_records_of_the_time_after_the_checkpoint_that_are_not_removed_are_notic
         with pytest.raises(Death):
             start(run, "adamw")
     assert [record["epoch"] for record in runs.read_lines(run / "metrics.jsonl")] == [1, 2]
-    monkeypatch.setattr(loop, "_first_records", lambda path, epochs: runs.read_lines(path))
+    monkeypatch.setattr(run_module, "_first_records", lambda path, epochs: runs.read_lines(path))
     assert difference(run, "adamw", uninterrupted("adamw")) == "metrics.jsonl"
 
 

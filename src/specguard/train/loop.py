@@ -1,10 +1,9 @@
-"""The one training loop: an objective, penalties, an optimizer; killed at any moment, it resumes exactly."""
+"""The one training loop: an objective, penalties, an optimizer."""
 
-import json
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from specguard.data import Data, Dataset
-from specguard.errors import ConfigError, RunError, TrainingError
-from specguard.nn import ViT, fingerprint, materialised
-from specguard.proportion import Proportion
-from specguard.runs import (
-    Json,
-    append_line,
-    checkpoint_steps,
-    derived_seed,
-    described,
-    environment,
-    first_difference,
-    locked,
-    read_json,
-    read_lines,
-    rewrite_lines,
-    write_json,
-    write_tensors,
-)
+from specguard.errors import TrainingError
+from specguard.runs import Json, append_line, derived_seed
 from specguard.train.objectives import Model, Moment
 from specguard.train.settings import Training
 from specguard.train.state import TrainingState
@@ -49,93 +32,6 @@ class Progress:
 
 
 Watcher = Callable[[Progress], None]
-
-
-def train(
-    model: ViT,
-    data: Data,
-    run: Path,
-    training: Training,
-    *,
-    device: torch.device,
-    resume: bool = False,
-    arguments: Json | None = None,
-    watch: Watcher = lambda progress: None,
-) -> Json:
-    """Train `model` in place, leave everything in the directory `run`, and return its result record.
-
-    With `resume`, continue from the last checkpoint with the same settings; on the CPU the outcome is then
-    bit for bit that of an uninterrupted run. A finished run is returned as it is. `arguments` are kept beside the
-    settings of a new run, for a command line that wants to be resumed without repeating them.
-    """
-    _check_fit(model, data, training)
-    settings = {
-        "model": asdict(model.config),
-        "data": {"name": data.name, "fingerprint": data.fingerprint()},
-        "training": described(training),
-        "initial_weights": fingerprint(model),
-    }
-    with locked(run):
-        _open(run, settings, arguments, resume)
-        steps_per_epoch = max(len(data.train) // training.batch, 1)
-        state = TrainingState(model, training, steps_per_epoch, device)
-        if checkpoints := checkpoint_steps(run):
-            state.load(run, checkpoints[-1])
-        if (run / "result.json").exists():
-            return _stored_result(run / "result.json")
-        for name in ("metrics.jsonl", "timing.jsonl"):
-            # Records that were written after the last checkpoint will be written again.
-            rewrite_lines(run / name, _first_records(run / name, state.step // steps_per_epoch))
-        starts = run / "environment.jsonl"
-        rewrite_lines(starts, [*read_lines(starts), environment(device)])
-        Loop(state, training, data, run, device, watch).complete()
-        return _finish(state, data, run, settings)
-
-
-def _check_fit(model: ViT, data: Data, training: Training) -> None:
-    config = model.config
-    wanted = (config.channels, config.image, config.image)
-    if data.shape != wanted:
-        raise ConfigError(f"{data.name} has images of shape {data.shape}, but the model takes {wanted}")
-    if len(data.classes) != config.classes:
-        raise ConfigError(f"{data.name} has {len(data.classes)} classes, but the model {config.classes}")
-    training.augmentation.check(data.shape)
-
-
-def _first_records(path: Path, epochs: int) -> list[Json]:
-    """One record for each of the first epochs; a file that lost some is an error, not a hole."""
-    records = read_lines(path)[:epochs]
-    if [r.get("epoch") for r in records] != list(range(1, epochs + 1)):
-        raise RunError(f"{path} lacks records of epochs that the last checkpoint has done")
-    return records
-
-
-def _stored_result(path: Path) -> Json:
-    result = read_json(path)
-    match result.get("test_accuracy"):
-        case {"count": int(), "n": int()}:
-            return result
-    raise RunError(f"{path} does not hold the result of a run")
-
-
-def _open(run: Path, settings: Json, arguments: Json | None, resume: bool) -> None:
-    """See to it that the settings on disk are these."""
-    path = run / "run.json"
-    if not path.exists():
-        if arguments is not None:
-            write_json(run / "arguments.json", arguments)
-        write_json(path, settings)
-        return
-    if not resume:
-        raise RunError(f"the run directory {run} already holds a run; resume it or name another")
-    old, new = read_json(path), json.loads(json.dumps(settings))  # tuples and lists compare as they are stored
-    for record in (old, new):
-        if isinstance(record.get("data"), dict):
-            record["data"].pop("name", None)  # a folder may be renamed; the fingerprint tells
-        if checkpoint_steps(run):
-            record.pop("initial_weights", None)  # the checkpoint's weights take their place
-    if difference := first_difference(old, new):
-        raise RunError(f"{run} cannot be resumed with other settings ({difference}); name another run directory")
 
 
 class Loop:
@@ -291,34 +187,6 @@ def _scores(model: nn.Module, split: Dataset, name: str, batch: int = 1000) -> J
         f"{name}_loss": loss / len(split),
         f"{name}_correct": correct,
     }
-
-
-def _finish(state: TrainingState, data: Data, run: Path, settings: Json) -> Json:
-    """Write the final weights, then the result, whose presence says that the run is complete."""
-    trained, weights = (state.average.module, "ema") if state.average is not None else (state.model, "raw")
-    final = materialised(trained)
-    hashed = fingerprint(final)
-    write_tensors(run / "model.safetensors", final.state_dict())
-    model = {
-        "config": settings["model"],
-        "fingerprint": hashed,
-        "weights": weights,
-        "classes": list(data.classes),
-    }
-    write_json(run / "model.json", model)
-    metrics = read_lines(run / "metrics.jsonl")[-1]
-    accuracy = Proportion(metrics["ema_test_correct" if weights == "ema" else "test_correct"], len(data.test))
-    result = {
-        "test_accuracy": accuracy.record(),
-        "weights": weights,
-        "fingerprint": hashed,
-        "metrics": metrics,
-        "seconds": sum(r["seconds"] for r in read_lines(run / "timing.jsonl")),
-        "settings": settings,
-        "environment": read_lines(run / "environment.jsonl")[-1],
-    }
-    write_json(run / "result.json", result)
-    return result
 
 
 def _order(count: int, seed: int, epoch: int) -> Tensor:
