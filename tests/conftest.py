@@ -52,3 +52,12 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(20240203)
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """For such small models, threads that wait for each other on a busy machine are all the time it takes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -6,7 +6,7 @@ import pickle
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_type_hints
@@ -23,17 +23,11 @@ from specguard.nn import PRESETS, ViT
 from specguard.train import loop
 from specguard.train import state as state_module
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 # A run of about a tenth of a second.
 SMALL = ("--epochs", "1", "--batch", "512", "--device", "cpu", "--set", "dim=8", "--set", "depth=1")
 COLOUR = ("--epochs", "1", "--device", "cpu", "--model", "deit_tiny_patch4_32", "--set", "depth=1")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ from specguard.train import SAM, SGD, AdamW, Cosine, CrossEntropy, OneCycle, Pro
 from specguard.train import run as run_module
 from specguard.train import state as state_module
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 # Three epochs of three steps. Together, the settings have every kind of state: moments, averages, vectors of
 # power iterations, running statistics, the losses of an epoch that has begun; and every kind of randomness.
 SETTINGS: dict[str, tuple[dict[str, Any], Training]] = {
@@ -100,15 +102,6 @@ def outcome(run: Path) -> dict[str, object]:
         "timing": [r["epoch"] for r in runs.read_lines(run / "timing.jsonl")],
         "environment": runs.read_lines(run / "environment.jsonl")[-1]["versions"],
     }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """For such a small model, threads that wait for each other on a busy machine are all the time it takes."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)
