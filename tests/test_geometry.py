@@ -458,3 +458,13 @@ def test_a_planted_wrong_ball_is_caught(wrong, law, norm):
     law(Ball(norm, 0.3, box))
     with pytest.raises(AssertionError):
         law(wrong(norm, 0.3, box))
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_a_sample_may_be_a_single_number(norm, generator):
+    ball, center = Ball(norm, 0.25), torch.tensor([0.1, 0.5, 0.9])
+    x = torch.tensor([0.9, 0.6, -3.0])
+    torch.testing.assert_close(ball.project(x, center), torch.tensor([0.35, 0.6, 0.65]))
+    torch.testing.assert_close(ball.distance(x, center), (x - center).abs())
+    torch.testing.assert_close(ball.steepest(x), x.sign())
+    assert ball.contains(ball.sample(center, generator), center).all()

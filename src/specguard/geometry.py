@@ -49,7 +49,7 @@ class Ball:
         """
         inside = self.distance(x, center) <= self.radius + tolerance * max(1.0, self.radius)
         if self.box:
-            flat = x.flatten(1)
+            flat = _rows(x)
             inside &= ((flat >= -tolerance) & (flat <= 1 + tolerance)).all(1)
         return inside
 
@@ -104,7 +104,12 @@ class Ball:
 
 
 def _vector_norm(x: Tensor, order: float) -> Tensor:
-    return torch.linalg.vector_norm(x.flatten(1), order, dim=1)
+    return torch.linalg.vector_norm(_rows(x), order, dim=1)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Each sample as one row; a sample may be a single number."""
+    return x.flatten(1) if x.ndim > 1 else x.unsqueeze(1)
 
 
 def _by_largest_entry(x: Tensor) -> tuple[Tensor, Tensor]:
