@@ -19,7 +19,7 @@ class Augmentation:
     """Random changes of a batch of images in [0, 1]; every field at its default does nothing.
 
     crop:    pixels of zero padding, of which a window of the old size is cut at random
-    flip:    mirror every other image, left to right
+    flip:    mirror each image, left to right, with probability 1/2
     jitter:  width of the random factors of brightness, contrast and saturation (0.4: from 0.6 to 1.4)
     hue:     largest rotation of the colour circle, in turns (0.1: 36 degrees), in YIQ space
     mixup, cutmix: parameter of the Beta distribution of the mixing weight (0: off)
