@@ -42,7 +42,8 @@ class LoopedMSVP(MSVP):
         ]
         return tuple(torch.linalg.svd(head)[2][0] for head in heads)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # unrolled over two hundred heads, it would take minutes to compile
+    # Not compiled: unrolled over two hundred heads, it would take minutes.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, model: nn.Module, vectors: Vectors) -> tuple[Tensor, Vectors]:
         following, value = list(vectors), torch.zeros((), device=vectors[0].device)
         index = 0

@@ -36,7 +36,7 @@ def demo(run: Path, epochs: int, out: Console, bar: Bar) -> None:
             table.add_row("before training", "", *_largest(model))
         with bar() as watch:
             result = train(model, data, run / name, training, device=device, resume=True, watch=watch)
-        accuracy = Proportion(result["test_accuracy"]["count"], result["test_accuracy"]["n"])
+        accuracy = Proportion.from_record(result["test_accuracy"])
         table.add_row(name, str(accuracy), *_largest(from_run(run / name)))
     out.print(table)
     out.print(f"everything is in {run}", markup=False, soft_wrap=True)

@@ -22,6 +22,11 @@ class Proportion:
         low, high = binomtest(self.count, self.total).proportion_ci(0.95, method="wilson")
         return float(low), float(high)
 
+    @classmethod
+    def from_record(cls, record: dict[str, int]) -> "Proportion":
+        """What `record` wrote."""
+        return cls(record["count"], record["n"])
+
     def record(self) -> dict[str, object]:
         """As JSON."""
         return {"value": self.value, "count": self.count, "n": self.total, "interval95": list(self.interval)}

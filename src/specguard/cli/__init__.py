@@ -57,13 +57,16 @@ def main() -> NoReturn:
         app()
     except SpecGuardError as error:
         _fail(str(error))
-    except (MemoryError, torch.OutOfMemoryError):
-        _fail("there is not enough memory; a smaller model or batch may fit")
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):  # what torch says on the CPU, where it has no type of its own
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
             raise
         _fail("there is not enough memory; a smaller model or batch may fit")
     sys.exit(0)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """torch has a type of its own for this on the GPU; on the CPU only its message tells."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _fail(sentence: str) -> NoReturn:

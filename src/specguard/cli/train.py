@@ -173,8 +173,7 @@ def _train(run: Path, resume: bool, o: dict[str, Any]) -> None:
     advice = f"continue with: specguard train --run {shlex.quote(str(run))} --resume"
     with interruptible(advice), progress_bar() as watch:
         result = train(model, data, run, training, device=device, resume=resume, arguments=arguments, watch=watch)
-    share = Proportion(result["test_accuracy"]["count"], result["test_accuracy"]["n"])
-    out.print(f"test accuracy {share}", markup=False)
+    out.print(f"test accuracy {Proportion.from_record(result['test_accuracy'])}", markup=False)
     out.print(f"result in {run / 'result.json'}", markup=False, soft_wrap=True)
 
 
@@ -223,12 +222,12 @@ def _changed(config: ViTConfig, changes: list[str]) -> ViTConfig:
     return config_from_json(fields)
 
 
-def _data(name: str, root: Path | str | None, verify: bool, size: int) -> Data:
+def _data(name: str, root: Path | None, verify: bool, size: int) -> Data:
     if name == "digits":
         return digits()
     if root is None:
         raise ConfigError(f"data {name!r} needs --data-root, the folder where it lies")
     if name == "folder":
-        return image_folder(Path(root), size)
+        return image_folder(root, size)
     loaders = {"cifar10": cifar10, "cifar100": cifar100, "svhn": svhn}
-    return loaders[name](Path(root), verify)
+    return loaders[name](root, verify)

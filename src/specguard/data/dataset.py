@@ -91,9 +91,9 @@ class Data:
 
 
 def _distribution(channel: Tensor) -> tuple[Tensor, Tensor]:
-    """The pixel values that occur, in float64, and the share of each; bytes are counted, which needs no copy."""
+    """Pixel values in float64, and the share of each. Bytes are counted, in portions: no large copy is made."""
     if channel.dtype == torch.uint8:
-        counts = torch.stack([image.flatten().bincount(minlength=256) for image in channel.split(256)]).sum(0)
+        counts = torch.stack([some.flatten().bincount(minlength=256) for some in channel.split(256)]).sum(0)
         return torch.arange(256, dtype=torch.float64, device=channel.device) / 255, counts.double() / counts.sum()
     values = channel.flatten().double()
     return values, torch.full_like(values, 1 / len(values))

@@ -26,10 +26,9 @@ def image_folder(root: Path, size: int) -> Data:
     for split in (train, test):
         if not os.path.isdir(split):
             raise DataError(f"the folder {split} does not exist")
-    classes = tuple(sorted(p.name for p in train.iterdir() if p.is_dir() and not p.name.startswith(".")))
-    if strange := sorted(
-        p.name for p in test.iterdir() if p.is_dir() and p.name not in classes and p.name[0] != "."
-    ):
+    classes = tuple(p.name for p in _visible(train) if p.is_dir())
+    strange = [p.name for p in _visible(test) if p.is_dir() and p.name not in classes]
+    if strange:
         raise DataError(f"the class {strange[0]!r} of {test} has no folder in {train}")
     return Data(root.resolve().name, _split(train, classes, size), _split(test, classes, size), classes)
 
@@ -38,8 +37,8 @@ def _split(folder: Path, classes: tuple[str, ...], size: int) -> Dataset:
     files = [
         (path, label)
         for label, name in enumerate(classes)
-        for path in sorted((folder / name).glob("*"))
-        if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
+        for path in _visible(folder / name)
+        if path.suffix.lower() in _SUFFIXES
     ]
     if not files:
         raise DataError(f"the folder {folder} holds no images")
@@ -47,6 +46,11 @@ def _split(folder: Path, classes: tuple[str, ...], size: int) -> Dataset:
     for i, (path, _) in enumerate(files):
         images[i] = _image(path, size)
     return Dataset(images, torch.tensor([label for _, label in files], dtype=torch.int64))
+
+
+def _visible(folder: Path) -> list[Path]:
+    """What a folder holds, in order, but for names that start with a dot."""
+    return sorted(folder.glob("[!.]*"))
 
 
 def _image(path: Path, size: int) -> torch.Tensor:

@@ -80,9 +80,8 @@ class ViTConfig:
             raise ConfigError(f"dim {self.dim} cannot be divided among {self.heads} heads")
         if self.hidden < 1:
             raise ConfigError(f"mlp_ratio {self.mlp_ratio} leaves the feed-forward part no channel")
-        most_local = (
-            self.depth if self.pool == "mean" else self.depth - 1
-        )  # a class token that joins last sees nothing
+        # A class token joins after the local blocks: were there no block behind them, it would see nothing.
+        most_local = self.depth if self.pool == "mean" else self.depth - 1
         if not 0 <= self.local_blocks <= most_local:
             raise ConfigError(f"local_blocks must lie between 0 and {most_local}, not {self.local_blocks}")
         if not self.norm_eps > 0:

@@ -98,8 +98,7 @@ class Loop:
         if training.clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), training.clip)
         self.state.optimizer.step()
-        if training.ema is not None:
-            self.state.update_average(training.ema)
+        self.state.update_average()
         return values
 
     def gradients(self, images: Tensor, targets: Tensor) -> Tensor:

@@ -106,10 +106,11 @@ def _open(run: Path, settings: Json, arguments: Json | None, resume: bool) -> No
     if not resume:
         raise RunError(f"the run directory {run} already holds a run; resume it or name another")
     old, new = read_json(path), json.loads(json.dumps(settings))  # tuples and lists compare as they are stored
+    begun = bool(checkpoint_steps(run))
     for record in (old, new):
         if isinstance(record.get("data"), dict):
             record["data"].pop("name", None)  # a folder may be renamed; the fingerprint tells
-        if checkpoint_steps(run):
+        if begun:
             record.pop("initial_weights", None)  # the checkpoint's weights take their place
     if difference := first_difference(old, new):
         raise RunError(f"{run} cannot be resumed with other settings ({difference}); name another run directory")

@@ -24,7 +24,8 @@ class TrainingState:
         self.model = model.to(device)
         self.optimizer = training.optimizer.build(model, fused=device.type == "cuda")
         self.average: AveragedModel | None = None
-        if training.ema is not None:
+        self.decay = training.ema
+        if self.decay is not None:
             self.average = AveragedModel(model)
         self.vectors: list[Vectors] = []
         for i, penalty in enumerate(training.penalties):
@@ -33,11 +34,11 @@ class TrainingState:
         self.step = 0
         self.losses = torch.zeros(2, steps_per_epoch, device=device)  # objective, penalties
 
-    def update_average(self, decay: float) -> None:
-        """Move the averaged weights; the decay rises, or the first weights would weigh on all of a short run."""
-        assert self.average is not None
-        self.average.multi_avg_fn = get_ema_multi_avg_fn(min(decay, (1 + self.step) / (10 + self.step)))
-        self.average.update_parameters(self.model)
+    def update_average(self) -> None:
+        """Move the averaged weights, if any; the decay rises, or the first weights would weigh on a short run."""
+        if self.average is not None and self.decay is not None:
+            self.average.multi_avg_fn = get_ema_multi_avg_fn(min(self.decay, (1 + self.step) / (10 + self.step)))
+            self.average.update_parameters(self.model)
 
     def save(self, run: Path) -> None:
         """Write a checkpoint; weights that are not finite are never written over good ones."""
