@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
+from specguard.noise import Noise
 
 BATCH = 4
 SHAPES = ((1,), (11,), (3, 5), (2, 3, 7))
@@ -26,6 +27,10 @@ DUAL_ORDER = {"l2": 2, "linf": 1}
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def noise(center: Tensor, seed: int = 0) -> Noise:
+    return Noise.of(torch.arange(len(center)), seed)
 
 
 def centers(seed: int = 1) -> Iterator[Tensor]:
@@ -131,7 +136,7 @@ def law_no_point_of_the_set_is_nearer_than_the_projection(ball: Ball) -> None:
 def law_samples_lie_in_the_set(ball: Ball) -> None:
     for center in centers():
         for seed in range(5):
-            x = ball.sample(center, seeded(seed))
+            x = ball.sample(center, noise(center, seed))
             assert (x.shape, x.dtype) == (center.shape, center.dtype)
             assert (length(x - center, ORDER[ball.norm]) <= ball.radius + tolerance(ball)).all()
             assert not ball.box or ((x >= 0) & (x <= 1)).all()
@@ -141,8 +146,8 @@ def law_samples_lie_in_the_set(ball: Ball) -> None:
 def law_samples_differ_within_a_batch_and_from_draw_to_draw(ball: Ball) -> None:
     for center in centers():
         same = center[:1].expand(20, *center.shape[1:]).contiguous().clamp(0.3, 0.7)
-        first, again, other = (ball.sample(same, seeded(seed)) for seed in (0, 0, 1))
-        assert torch.equal(first, again), "the generator decides"
+        first, again, other = (ball.sample(same, noise(same, seed)) for seed in (0, 0, 1))
+        assert torch.equal(first, again), "the noise decides"
         assert (len(first.unique(dim=0)) > 1) == (ball.radius > 0)
         assert torch.equal(first, other) == (ball.radius == 0)
 
@@ -151,7 +156,7 @@ def law_samples_are_uniform(ball: Ball) -> None:
     """Without the box: the share of volume within a sample's distance, (distance / radius)^n, is uniform."""
     for size in (1, 2, 7):
         center = torch.full((4000, size), 0.5, dtype=torch.float64)
-        offset = exact(ball.sample(center, seeded(size)) - center)
+        offset = exact(ball.sample(center, noise(center, size)) - center)
         share = (np.linalg.norm(offset, ORDER[ball.norm], axis=1) / ball.radius) ** size
         assert abs(share.mean() - 0.5) < 0.02
         assert stats.kstest(share, "uniform").pvalue > 1e-3
@@ -255,7 +260,7 @@ def law_hoelder(ball: Ball) -> None:
 def law_radius_zero_is_the_center(ball: Ball) -> None:
     point = replace(ball, radius=0.0)
     for center in centers():
-        assert torch.equal(point.sample(center, seeded()), center)
+        assert torch.equal(point.sample(center, noise(center)), center)
         for x in strays(point, center):
             assert torch.equal(point.project(x, center), center)
 
@@ -264,7 +269,7 @@ def law_a_batch_of_none_is_a_batch(ball: Ball) -> None:
     """Attacks go on with the samples that still stand, and there may be none."""
     for like in centers():
         none = like[:0]
-        for same in (ball.project(none, none), ball.sample(none, seeded()), ball.steepest(none)):
+        for same in (ball.project(none, none), ball.sample(none, noise(none)), ball.steepest(none)):
             assert same.shape == none.shape
         for values in (ball.distance(none, none), ball.contains(none, none), ball.dual_norm(none)):
             assert values.shape == (0,)
@@ -353,30 +358,28 @@ class ForgetsTheBox(Ball):
 
 
 class SamplesTheWrongRadius(Ball):
-    def sample(self, center, generator):
-        return center + 1.001 * self.radius * self.steepest(
-            torch.randn(center.shape, generator=generator).to(center)
-        )
+    def sample(self, center, noise):
+        return center + 1.001 * self.radius * self.steepest(noise.normal(center.shape[1:], center.dtype))
 
 
 class SamplesTheSurface(Ball):
-    def sample(self, center, generator):
-        step = self.steepest(torch.randn(center.shape, generator=generator).to(center))
+    def sample(self, center, noise):
+        step = self.steepest(noise.normal(center.shape[1:], center.dtype))
         return self.project(center + self.radius * step, center)
 
 
 class SamplesOnce(Ball):
-    def sample(self, center, generator):
-        offset = super().sample(center[:1], generator) - center[:1]
+    def sample(self, center, noise):
+        offset = super().sample(center[:1], noise[torch.tensor([0])]) - center[:1]
         return self.project(center + offset, center)
 
 
 class SamplesTowardsTheCenter(Ball):
     """The radius as U instead of U^(1/n)."""
 
-    def sample(self, center, generator):
-        surface = SamplesTheSurface(self.norm, self.radius, self.box).sample(center, generator)
-        share = torch.rand(len(center), generator=generator).to(center).view(-1, *[1] * (center.ndim - 1))
+    def sample(self, center, noise):
+        surface = SamplesTheSurface(self.norm, self.radius, self.box).sample(center, noise)
+        share = noise.fold(7).uniform((1,) * (center.ndim - 1), center.dtype)
         return center + (surface - center) * share
 
 
@@ -461,10 +464,10 @@ def test_a_planted_wrong_ball_is_caught(wrong, law, norm):
 
 
 @pytest.mark.parametrize("norm", ["l2", "linf"])
-def test_a_sample_may_be_a_single_number(norm, generator):
+def test_a_sample_may_be_a_single_number(norm):
     ball, center = Ball(norm, 0.25), torch.tensor([0.1, 0.5, 0.9])
     x = torch.tensor([0.9, 0.6, -3.0])
     torch.testing.assert_close(ball.project(x, center), torch.tensor([0.35, 0.6, 0.65]))
     torch.testing.assert_close(ball.distance(x, center), (x - center).abs())
     torch.testing.assert_close(ball.steepest(x), x.sign())
-    assert ball.contains(ball.sample(center, generator), center).all()
+    assert ball.contains(ball.sample(center, noise(center)), center).all()

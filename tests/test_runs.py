@@ -20,6 +20,7 @@ from specguard import runs
 from specguard.adapt import from_run
 from specguard.data import Augmentation, Data, Dataset, digits
 from specguard.errors import CheckpointError, RunError, SpecGuardError
+from specguard.geometry import Ball
 from specguard.nn import ViT, preset
 from specguard.penalties import MSVP
 from specguard.train import SAM, SGD, CrossEntropy, OneCycle, Training, train
@@ -426,6 +427,7 @@ OTHER = Training(
     objective=CrossEntropy(0.1),
     penalties=(MSVP(),),
     ema=0.99,
+    validation=Validation(9, Ball("l2", 0.5)),
     clip=None,
     precision="bfloat16",
     compile="default",

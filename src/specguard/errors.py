@@ -23,3 +23,7 @@ class CheckpointError(RunError):
 
 class TrainingError(SpecGuardError):
     """Training that cannot go on, such as a loss that is no longer finite."""
+
+
+class AttackError(SpecGuardError):
+    """A model that cannot be attacked this way: no logits, no gradients, or numbers that are not finite."""

@@ -5,13 +5,14 @@ One object serves training, attacks and certificates, so that all three speak of
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from specguard.errors import ConfigError
+from specguard.noise import Noise
 
 Norm = Literal["l2", "linf"]
 
@@ -68,21 +69,17 @@ class Ball:
         else:
             length = _vector_norm(offset, 2)
             factor = torch.where(length > self.radius, self.radius / length, 1.0)
-            offset = offset * _per_sample(factor, offset)
+            offset = offset * per_sample(factor, offset)
         return self._boxed(center + offset)
 
-    def sample(
-        self, center: Float[Tensor, "batch *shape"], generator: torch.Generator
-    ) -> Float[Tensor, "batch *shape"]:
+    def sample(self, center: Float[Tensor, "batch *shape"], noise: Noise) -> Float[Tensor, "batch *shape"]:
         """One point per sample, uniform in the ball, then clamped to the box."""
-        options: dict[str, Any] = {"generator": generator, "device": center.device, "dtype": center.dtype}
+        shape, dtype = center.shape[1:], center.dtype
         if self.norm == "linf":
-            return self._boxed(center + (2 * torch.rand(center.shape, **options) - 1) * self.radius)
-        direction = torch.randn(center.shape, **options)
-        # The radius of a uniform point of the unit ball of R^n is distributed as U^(1/n).
-        reach = torch.rand(len(center), **options) ** (1 / max(math.prod(center.shape[1:]), 1))
-        scale = self.radius * reach / _vector_norm(direction, 2)
-        return self._boxed(center + direction * _per_sample(scale, direction))
+            return self._boxed(center + (2 * noise.uniform(shape, dtype) - 1) * self.radius)
+        # The norm of a uniform point of the unit ball of R^n is distributed as U^(1/n), the largest of n uniforms.
+        reach = noise.fold(1).uniform((max(math.prod(shape), 1),), dtype).amax(1)
+        return self._boxed(center + noise.directions(shape, dtype) * (self.radius * per_sample(reach, center)))
 
     def dual_norm(self, gradient: Float[Tensor, "batch *shape"]) -> Float[Tensor, " batch"]:
         """max <gradient, d> over ||d|| <= 1: the rate at which a linear function can be changed."""
@@ -97,10 +94,17 @@ class Ball:
             return gradient.sign()
         scaled, largest = _by_largest_entry(gradient)
         length = torch.where(largest > 0, _vector_norm(scaled, 2), 1.0)
-        return scaled / _per_sample(length, scaled)
+        return scaled / per_sample(length, scaled)
 
     def _boxed(self, x: Tensor) -> Tensor:
         return x.clamp(0, 1) if self.box else x
+
+
+def per_sample(
+    values: Shaped[Tensor, " batch"], like: Shaped[Tensor, "batch *shape"]
+) -> Shaped[Tensor, "batch ..."]:
+    """One value per sample, shaped so that it meets every entry of `like`."""
+    return values.view(-1, *[1] * (like.ndim - 1))
 
 
 def _vector_norm(x: Tensor, order: float) -> Tensor:
@@ -115,8 +119,4 @@ def _rows(x: Tensor) -> Tensor:
 def _by_largest_entry(x: Tensor) -> tuple[Tensor, Tensor]:
     """Each sample divided by its largest entry, and that entry: squares of the quotient cannot underflow."""
     largest = _vector_norm(x, math.inf)
-    return x / _per_sample(torch.where(largest > 0, largest, 1.0), x), largest
-
-
-def _per_sample(values: Tensor, like: Tensor) -> Tensor:
-    return values.view(-1, *[1] * (like.ndim - 1))
+    return x / per_sample(torch.where(largest > 0, largest, 1.0), x), largest

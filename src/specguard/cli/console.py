@@ -53,8 +53,11 @@ def progress_bar() -> Iterator[Callable[[Step], None]]:
             if step.loss is not None:
                 progress.update(task, description=f"loss {step.loss:.3f}")
             if step.record is not None:
-                accuracy = 100 * step.record["test_accuracy"]
-                err.print(f"epoch {step.record['epoch']}: loss {step.loss:.4f}, test accuracy {accuracy:.1f} %")
+                line = f"epoch {step.record['epoch']}: loss {step.loss:.4f}"
+                for key, value in step.record.items():
+                    if key.endswith("_accuracy"):
+                        line += f", {key.removesuffix('_accuracy').replace('_', ' ')} {100 * value:.1f} %"
+                err.print(line)
 
         yield watch
 

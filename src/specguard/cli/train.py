@@ -15,17 +15,33 @@ import typer
 
 from specguard import runs
 from specguard.cli.console import chosen_device, err, interruptible, out, progress_bar
-from specguard.data import Augmentation, Data, cifar10, cifar100, digits, image_folder, svhn
+from specguard.cli.names import DataName, named_data, number
+from specguard.data import Augmentation
 from specguard.errors import ConfigError, RunError
+from specguard.geometry import Ball, Norm
 from specguard.nn import ViT, ViTConfig, config_from_json, preset
 from specguard.penalties import MSVP, SingularValuePenalty, SpectralNorm
 from specguard.proportion import Proportion
-from specguard.train import SAM, SGD, AdamW, Cosine, CrossEntropy, OneCycle, Training, train
+from specguard.train import (
+    NFGSM,
+    SAM,
+    SGD,
+    TRADES,
+    AdamW,
+    Cosine,
+    CrossEntropy,
+    Objective,
+    OneCycle,
+    PGDTraining,
+    Training,
+    Validation,
+    train,
+)
 from specguard.train.settings import Compile, Precision
 
-DataName = Literal["digits", "cifar10", "cifar100", "svhn", "folder"]
 OptimizerName = Literal["adamw", "sgd"]
 ScheduleName = Literal["cosine", "onecycle"]
+ObjectiveName = Literal["standard", "pgd", "trades", "nfgsm"]
 
 
 def _option(help: str, panel: str, *flags: str, **more: Any) -> Any:
@@ -33,6 +49,7 @@ def _option(help: str, panel: str, *flags: str, **more: Any) -> Any:
 
 
 _RUN, _MODEL, _STEP, _REG, _AUG = "Run", "Model and data", "Optimization", "Penalties", "Augmentation"
+_ADV = "Adversarial training"
 
 
 def train_command(
@@ -69,6 +86,17 @@ def train_command(
     label_smoothing: Annotated[float, _option("share of the target spread over all classes", _STEP)] = 0.0,
     precision: Annotated[Precision, _option("of autocast", _STEP)] = "float32",
     compile: Annotated[Compile | None, _option("mode of torch.compile", _STEP)] = None,
+    objective: Annotated[ObjectiveName, _option("what a batch is trained for", _ADV)] = "standard",
+    norm: Annotated[Norm, _option("norm of the perturbations", _ADV)] = "linf",
+    radius: Annotated[str, _option("their size, in pixels of [0, 1]", _ADV)] = "8/255",
+    inner_steps: Annotated[int, _option("steps of the inner attack", _ADV, min=1)] = 10,
+    inner_step_size: Annotated[str | None, _option("in pixels [default: 2.5 radius / steps]", _ADV)] = None,
+    ramp: Annotated[float, _option("epochs over which the radius grows", _ADV)] = 5.0,
+    clean_share: Annotated[float, _option("share of a batch that is not attacked (pgd)", _ADV)] = 0.0,
+    beta: Annotated[float, _option("weight of the divergence (trades)", _ADV)] = 6.0,
+    validate: Annotated[
+        int, _option("training images held out and attacked every epoch; the best weights are the result", _ADV)
+    ] = 0,
     penalty: Annotated[list[str], _option("msvp or spectral; may be given more than once", _REG)] = [],  # noqa: B006
     lambda_q: Annotated[float, _option("MSVP's strength on W^Q", _REG)] = 1e-4,
     lambda_k: Annotated[float, _option("MSVP's strength on W^K", _REG)] = 1e-4,
@@ -104,6 +132,17 @@ _NEEDS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "momentum": ("--optimizer sgd", lambda o: o["optimizer"] == "sgd"),
     "warmup": ("--schedule cosine", lambda o: o["schedule"] == "cosine"),
     "mix_probability": ("--mixup or --cutmix", lambda o: bool(o["mixup"] or o["cutmix"])),
+    **dict.fromkeys(
+        ("norm", "radius"),
+        ("--objective or --validate", lambda o: o["objective"] != "standard" or o["validate"] > 0),
+    ),
+    "ramp": ("--objective pgd, trades or nfgsm", lambda o: o["objective"] != "standard"),
+    **dict.fromkeys(
+        ("inner_steps", "inner_step_size"),
+        ("--objective pgd or trades", lambda o: o["objective"] in ("pgd", "trades")),
+    ),
+    "clean_share": ("--objective pgd", lambda o: o["objective"] == "pgd"),
+    "beta": ("--objective trades", lambda o: o["objective"] == "trades"),
     "data_root": ("--data other than digits", lambda o: o["data"] != "digits"),
 }
 _FROM_DATA = ("classes", "channels", "mean", "std")
@@ -163,7 +202,7 @@ def _restored(hint: Any, value: Any) -> Any:
 def _train(run: Path, resume: bool, o: dict[str, Any]) -> None:
     device = chosen_device(o["device"])
     config = _changed(preset(o["model"]), o["set_"])
-    data = _data(o["data"], o["data_root"], o["verify_data"], config.image)
+    data = named_data(o["data"], o["data_root"], o["verify_data"], config.image)
     mean, std = data.pixel_statistics()
     config = replace(config, channels=data.shape[0], classes=len(data.classes), mean=mean, std=std)
     training = _training(o)
@@ -196,7 +235,8 @@ def _training(o: dict[str, Any]) -> Training:
         augmentation=Augmentation(
             o["crop"], o["flip"], o["jitter"], o["hue"], o["mixup"], o["cutmix"], o["mix_probability"]
         ),
-        objective=CrossEntropy(o["label_smoothing"]),
+        objective=_objective(o),
+        validation=_validation(o),
         penalties=tuple(penalties[name] for name in dict.fromkeys(o["penalty"])),
         ema=o["ema"],
         clip=o["clip"] or None,
@@ -205,6 +245,26 @@ def _training(o: dict[str, Any]) -> Training:
         checkpoint_steps=o["checkpoint_steps"],
         seed=o["seed"],
     )
+
+
+def _objective(o: dict[str, Any]) -> Objective:
+    smoothing, name = o["label_smoothing"], o["objective"]
+    if name == "standard":
+        return CrossEntropy(smoothing)
+    ball, ramp = Ball(o["norm"], number(o["radius"], "--radius")), o["ramp"]
+    if name == "nfgsm":
+        return NFGSM(ball, ramp=ramp, label_smoothing=smoothing)
+    steps = o["inner_steps"]
+    size = None if o["inner_step_size"] is None else number(o["inner_step_size"], "--inner-step-size")
+    if name == "trades":
+        return TRADES(ball, o["beta"], steps, size, ramp, smoothing)
+    return PGDTraining(ball, steps, size, ramp, o["clean_share"], smoothing)
+
+
+def _validation(o: dict[str, Any]) -> Validation | None:
+    if o["validate"] == 0:
+        return None
+    return Validation(o["validate"], Ball(o["norm"], number(o["radius"], "--radius")))
 
 
 def _changed(config: ViTConfig, changes: list[str]) -> ViTConfig:
@@ -220,14 +280,3 @@ def _changed(config: ViTConfig, changes: list[str]) -> ViTConfig:
         except ValueError:
             fields[name] = text
     return config_from_json(fields)
-
-
-def _data(name: str, root: Path | None, verify: bool, size: int) -> Data:
-    if name == "digits":
-        return digits()
-    if root is None:
-        raise ConfigError(f"data {name!r} needs --data-root, the folder where it lies")
-    if name == "folder":
-        return image_folder(root, size)
-    loaders = {"cifar10": cifar10, "cifar100": cifar100, "svhn": svhn}
-    return loaders[name](root, verify)

@@ -70,6 +70,15 @@ class Data:
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
 
+    def held_out(self, count: int, generator: torch.Generator) -> tuple["Data", Dataset]:
+        """The data without `count` training images, chosen at random, and these as a split of their own."""
+        if not 0 < count < len(self.train):
+            raise DataError(f"{self.name} has {len(self.train)} training images; {count} cannot be held out")
+        order = torch.randperm(len(self.train), generator=generator)
+        chosen, others = order[:count].sort().values, order[count:].sort().values
+        train, held = (Dataset(self.train.images[i], self.train.labels[i]) for i in (others, chosen))
+        return Data(self.name, train, self.test, self.classes), held
+
     def pixel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation of every channel over the training images, to four digits."""
         mean, std = [], []

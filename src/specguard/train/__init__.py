@@ -1,21 +1,26 @@
 """One loop: objective + penalties + optimizer."""
 
+from specguard.train.adversarial import NFGSM, TRADES, PGDTraining
 from specguard.train.loop import Progress
 from specguard.train.objectives import CrossEntropy, Moment, Objective
 from specguard.train.optimizers import SAM, SGD, AdamW, Cosine, OneCycle
 from specguard.train.run import train
-from specguard.train.settings import Training
+from specguard.train.settings import Training, Validation
 
 __all__ = [
+    "NFGSM",
     "SAM",
     "SGD",
+    "TRADES",
     "AdamW",
     "Cosine",
     "CrossEntropy",
     "Moment",
     "Objective",
     "OneCycle",
+    "PGDTraining",
     "Progress",
     "Training",
+    "Validation",
     "train",
 ]

@@ -15,7 +15,7 @@ from specguard.data import Data, Dataset
 from specguard.errors import TrainingError
 from specguard.runs import Json, append_line, derived_seed
 from specguard.train.objectives import Model, Moment
-from specguard.train.settings import Training
+from specguard.train.settings import Training, Validation
 from specguard.train.state import TrainingState
 
 _CHECK_EVERY = 50  # steps between looks at the loss; each look makes the host wait for the device
@@ -45,8 +45,10 @@ class Loop:
         run: Path,
         device: torch.device,
         watch: Watcher,
+        held_out: Dataset | None = None,
     ) -> None:
         self.state, self.training, self.run, self.device, self.watch = state, training, run, device, watch
+        self.held_out = None if held_out is None else held_out.to(device)
         self.train, self.test, self.classes = data.train.to(device), data.test.to(device), len(data.classes)
         self.batch = min(training.batch, len(data.train))
         self.steps_per_epoch = state.losses.shape[1]
@@ -110,7 +112,7 @@ class Loop:
             images.tensor_split(training.accumulate), targets.tensor_split(training.accumulate), strict=True
         )
         for part, (some_images, some_targets) in enumerate(parts):
-            moment = Moment(state.step, self.steps, self.generator(f"objective {part}"))
+            moment = Moment(state.step, self.steps, self.steps_per_epoch, self.generator(f"objective {part}"))
             mixed = training.precision == "bfloat16"
             torch.compiler.cudagraph_mark_step_begin()  # what CUDA graphs returned before may now be overwritten
             with torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext():
@@ -164,7 +166,32 @@ class Loop:
         }
         if self.state.average is not None:
             record |= _scores(self.state.average, self.test, "ema_test")
+        if self.training.validation is not None and self.held_out is not None:
+            models: dict[str, nn.Module] = {"raw": self.state.model}
+            if self.state.average is not None:
+                models["ema"] = self.state.average.module
+            for weights, model in models.items():
+                stood, clean = _stood(self.training.validation, model, self.held_out, self.training.seed)
+                self.state.keep_if_best(weights, model, {"epoch": epoch + 1, "score": [stood, clean]})
+                name, count = "ema_validation" if weights == "ema" else "validation", len(self.held_out)
+                record |= {f"{name}_robust_accuracy": stood / count, f"{name}_accuracy": clean / count}
         return record
+
+
+def _stood(
+    validation: Validation, model: nn.Module, split: Dataset, seed: int, batch: int = 1000
+) -> tuple[int, int]:
+    """How many images the attack does not break, and how many are classified rightly without it."""
+    stood = clean = 0
+    for start in range(0, len(split), batch):
+        images, labels = split.batch(slice(start, start + batch))
+        ids = torch.arange(start, start + len(images))
+        found = validation.attack(
+            model, images, labels, validation.ball, ids=ids, seed=derived_seed(seed, "validation")
+        )
+        stood += int((~found.success).sum())
+        clean += int((found.before == labels).sum())
+    return stood, clean
 
 
 @torch.no_grad()

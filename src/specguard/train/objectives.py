@@ -1,4 +1,4 @@
-"""What one batch is asked to minimise. Adversarial and certified training are further objectives."""
+"""What one batch is asked to minimise: standard training here, adversarial training in its own module."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,13 @@ class Moment:
 
     step: int
     steps: int
+    steps_per_epoch: int
     generator: torch.Generator
+
+    @property
+    def epoch(self) -> float:
+        """How many passes over the data are done, as a fraction."""
+        return self.step / self.steps_per_epoch
 
     @property
     def progress(self) -> float:
@@ -46,8 +52,12 @@ class CrossEntropy:
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            raise ConfigError(f"label smoothing must lie in [0, 1), not {self.label_smoothing}")
+        check_smoothing(self.label_smoothing)
 
     def __call__(self, model: Model, images: Images, targets: Targets, moment: Moment) -> Float[Tensor, ""]:
         return cross_entropy(model(images).float(), targets, label_smoothing=self.label_smoothing)
+
+
+def check_smoothing(share: float) -> None:
+    if not 0 <= share < 1:
+        raise ConfigError(f"label smoothing must lie in [0, 1), not {share}")

@@ -13,6 +13,7 @@ from specguard.proportion import Proportion
 from specguard.runs import (
     Json,
     checkpoint_steps,
+    derived_seed,
     described,
     environment,
     first_difference,
@@ -54,6 +55,10 @@ def train(
     }
     with locked(run):
         _open(run, settings, arguments, resume)
+        held_out = None
+        if training.validation is not None:
+            generator = torch.Generator().manual_seed(derived_seed(training.seed, "held out"))
+            data, held_out = data.held_out(training.validation.images, generator)
         steps_per_epoch = max(len(data.train) // training.batch, 1)
         state = TrainingState(model, training, steps_per_epoch, device)
         if checkpoints := checkpoint_steps(run):
@@ -65,7 +70,7 @@ def train(
             rewrite_lines(run / name, _first_records(run / name, state.step // steps_per_epoch))
         starts = run / "environment.jsonl"
         rewrite_lines(starts, [*read_lines(starts), environment(device)])
-        Loop(state, training, data, run, device, watch).complete()
+        Loop(state, training, data, run, device, watch, held_out).complete()
         return _finish(state, data, run, settings)
 
 
@@ -119,6 +124,12 @@ def _open(run: Path, settings: Json, arguments: Json | None, resume: bool) -> No
 def _finish(state: TrainingState, data: Data, run: Path, settings: Json) -> Json:
     """Write the final weights, then the result, whose presence says that the run is complete."""
     trained, weights = (state.average.module, "ema") if state.average is not None else (state.model, "raw")
+    metrics = read_lines(run / "metrics.jsonl")
+    chosen: Json = {}
+    if state.best is not None:
+        trained.load_state_dict(state.best.tensors)
+        weights, chosen = state.best.record["weights"], {"best": state.best.record}
+        metrics = metrics[: state.best.record["epoch"]]
     final = materialised(trained)
     hashed = fingerprint(final)
     write_tensors(run / "model.safetensors", final.state_dict())
@@ -129,13 +140,14 @@ def _finish(state: TrainingState, data: Data, run: Path, settings: Json) -> Json
         "classes": list(data.classes),
     }
     write_json(run / "model.json", model)
-    metrics = read_lines(run / "metrics.jsonl")[-1]
-    accuracy = Proportion(metrics["ema_test_correct" if weights == "ema" else "test_correct"], len(data.test))
+    correct = metrics[-1]["ema_test_correct" if weights == "ema" else "test_correct"]
+    accuracy = Proportion(correct, len(data.test))
     result = {
         "test_accuracy": accuracy.record(),
         "weights": weights,
         "fingerprint": hashed,
-        "metrics": metrics,
+        **chosen,
+        "metrics": metrics[-1],
         "seconds": sum(r["seconds"] for r in read_lines(run / "timing.jsonl")),
         "settings": settings,
         "environment": read_lines(run / "environment.jsonl")[-1],

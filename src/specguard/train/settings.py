@@ -4,8 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from specguard.attacks import PGD
 from specguard.data import Augmentation
 from specguard.errors import ConfigError
+from specguard.geometry import Ball
 from specguard.penalties import SingularValuePenalty
 from specguard.train.objectives import CrossEntropy, Objective
 from specguard.train.optimizers import SAM, SGD, AdamW, Cosine, OneCycle
@@ -15,11 +17,25 @@ Compile = Literal["default", "reduce-overhead", "max-autotune"]
 
 
 @dataclass(frozen=True)
+class Validation:
+    """Attack `images` training images, which are held out, after every epoch; the best weights are the result."""
+
+    images: int
+    ball: Ball
+    attack: PGD = PGD(steps=10)
+
+    def __post_init__(self) -> None:
+        if self.images < 1:
+            raise ConfigError(f"validation needs at least 1 image, not {self.images}")
+
+
+@dataclass(frozen=True)
 class Training:
     """How to train. `batch` images make one optimizer step, in `accumulate` nearly equal parts.
 
     An epoch is as many whole batches as there are; the images left over, others every time, wait for the next.
     `ema` is the decay of averaged weights, which then are the result; it rises to that value over the first steps.
+    With `validation` the result is the weights, averaged or not, of the epoch that stood up best to the attack.
     `clip` bounds the gradient's norm. `precision` is that of autocast, `compile` a mode of torch.compile. A
     checkpoint is written after every epoch, and also every `checkpoint_steps` steps if given.
     """
@@ -34,6 +50,7 @@ class Training:
     objective: Objective = CrossEntropy()
     penalties: tuple[SingularValuePenalty, ...] = ()
     ema: float | None = None
+    validation: Validation | None = None
     clip: float | None = 1.0
     precision: Precision = "float32"
     compile: Compile | None = None

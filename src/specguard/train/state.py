@@ -1,21 +1,30 @@
 """What changes during training, as one object that goes to disk and comes back exactly."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from specguard.errors import CheckpointError, TrainingError
 from specguard.nn import ViT, check_architecture
 from specguard.penalties import Vectors
-from specguard.runs import derived_seed, read_checkpoint, write_checkpoint
+from specguard.runs import Json, derived_seed, read_checkpoint, write_checkpoint
 from specguard.train.settings import Training
 
 
+@dataclass(frozen=True)
+class Best:
+    """The weights that stood up best; `score` counts the held-out images they got right, attacked and clean."""
+
+    record: Json
+    tensors: dict[str, Tensor]
+
+
 class TrainingState:
-    """Weights, averaged weights, optimizer moments, penalty vectors, and this epoch's losses so far.
+    """Weights, averaged weights, the best weights, optimizer moments, penalty vectors, this epoch's losses so far.
 
     Randomness needs no state: every draw comes from a generator seeded by the run's seed and the step.
     """
@@ -27,6 +36,7 @@ class TrainingState:
         self.decay = training.ema
         if self.decay is not None:
             self.average = AveragedModel(model)
+        self.best: Best | None = None
         self.vectors: list[Vectors] = []
         for i, penalty in enumerate(training.penalties):
             generator = torch.Generator(device).manual_seed(derived_seed(training.seed, "penalty", i))
@@ -40,6 +50,12 @@ class TrainingState:
             self.average.multi_avg_fn = get_ema_multi_avg_fn(min(self.decay, (1 + self.step) / (10 + self.step)))
             self.average.update_parameters(self.model)
 
+    def keep_if_best(self, weights: str, model: nn.Module, record: Json) -> None:
+        """Remember a copy of the weights if they scored higher than all before; first come, first kept."""
+        if self.best is None or record["score"] > self.best.record["score"]:
+            copies = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+            self.best = Best({"weights": weights, **record}, copies)
+
     def save(self, run: Path) -> None:
         """Write a checkpoint; weights that are not finite are never written over good ones."""
         tensors = dict(self._tensors())
@@ -47,7 +63,8 @@ class TrainingState:
             raise TrainingError(
                 f"{bad[0]} is no longer finite after step {self.step}; earlier checkpoints are kept"
             )
-        write_checkpoint(run, self.step, tensors, {"step": self.step})
+        best = {} if self.best is None else {"best": self.best.record}
+        write_checkpoint(run, self.step, tensors, {"step": self.step, **best})
 
     def load(self, run: Path, step: int) -> None:
         """Continue from a checkpoint; one that does not fit is refused before anything is changed."""
@@ -55,7 +72,9 @@ class TrainingState:
         tensors, record = read_checkpoint(run, step)
         if record.get("step") != step:
             raise CheckpointError(f"{path} does not say that it is step {step}")
-        sections: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}, "optimizer": {}, "penalty": {}}
+        sections: dict[str, dict[str, Tensor]] = {
+            name: {} for name in ("model", "average", "best", "optimizer", "penalty")
+        }
         losses = tensors.pop("losses", torch.empty(0))
         if losses.shape != self.losses.shape:
             raise CheckpointError(f"{path} belongs to a run with another number of steps")
@@ -67,6 +86,7 @@ class TrainingState:
         check_architecture(self.model, sections["model"], path)
         if self.average is not None:
             check_architecture(self.average, sections["average"], path)
+        best = self._checked_best(record.get("best"), sections["best"], path)
         moments = self._checked_moments(sections["optimizer"], path)
         vectors = self._checked_vectors(sections["penalty"], path)
         self.model.load_state_dict(sections["model"])
@@ -74,7 +94,7 @@ class TrainingState:
             self.average.load_state_dict(sections["average"])
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
-        self.vectors, self.step = vectors, step
+        self.vectors, self.step, self.best = vectors, step, best
         self.losses.copy_(losses)
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -83,6 +103,9 @@ class TrainingState:
         if self.average is not None:
             for name, tensor in self.average.state_dict().items():
                 yield f"average/{name}", tensor
+        if self.best is not None:
+            for name, tensor in self.best.tensors.items():
+                yield f"best/{name}", tensor
         for index, moments in self.optimizer.state_dict()["state"].items():
             for name, tensor in moments.items():
                 if tensor is not None:  # SGD without momentum has an empty buffer
@@ -91,6 +114,17 @@ class TrainingState:
             for j, tensor in enumerate(vectors):
                 yield f"penalty/{i}/{j}", tensor
         yield "losses", self.losses
+
+    def _checked_best(self, record: object, tensors: dict[str, Tensor], path: Path) -> Best | None:
+        if record is None and not tensors:
+            return None
+        match record:
+            case {"weights": "raw" | "ema" as weights, "epoch": int(epoch), "score": [int(stood), int(clean)]}:
+                check_architecture(self.model, tensors, path)
+                device = self.losses.device
+                known = {"weights": weights, "epoch": epoch, "score": [stood, clean]}
+                return Best(known, {name: tensor.to(device) for name, tensor in tensors.items()})
+        raise CheckpointError(f"{path} does not say whose its best weights are")
 
     def _checked_moments(self, tensors: dict[str, Tensor], path: Path) -> dict[int, dict[str, Tensor]]:
         """The optimizer's moments of every weight, by its number: complete, and of this optimizer."""

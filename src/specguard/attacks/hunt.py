@@ -1,0 +1,239 @@
+"""What all attacks share: the checks before, the batch that shrinks meanwhile, the verdict after."""
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from specguard.attacks.losses import Goal, named_loss
+from specguard.attacks.victim import Model, Precision, Victim, evaluating
+from specguard.errors import AttackError, DataError
+from specguard.geometry import Ball, per_sample
+from specguard.noise import Noise
+
+Images = Float[Tensor, "batch *shape"]
+
+
+@dataclass(frozen=True)
+class Adversarial:
+    """What an attack found. Every image lies in the ball and in the box, and `success` was verified on it.
+
+    Where there was no success, the image is the best try. `closest` is the distance of the nearest point that
+    reached the goal, within the ball or not, infinite where none was seen; a minimal attack makes it small.
+    `before` and `predicted` are the classes the model sees in the clean image and in this one.
+    """
+
+    images: Images
+    success: Bool[Tensor, " batch"]
+    distance: Float[Tensor, " batch"]
+    closest: Float[Tensor, " batch"]
+    before: Int64[Tensor, " batch"]
+    predicted: Int64[Tensor, " batch"]
+
+
+class Attack(ABC):
+    """A search for a perturbation within a ball. Attacks are frozen dataclasses; their fields are their settings.
+
+    With `leave`, an image leaves the batch as soon as it is broken. Without, all images take all steps and the last
+    iterate is returned, unless it lost what an earlier one had broken.
+    """
+
+    leave: bool
+    minimal: ClassVar[bool] = False  # searches for the nearest point of the goal, not for one within the ball
+
+    def __call__(
+        self,
+        model: Model,
+        images: Images,
+        labels: Int64[Tensor, " batch"],
+        ball: Ball,
+        *,
+        targets: Int64[Tensor, " batch"] | None = None,
+        ids: Int64[Tensor, " batch"] | None = None,
+        seed: int = 0,
+        precision: Precision = "full",
+    ) -> Adversarial:
+        """Attack `model`, any callable from images to logits, around `images`.
+
+        The goal is any class but the label, or the class in `targets`. Random numbers depend on `seed` and each
+        image's own number in `ids` (its place in the batch if not given), never on its neighbours. With precision
+        `bfloat16` the search runs under autocast; what it claims is verified in the model's own precision.
+        """
+        _check_images(images, labels, ball)
+        with torch.inference_mode(False), torch.no_grad(), evaluating(model):
+            images, victim = images.clone(), Victim(model, precision)
+            if len(images) == 0:
+                return _nothing(images)
+            clean = victim.logits(images)
+            goal = _goal(labels.to(images.device, torch.int64), targets, clean)
+            ids = torch.arange(len(images)) if ids is None else ids
+            noise = Noise.of(ids.to(images.device), seed)
+            hunt = Hunt(victim, images, goal, ball, noise, clean, leave=self.leave or self.minimal)
+            if len(hunt):
+                self.search(hunt)
+            return hunt.verdict()
+
+    @abstractmethod
+    def search(self, hunt: "Hunt") -> None:
+        """Look for broken images among those of `hunt`, and tell it."""
+
+
+class Hunt:
+    """The images that still stand, and what was found for all.
+
+    `center`, `goal`, `noise` and `clean` speak of those that stand; they shrink together.
+    """
+
+    def __init__(
+        self, victim: Victim, images: Tensor, goal: Goal, ball: Ball, noise: Noise, clean: Tensor, leave: bool
+    ) -> None:
+        self.victim, self.ball, self.leave = victim, ball, leave
+        self._all, self._goal, self._before = images, goal, clean.argmax(1)
+        broken = goal.reached(clean)
+        self._found = images.clone()  # the latest iterate, or the one that broke the image
+        self._kept, self._broken = images.clone(), broken.clone()  # what broke it first, where it takes all steps
+        self._closest = torch.where(broken, 0.0, torch.inf).to(images.dtype)
+        self.index = torch.arange(len(images), device=images.device)
+        self.center, self.goal, self.noise, self.clean = images, goal, noise, clean
+        if leave:
+            self._narrow((~broken).nonzero().squeeze(1))
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def gradient(self, x: Tensor, loss: str, goal: Goal | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradient, logits and value of a loss at `x`, for the hunt's own goal or another."""
+        function, wish = named_loss(loss), goal or self.goal
+        return self.victim.gradient(x, lambda logits: function(logits, wish))
+
+    def thinned(self, logits: Tensor, x: Tensor) -> Tensor | None:
+        """Note which iterates `x` are broken; the indices of the images that stay, or None if all do."""
+        broken = self._verified(x, logits)
+        if not self.leave:
+            self._kept = torch.where(per_sample(broken & ~self._broken, x), x, self._kept)
+            self._broken |= broken
+            return None
+        if not broken.any():
+            return None
+        self._found[self.index[broken]] = x[broken]
+        stay = (~broken).nonzero().squeeze(1)
+        self._narrow(stay)
+        return stay
+
+    def offer(self, x: Tensor, logits: Tensor) -> Tensor:
+        """For minimal attacks: keep `x` where it reaches the goal nearer than before; says where it reaches it."""
+        broken, distance = self._verified(x, logits), self.ball.distance(x, self.center)
+        better = broken & (distance < self._closest[self.index])
+        where = self.index[better]
+        self._found[where], self._closest[where] = x[better], distance[better]
+        return broken
+
+    def closest(self) -> Tensor:
+        """Of the images that stand, the distance of the nearest point found so far."""
+        return self._closest[self.index]
+
+    def released(self) -> Tensor:
+        """For minimal attacks: let go of the images that are broken within the ball; the indices of the others."""
+        stay = (self.closest() > self.ball.radius).nonzero().squeeze(1)
+        self._narrow(stay)
+        return stay
+
+    def settle(self, x: Tensor) -> None:
+        """The last tries of a round, for the images that were not broken."""
+        self._found[self.index] = x
+
+    def ranks(self, targets: int) -> list[int]:
+        """1 .. `targets`, as far as there are wrong classes to aim at; [0] where there is nothing to choose."""
+        if targets == 0 or self.goal.targets is not None:
+            return [0]
+        return list(range(1, min(targets, self.clean.shape[1] - 1) + 1))
+
+    def aim(self, rank: int) -> Goal:
+        """The goal by way of the rank-th most likely wrong class at the clean image; rank 0: the goal as it is."""
+        if rank == 0:
+            return self.goal
+        others = self.clean.scatter(1, self.goal.labels.unsqueeze(1), -torch.inf)
+        return self.goal.aimed(others.topk(rank, 1).indices[:, -1])
+
+    def verdict(self) -> Adversarial:
+        """Check everything that was found on the whole batch, in full precision."""
+        found = self._pulled_in(self._found)
+        logits = self.victim.logits(found)
+        success = self._goal.reached(logits)
+        lost = ~success & self._broken
+        if lost.any():  # broken before, and standing at the end; only where all steps were taken
+            where = lost.nonzero().squeeze(1)
+            found[where] = self._kept[where]
+            logits[where] = self.victim.logits(found[where])
+            success[where] = self._goal[where].reached(logits[where])
+        distance = self.ball.distance(found, self._all)
+        if not (found.isfinite().all() and logits.isnan().logical_not().all()):
+            raise AttackError("the model's logits or gradients are not finite within the ball")
+        if not self.ball.contains(found, self._all).all():
+            raise AssertionError("an attack left its ball")
+        closest = torch.where(success, torch.minimum(distance, self._closest), self._closest)
+        return Adversarial(found, success, distance, closest, self._before, logits.argmax(1))
+
+    def _pulled_in(self, x: Tensor) -> Tensor:
+        """Minimal attacks may have found points outside; rounding alone is left as it is."""
+        tolerance = min(1e-6, 1e-2 * self.ball.radius)
+        inside = self.ball.contains(x, self._all, tolerance)
+        return torch.where(per_sample(inside, x), x, self.ball.project(x, self._all))
+
+    def _verified(self, x: Tensor, logits: Tensor) -> Tensor:
+        """Where the goal is reached; what a search in reduced precision claims is looked at again."""
+        broken = self.goal.reached(logits)
+        if self.victim.precision != "full" and broken.any():
+            where = broken.nonzero().squeeze(1)
+            broken[where] = self.goal[where].reached(self.victim.logits(x[where]))
+        return broken
+
+    def _narrow(self, stay: Tensor) -> None:
+        self.index, self.center, self.clean = self.index[stay], self.center[stay], self.clean[stay]
+        self.goal, self.noise = self.goal[stay], self.noise[stay]
+
+
+def _check_images(images: Tensor, labels: Tensor, ball: Ball) -> None:
+    if not images.is_floating_point():
+        raise DataError(f"images must be floating point, not {images.dtype}")
+    if labels.shape != images.shape[:1] or labels.is_floating_point():
+        raise DataError(f"labels must be {len(images)} integers, not {tuple(labels.shape)} of {labels.dtype}")
+    if not len(images):
+        return
+    low, high = images.aminmax()
+    if not (low.isfinite() and high.isfinite()):
+        raise DataError("images hold NaN or infinite values")
+    if ball.box and not (low >= 0 and high <= 1):
+        raise DataError(f"pixels must lie in [0, 1]; found values from {low.item()} to {high.item()}")
+    size = math.prod(images.shape[1:])
+    if ball.box and ball.radius > (1 if ball.norm == "linf" else min(math.sqrt(size), 20)):
+        warnings.warn(
+            f"radius {ball.radius:g} is larger than any perturbation of pixels in [0, 1] worth the name; "
+            f"in units of 0..255 it is written {ball.radius:g}/255",
+            stacklevel=3,
+        )
+
+
+def _goal(labels: Tensor, targets: Tensor | None, logits: Tensor) -> Goal:
+    classes = logits.shape[1]
+    for name, values in (("labels", labels), ("targets", targets)):
+        if values is None:
+            continue
+        if values.shape != labels.shape or values.is_floating_point():
+            raise DataError(f"{name} must be {len(labels)} integers, not {tuple(values.shape)} of {values.dtype}")
+        low, high = values.aminmax()
+        if low < 0 or high >= classes:
+            raise DataError(f"{name} must lie in 0..{classes - 1}; found {low.item()} to {high.item()}")
+    if logits.isnan().any():
+        raise AttackError("the model's logits are not finite on the clean images")
+    return Goal(labels, None if targets is None else targets.to(labels.device, torch.int64))
+
+
+def _nothing(images: Tensor) -> Adversarial:
+    none = images.new_zeros(0)
+    return Adversarial(images, none.bool(), none, none, none.long(), none.long())

@@ -1,0 +1,97 @@
+"""A model as an attack sees it: images in, logits and gradients of the input out, nothing left behind."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from specguard.errors import AttackError, ConfigError
+
+Model = Callable[[Tensor], Any]
+Images = Float[Tensor, "batch *shape"]
+Logits = Float[Tensor, "batch class_"]
+Values = Float[Tensor, " batch"]
+Precision = Literal["full", "bfloat16"]
+
+
+@contextmanager
+def evaluating(model: Model) -> Iterator[None]:
+    """Inside, a module is in eval mode and its weights ask for no gradients; outside, all is as it was.
+
+    A callable that is no module, nor a method of one, is taken as it is.
+    """
+    module = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
+    if not isinstance(module, nn.Module):
+        yield
+        return
+    modes = [(layer, layer.training) for layer in module.modules()]
+    trained = [p for p in module.parameters() if p.requires_grad and p.is_leaf]
+    try:
+        for layer, _ in modes:
+            layer.training = False
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for layer, mode in modes:
+            layer.training = mode
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A model and the precision in which it is searched; verdicts are always given in full precision."""
+
+    model: Model
+    precision: Precision = "full"
+
+    def __post_init__(self) -> None:
+        if self.precision not in get_args(Precision):
+            raise ConfigError(f"precision {self.precision!r} is unknown; choose {', '.join(get_args(Precision))}")
+
+    def logits(self, x: Images) -> Logits:
+        """In full precision, without gradients: what a verdict rests on."""
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            return _logits(self.model(x), len(x)).detach().clone()
+
+    def searched(self, x: Images) -> Logits:
+        """In the precision of the search, without gradients."""
+        with torch.no_grad(), self._autocast(x):
+            return _logits(self.model(x), len(x)).detach().to(x.dtype, copy=True)
+
+    def gradient(self, x: Images, loss: Callable[[Logits], Values]) -> tuple[Images, Logits, Values]:
+        """The gradient of each sample's loss by its own pixels, the logits and the losses."""
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            torch.compiler.cudagraph_mark_step_begin()  # a compiled model may now reuse what it returned before
+            with self._autocast(x):
+                logits = _logits(self.model(x), len(x)).to(x.dtype)
+            values = loss(logits)
+            found = torch.autograd.grad(values.sum(), x, allow_unused=True)[0] if values.requires_grad else None
+        if found is None:
+            raise AttackError(
+                "the model has no gradient with respect to its input: somewhere it detaches, converts or rounds "
+                "outside of autograd; the square attack needs no gradients"
+            )
+        return found.detach(), logits.detach(), values.detach()
+
+    def _autocast(self, x: Tensor) -> AbstractContextManager[Any]:
+        return torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
+
+
+def _logits(output: Any, count: int) -> Tensor:
+    """The tensor of logits in what a model returned; Hugging Face outputs hold it as `.logits`."""
+    logits = getattr(output, "logits", output)
+    if not isinstance(logits, Tensor):
+        kind = type(output).__name__
+        raise AttackError(f"the model must return a tensor of logits, or an object with .logits, not a {kind}")
+    if logits.ndim != 2 or len(logits) != count or logits.shape[1] < 2:
+        raise AttackError(f"the model must return logits of shape ({count}, classes), not {tuple(logits.shape)}")
+    if not logits.is_floating_point():
+        raise AttackError(f"the model must return floating-point logits, not {logits.dtype}")
+    return logits
