@@ -23,7 +23,7 @@ from specguard.errors import CheckpointError, RunError, SpecGuardError
 from specguard.geometry import Ball
 from specguard.nn import ViT, preset
 from specguard.penalties import MSVP
-from specguard.train import SAM, SGD, CrossEntropy, OneCycle, Training, train
+from specguard.train import SAM, SGD, CrossEntropy, OneCycle, Training, Validation, train
 
 CPU = torch.device("cpu")
 
@@ -106,7 +106,7 @@ def test_a_record_with_a_number_that_is_not_finite_is_never_written(tmp_path, nu
     path = tmp_path / "record"
     for write, record in (
         (runs.write_json, {"loss": number}),
-        (runs.append_line, {"loss": number}),
+        (runs.append_lines, {"loss": number}),
         (runs.rewrite_lines, [{"loss": 1.0}, {"loss": number}]),
     ):
         path.write_bytes(b'{"loss": 0.5}\n')
@@ -149,7 +149,7 @@ def test_a_file_of_lines_cut_at_any_byte_yields_its_complete_records(tmp_path):
     path = tmp_path / "a.jsonl"
     records = [{"epoch": 1, "loss": 0.25}, {"epoch": 2, "text": "ü\n"}, {"epoch": 3}]
     for record in records:
-        runs.append_line(path, record)
+        runs.append_lines(path, record)
     content = path.read_bytes()
     assert content.count(b"\n") == len(records)
     for length in range(len(content) + 1):
@@ -499,7 +499,7 @@ def small_disk(tmp_path):
 
 TOO_LARGE = {
     "write_file": lambda run: runs.write_file(run / "record", bytes(100_000)),
-    "append_line": lambda run: runs.append_line(run / "record", {"text": "x" * 100_000}),
+    "append_lines": lambda run: runs.append_lines(run / "record", {"text": "x" * 100_000}),
     "write_checkpoint": lambda run: runs.write_checkpoint(run, 2, {"w": torch.ones(100_000)}, {"step": 2}),
 }
 
@@ -507,7 +507,7 @@ TOO_LARGE = {
 @pytest.mark.parametrize("writer", TOO_LARGE)
 def test_a_full_disk_is_one_sentence_and_what_was_written_stays(small_disk, writer):
     path = small_disk / "record"
-    runs.append_line(path, {"epoch": 1})
+    runs.append_lines(path, {"epoch": 1})
     before = path.read_bytes()
     runs.write_checkpoint(small_disk, 1, {"w": torch.ones(9)}, {"step": 1})
     with pytest.raises(RunError) as caught:

@@ -96,10 +96,10 @@ def read_json(path: Path) -> Json:
     return record
 
 
-def append_line(path: Path, record: Json) -> None:
-    """Add one record to a .jsonl file, flushed to the disk."""
+def append_lines(path: Path, *records: Json) -> None:
+    """Add records to a .jsonl file, one per line, flushed to the disk."""
     with writing(path), open(path, "ab") as handle:
-        handle.write((json.dumps(record, allow_nan=False) + "\n").encode())
+        handle.write("".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode())
         handle.flush()
         os.fsync(handle.fileno())
 

@@ -1,10 +1,28 @@
 """Searches for perturbations that change a model's answer. Any callable from images to logits will do."""
 
 from specguard.attacks.apgd import APGD
+from specguard.attacks.autoattack import AutoAttack
 from specguard.attacks.cw import CWL2
+from specguard.attacks.diagnosis import Flag, diagnosed
 from specguard.attacks.fab import FAB
 from specguard.attacks.hunt import Adversarial, Attack
 from specguard.attacks.pgd import FGSM, PGD
 from specguard.attacks.square import Square
+from specguard.attacks.suites import Suite, named_attack, named_suite
 
-__all__ = ["APGD", "CWL2", "FAB", "FGSM", "PGD", "Adversarial", "Attack", "Square"]
+__all__ = [
+    "APGD",
+    "CWL2",
+    "FAB",
+    "FGSM",
+    "PGD",
+    "Adversarial",
+    "Attack",
+    "AutoAttack",
+    "Flag",
+    "Square",
+    "Suite",
+    "diagnosed",
+    "named_attack",
+    "named_suite",
+]

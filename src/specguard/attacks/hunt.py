@@ -25,7 +25,8 @@ class Adversarial:
 
     Where there was no success, the image is the best try. `closest` is the distance of the nearest point that
     reached the goal, within the ball or not, infinite where none was seen; a minimal attack makes it small.
-    `before` and `predicted` are the classes the model sees in the clean image and in this one.
+    `before` and `predicted` are the classes the model sees in the clean image and in this one; `warnings` is what
+    an attack has to say about its own trustworthiness.
     """
 
     images: Images
@@ -34,6 +35,7 @@ class Adversarial:
     closest: Float[Tensor, " batch"]
     before: Int64[Tensor, " batch"]
     predicted: Int64[Tensor, " batch"]
+    warnings: tuple[str, ...] = ()
 
 
 class Attack(ABC):
@@ -100,6 +102,7 @@ class Hunt:
         self._closest = torch.where(broken, 0.0, torch.inf).to(images.dtype)
         self.index = torch.arange(len(images), device=images.device)
         self.center, self.goal, self.noise, self.clean = images, goal, noise, clean
+        self._warnings: tuple[str, ...] = ()
         if leave:
             self._narrow((~broken).nonzero().squeeze(1))
 
@@ -147,6 +150,10 @@ class Hunt:
         """The last tries of a round, for the images that were not broken."""
         self._found[self.index] = x
 
+    def warn(self, *sentences: str) -> None:
+        """Something the result must say about itself."""
+        self._warnings += sentences
+
     def ranks(self, targets: int) -> list[int]:
         """1 .. `targets`, as far as there are wrong classes to aim at; [0] where there is nothing to choose."""
         if targets == 0 or self.goal.targets is not None:
@@ -177,7 +184,7 @@ class Hunt:
         if not self.ball.contains(found, self._all).all():
             raise AssertionError("an attack left its ball")
         closest = torch.where(success, torch.minimum(distance, self._closest), self._closest)
-        return Adversarial(found, success, distance, closest, self._before, logits.argmax(1))
+        return Adversarial(found, success, distance, closest, self._before, logits.argmax(1), self._warnings)
 
     def _pulled_in(self, x: Tensor) -> Tensor:
         """Minimal attacks may have found points outside; rounding alone is left as it is."""

@@ -61,16 +61,20 @@ class Victim:
 
     def searched(self, x: Images) -> Logits:
         """In the precision of the search, without gradients."""
-        with torch.no_grad(), self._autocast(x):
-            return _logits(self.model(x), len(x)).detach().to(x.dtype, copy=True)
+        with torch.no_grad():
+            return self.recorded(x).detach().to(x.dtype, copy=True)
+
+    def recorded(self, x: Images) -> Logits:
+        """In the precision of the search, on the tape wherever autograd is recording."""
+        with self._autocast(x):
+            return _logits(self.model(x), len(x))
 
     def gradient(self, x: Images, loss: Callable[[Logits], Values]) -> tuple[Images, Logits, Values]:
         """The gradient of each sample's loss by its own pixels, the logits and the losses."""
         x = x.detach().requires_grad_()
         with torch.enable_grad():
             torch.compiler.cudagraph_mark_step_begin()  # a compiled model may now reuse what it returned before
-            with self._autocast(x):
-                logits = _logits(self.model(x), len(x)).to(x.dtype)
+            logits = self.recorded(x).to(x.dtype)
             values = loss(logits)
             found = torch.autograd.grad(values.sum(), x, allow_unused=True)[0] if values.requires_grad else None
         if found is None:

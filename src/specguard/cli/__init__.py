@@ -10,7 +10,8 @@ import typer
 from rich.table import Table
 
 from specguard import __version__
-from specguard.cli.console import err, interruptible, out, progress_bar
+from specguard.cli.attack import attack_command
+from specguard.cli.console import attack_bar, err, interruptible, out, progress_bar
 from specguard.cli.train import train_command
 from specguard.demo import demo as run_demo
 from specguard.errors import SpecGuardError
@@ -18,6 +19,7 @@ from specguard.nn import PRESETS, ViT
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command("train")(train_command)
+app.command("attack")(attack_command)
 
 
 @app.callback(invoke_without_command=True)
@@ -35,9 +37,9 @@ def demo(
     ),
     epochs: Annotated[int, typer.Option(help="passes over the 1,437 digits", min=1)] = 30,
 ) -> None:
-    """Train a ViT on real digits with and without MSVP, and compare."""
+    """Train a ViT on real digits with and without MSVP, attack both, and compare."""
     with interruptible(f"continue with: specguard demo --run {shlex.quote(str(run))} --epochs {epochs}"):
-        run_demo(run, epochs, out, progress_bar)
+        run_demo(run, epochs, out, progress_bar, attack_bar)
 
 
 @app.command()

@@ -16,6 +16,7 @@ from rich.progress import (
 )
 
 from specguard.errors import ConfigError
+from specguard.evaluate import Progress as Batch
 from specguard.train import Progress as Step
 
 out = Console(highlight=False)
@@ -32,20 +33,32 @@ def interruptible(advice: str) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-@contextmanager
-def progress_bar() -> Iterator[Callable[[Step], None]]:
-    """A bar with elapsed and remaining time, and a line for every epoch."""
+def _bar(unit: str) -> Progress:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("steps,"),
+        TextColumn(f"{unit},"),
         TimeElapsedColumn(),
         TextColumn("gone,"),
         TimeRemainingColumn(),
         TextColumn("left"),
     )
-    with Progress(*columns, console=err, transient=True) as progress:
+    return Progress(*columns, console=err, transient=True)
+
+
+@contextmanager
+def attack_bar() -> Iterator[Callable[[Batch], None]]:
+    """A bar with elapsed and remaining time over all batches of an evaluation."""
+    with _bar("batches") as progress:
+        task = progress.add_task("attacking", total=None)
+        yield lambda batch: progress.update(task, completed=batch.done, total=batch.total, description=batch.doing)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[Step], None]]:
+    """A bar with elapsed and remaining time, and a line for every epoch."""
+    with _bar("steps") as progress:
         task = progress.add_task("training", total=None)
 
         def watch(step: Step) -> None:

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from specguard.data import Data, Dataset
 from specguard.errors import TrainingError
-from specguard.runs import Json, append_line, derived_seed
+from specguard.runs import Json, append_lines, derived_seed
 from specguard.train.objectives import Model, Moment
 from specguard.train.settings import Training, Validation
 from specguard.train.state import TrainingState
@@ -66,8 +66,8 @@ class Loop:
             epoch, begun = self.state.step // self.steps_per_epoch, time.perf_counter()
             self.epoch(epoch)
             record = self.record(epoch)
-            append_line(self.run / "metrics.jsonl", record)
-            append_line(self.run / "timing.jsonl", {"epoch": epoch + 1, "seconds": time.perf_counter() - begun})
+            append_lines(self.run / "metrics.jsonl", record)
+            append_lines(self.run / "timing.jsonl", {"epoch": epoch + 1, "seconds": time.perf_counter() - begun})
             self.state.save(self.run)
             self.watch(Progress(self.state.step, self.steps, record["loss"], record))
 

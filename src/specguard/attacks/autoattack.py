@@ -1,0 +1,104 @@
+"""AutoAttack (standard), by whichever of its two packages is installed: `pyautoattack` or `autoattack`."""
+
+import importlib
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from specguard.attacks.hunt import Attack, Hunt
+from specguard.errors import AttackError, ConfigError
+
+_PACKAGES = ("pyautoattack", "autoattack")
+_NORMS = {"linf": "Linf", "l2": "L2"}
+
+
+@dataclass(frozen=True)
+class AutoAttack(Attack):
+    """APGD-CE, APGD-T, FAB-T and Square, each on what the one before left (Croce and Hein 2020).
+
+    What the package warns of (randomness, probabilities for logits, zero gradients, a black box that beats the
+    white boxes) is repeated in the result. Its random numbers belong to the batch: unlike those of this package's
+    own attacks, they change when a batch is composed differently.
+    """
+
+    version: Literal["standard"] = "standard"
+    leave: bool = True
+
+    def search(self, hunt: Hunt) -> None:
+        classes = hunt.clean.shape[1]
+        if classes < 4:
+            raise AttackError(
+                f"AutoAttack needs at least 4 classes, not {classes}; the full suite serves any number"
+            )
+        if hunt.goal.targets is not None or not hunt.ball.box:
+            raise ConfigError("AutoAttack knows neither targets nor images without a box")
+        device = hunt.center.device
+        seed = int(hunt.noise.keys[0]) % 2**31
+        # It seeds the global generators.
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), _heard() as said:
+            runner = _runner(_graded(hunt), hunt, seed)
+            runner.apgd_targeted.n_target_classes = runner.fab.n_target_classes = min(9, classes - 1)
+            batch = "batch_size" if _takes(runner.run_standard_evaluation, "batch_size") else "bs"
+            found = runner.run_standard_evaluation(
+                hunt.center.float(), hunt.goal.labels, **{batch: max(len(hunt), 1)}
+            )
+        hunt.settle((found[0] if isinstance(found, tuple) else found).to(hunt.center))
+        hunt.warn(*said)
+
+
+def _runner(model: Callable[[Tensor], Tensor], hunt: Hunt, seed: int) -> Any:
+    maker = _package().AutoAttack
+    options: dict[str, Any] = {"norm": _NORMS[hunt.ball.norm], "eps": hunt.ball.radius, "seed": seed}
+    options |= {"version": "standard", "device": str(hunt.center.device)}
+    if _takes(maker, "verbose"):
+        options["verbose"] = False
+    return maker(model, **options)
+
+
+def _graded(hunt: Hunt) -> Callable[[Tensor], Tensor]:
+    """The model as AutoAttack calls it: float32 in, logits out, on the tape where it is recording."""
+    dtype = hunt.center.dtype
+    return lambda x: hunt.victim.recorded(x.to(dtype)).float()
+
+
+def _package() -> Any:
+    for name in _PACKAGES:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+    raise ConfigError("AutoAttack needs a package of its own: pip install pyautoattack")
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    return name in inspect.signature(function).parameters
+
+
+@contextmanager
+def _heard() -> Iterator[list[str]]:
+    """Collect what the package says through logging or warnings, each sentence once."""
+    said: dict[str, None] = {}
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said[record.getMessage()] = None
+
+    logger, ear = logging.getLogger("auto-attack"), Ear(logging.WARNING)
+    result: list[str] = []
+    logger.addHandler(ear)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield result
+    finally:
+        logger.removeHandler(ear)
+    said |= {str(w.message): None for w in caught}
+    result.extend(said)

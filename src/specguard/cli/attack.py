@@ -1,0 +1,165 @@
+"""`specguard attack`: a run directory and names become an evaluation under attack."""
+
+import hashlib
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+from rich.table import Table
+
+from specguard import runs
+from specguard.adapt import from_run
+from specguard.attacks import Suite, named_attack, named_suite
+from specguard.attacks.suites import AttackName, SuiteName
+from specguard.attacks.victim import Precision
+from specguard.cli.console import attack_bar, chosen_device, err, interruptible, out
+from specguard.cli.names import DataName, named_data, number
+from specguard.data import Data, Dataset
+from specguard.errors import ConfigError, RunError
+from specguard.evaluate import Evaluation, evaluate, robustbench_record
+from specguard.geometry import Ball, Norm
+from specguard.nn import ViT, fingerprint
+from specguard.proportion import Proportion
+
+
+def _option(help: str, panel: str, *flags: str, **more: Any) -> Any:
+    return typer.Option(*flags, help=help, rich_help_panel=panel, **more)
+
+
+_WHAT, _HOW, _WHERE = "Attacks", "Images and arithmetic", "Output"
+
+
+def attack_command(
+    run: Annotated[Path, typer.Argument(help="directory of a finished training run")],
+    attack: Annotated[
+        list[str], _option(f"{', '.join(get_args(AttackName))}; may be given more than once", _WHAT)
+    ] = [],  # noqa: B006
+    suite: Annotated[SuiteName | None, _option("several attacks at once [default: quick]", _WHAT)] = None,
+    norm: Annotated[Norm, _option("norm of the perturbations", _WHAT)] = "linf",
+    radius: Annotated[
+        list[str], _option("in pixels of [0, 1], such as 8/255; may be given more than once", _WHAT)
+    ] = ["8/255"],  # noqa: B006
+    steps: Annotated[int | None, _option("of the attacks named by --attack", _WHAT)] = None,
+    step_size: Annotated[str | None, _option("of the attacks named by --attack, in pixels", _WHAT)] = None,
+    restarts: Annotated[int | None, _option("of the attacks named by --attack", _WHAT)] = None,
+    images: Annotated[int | None, _option("only the first N test images", _HOW, min=1)] = None,
+    data: Annotated[DataName | None, _option("data set [default: the one trained on]", _HOW)] = None,
+    data_root: Annotated[Path | None, _option("where the data set lies [default: as in training]", _HOW)] = None,
+    verify_data: Annotated[bool, _option("check the official checksums", _HOW)] = True,
+    batch: Annotated[int, _option("images attacked together", _HOW, min=1)] = 250,
+    precision: Annotated[Precision, _option("of the search; verdicts are always in full", _HOW)] = "full",
+    seed: Annotated[int, _option("the only source of randomness", _HOW)] = 0,
+    device: Annotated[str, _option("auto, cpu, cuda or cuda:N", _HOW)] = "auto",
+    diagnose: Annotated[bool, _option("look for signs of obfuscated gradients", _HOW)] = True,
+    folder: Annotated[
+        Path | None, _option("folder for the records [default: RUN/attacks/...]", _WHERE, "--out")
+    ] = None,
+    save_images: Annotated[bool, _option("keep the adversarial images", _WHERE, "--save-images")] = False,
+    robustbench: Annotated[Path | None, _option("write a leaderboard entry to this JSON file", _WHERE)] = None,
+) -> None:
+    """Attack a trained model; started again, it continues where it was."""
+    model = from_run(run)
+    loaded = _data(run, model, data, data_root, verify_data)
+    chosen = _suite(attack, suite, model.config.classes, steps=steps, step_size=step_size, restarts=restarts)
+    balls = tuple(Ball(norm, number(text, "--radius")) for text in radius)
+    evaluation = Evaluation(chosen, balls, seed, batch, precision, diagnose, save_images)
+    split = loaded.test if images is None else _first(loaded, images)
+    identity = {"model": fingerprint(model), "data": loaded.fingerprint(), "dataset": loaded.name}
+    where = folder or run / "attacks" / _folder_name(evaluation, len(split))
+    target = chosen_device(device)
+    err.print(f"{run} on {len(split)} images, {target}, records in {where}", markup=False, soft_wrap=True)
+    advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
+    with interruptible(advice), attack_bar() as watch:
+        result = evaluate(
+            model.to(target),
+            split,
+            loaded.classes,
+            where,
+            evaluation,
+            identity=identity,
+            device=target,
+            watch=watch,
+        )
+    _print(result)
+    if robustbench is not None:
+        entry = robustbench_record(
+            result, name=run.resolve().name, architecture=_architecture(run), dataset=loaded.name
+        )
+        runs.write_json(robustbench, entry)
+    out.print(f"summary in {where / 'summary.json'}", markup=False, soft_wrap=True)
+
+
+def _data(run: Path, model: ViT, name: DataName | None, root: Path | None, verify: bool) -> Data:
+    """The data a run was trained on, or the one named instead."""
+    path = run / "arguments.json"
+    stored = runs.read_json(path) if path.exists() else {}
+    if name is None:
+        if (known := stored.get("data")) not in get_args(DataName):
+            raise RunError(f"{run} does not say which data it was trained on; name it with --data")
+        place = stored.get("data_root")
+        root = root if root is not None or place is None else Path(str(place))
+        trained = runs.read_json(run / "run.json").get("data", {})
+        found = named_data(str(known), root, verify, model.config.image)
+        if found.fingerprint() != trained.get("fingerprint"):
+            raise RunError(f"the data is not what {run} was trained on; name it with --data if this is meant")
+    else:
+        found = named_data(name, root, verify, model.config.image)
+    wanted = (model.config.channels, model.config.image, model.config.image)
+    if found.shape != wanted or len(found.classes) != model.config.classes:
+        raise ConfigError(
+            f"{found.name} has {len(found.classes)} classes of images of shape {found.shape}, "
+            f"but the model {model.config.classes} of {wanted}"
+        )
+    return found
+
+
+def _suite(names: list[str], suite: SuiteName | None, classes: int, **changes: Any) -> Suite:
+    given = {name: value for name, value in changes.items() if value is not None}
+    if names and suite is not None:
+        raise ConfigError("--attack and --suite exclude each other")
+    if not names:
+        if given:
+            raise ConfigError(f"--{next(iter(given)).replace('_', '-')} has no effect without --attack")
+        return named_suite(suite or "quick", classes)
+    if "step_size" in given:
+        given["step_size"] = number(given["step_size"], "--step-size")
+    return Suite(tuple((name, named_attack(name, classes, **given)) for name in dict.fromkeys(names)))
+
+
+def _first(data: Data, count: int) -> Dataset:
+    if count > len(data.test):
+        raise ConfigError(f"{data.name} has {len(data.test)} test images, not {count}")
+    return Dataset(data.test.images[:count], data.test.labels[:count])
+
+
+def _folder_name(evaluation: Evaluation, count: int) -> str:
+    """Readable, and another one for other settings."""
+    settings = json.dumps([evaluation.settings(), count], sort_keys=True)
+    attacks = "+".join(name for name, _ in evaluation.suite.attacks)
+    radii = "+".join(f"{ball.radius:.4g}" for ball in evaluation.balls)
+    norm = evaluation.balls[0].norm
+    return f"{attacks}-{norm}-{radii}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"[-200:]
+
+
+def _architecture(run: Path) -> str:
+    path = run / "arguments.json"
+    return str(runs.read_json(path).get("model")) if path.exists() else "ViT"
+
+
+def _print(result: dict[str, Any]) -> None:
+    after = ", each on what was left" if result["cascade"] else ""
+    table = Table("", "norm", "radius", f"accuracy (95 %){after}")
+    table.add_row("clean", "", "", str(Proportion.from_record(result["clean"])))
+    rows = [(row["attack"], row) for row in result["attacks"]]
+    rows += [("worst case", row) for row in result["worst_case"]]
+    for name, row in rows:
+        accuracy = str(Proportion.from_record(row["accuracy"]))
+        table.add_row(name, row["norm"], f"{row['radius']:.4g}", accuracy)
+    out.print(table)
+    for flag in result["flags"]:
+        err.print(f"warning, {flag['name']}: {flag['message']}", style="yellow", markup=False, soft_wrap=True)
+    for text in result["warnings"]:
+        err.print(f"warning, autoattack: {text}", style="yellow", markup=False, soft_wrap=True)
