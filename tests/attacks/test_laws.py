@@ -54,10 +54,10 @@ NORMS = ("l2", "linf")
 COUNT, WRONG = 7, 2  # images, and the one whose label the model does not share
 IDS = torch.tensor([100, 3, -7, 2**40, 5, 12, 0])
 RADII = {  # (some break, most break)
-    ("vit", "l2"): (0.13, 0.6),
-    ("vit", "linf"): (0.02, 0.08),
-    ("mlp", "l2"): (0.5, 2.0),
-    ("mlp", "linf"): (0.08, 0.4),
+    ("vit", "l2"): (0.08, 0.6),
+    ("vit", "linf"): (0.015, 0.08),
+    ("mlp", "l2"): (0.2, 1.5),
+    ("mlp", "linf"): (0.05, 0.3),
 }
 
 
