@@ -16,6 +16,7 @@ def named_data(name: str, root: Path | None, verify: bool, size: int) -> Data:
         return digits()
     if root is None:
         raise ConfigError(f"data {name!r} needs --data-root, the folder where it lies")
+    root = Path(root)  # some versions of typer hand out strings
     if name == "folder":
         return image_folder(root, size)
     loaders = {"cifar10": cifar10, "cifar100": cifar100, "svhn": svhn}
