@@ -11,7 +11,7 @@ for row in "${rows[@]:-plain msvp}"; do for row in $row; do
     resume=$([ -e "$runs/$row/run.json" ] && echo --resume || true)
     penalty=$([ "$row" = msvp ] && echo "--penalty msvp --lambda-q 1e-4 --lambda-k 1e-4 --lambda-v 1e-4" || true)
     specguard train --run "$runs/$row" $resume $penalty \
-        --model deit_tiny_patch4_32 --data cifar10 --data-root "$data" --epochs ${EPOCHS:-60} --batch 512 \
+        --model deit_tiny_patch4_32 --data cifar10 --data-root "$data" --epochs 60 --batch 512 \
         --objective pgd --norm linf --radius 8/255 --inner-steps 5 --inner-step-size 2.5/255 --ramp 10 \
         --optimizer adamw --lr 1e-3 --weight-decay 0.05 --warmup 5 --ema 0.999 --validate 1000 \
         --crop 4 --flip --precision bfloat16 --compile reduce-overhead --seed 0

@@ -74,6 +74,8 @@ class Noise:
     def directions(self, shape: Sequence[int], dtype: torch.dtype) -> Float[Tensor, "batch *shape"]:
         """Uniform on the unit sphere of l2."""
         normal = self.normal(shape, torch.float64)
+        if not normal.numel():
+            return normal.to(dtype)
         squares = normal.view(len(self), math.prod(shape)) ** 2
         while (width := squares.shape[1]) > 1:  # in pairs, because torch adds in an order that depends on the batch
             half = width // 2

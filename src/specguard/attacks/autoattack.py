@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specguard.attacks.hunt import Attack, Hunt
 from specguard.errors import AttackError, ConfigError
+from specguard.geometry import per_sample
 
 _PACKAGES = ("pyautoattack", "autoattack")
 _NORMS = {"linf": "Linf", "l2": "L2"}
@@ -49,7 +50,9 @@ class AutoAttack(Attack):
             found = runner.run_standard_evaluation(
                 hunt.center.float(), hunt.goal.labels, **{batch: max(len(hunt), 1)}
             )
-        hunt.settle((found[0] if isinstance(found, tuple) else found).to(hunt.center))
+        x = (found[0] if isinstance(found, tuple) else found).to(hunt.center)
+        inside = hunt.ball.contains(x, hunt.center)  # its own projections round otherwise
+        hunt.settle(torch.where(per_sample(inside, x), x, hunt.ball.project(x, hunt.center)))
         hunt.warn(*said)
 
 

@@ -11,7 +11,7 @@ from specguard.attacks.hunt import Attack, Hunt
 from specguard.attacks.losses import margin
 from specguard.attacks.pgd import check_counts
 from specguard.errors import ConfigError
-from specguard.geometry import per_sample
+from specguard.geometry import Ball, per_sample
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,12 @@ class CWL2(Attack):
         if not (math.isfinite(self.confidence) and self.confidence >= 0):
             raise ConfigError(f"the confidence must be finite and not negative, not {self.confidence}")
 
-    def search(self, hunt: Hunt) -> None:
-        if hunt.ball.norm != "l2":
+    def check(self, ball: Ball) -> None:
+        if ball.norm != "l2":
             raise ConfigError("CW-l2 measures distances in l2; for linf, PGD with the margin loss is CW")
-        c = torch.full_like(hunt.clean[:, 0], self.first)
+
+    def search(self, hunt: Hunt) -> None:
+        c = torch.full_like(hunt.closest(), self.first)
         low, high = torch.zeros_like(c), torch.full_like(c, torch.inf)
         for _ in range(self.searches):
             broken = self._descend(hunt, c)

@@ -74,8 +74,10 @@ def nearest_offset(x: Tensor, w: Tensor, change: Tensor, ball: Ball) -> Tensor:
 
     Every pixel moves by min(t u, room): u is 1 for linf and |w| for l2, room what the box leaves in the useful
     direction, and t solves sum |w| min(t u, room) = |change|, a piecewise linear equation, by sorting its corners.
+    Where w is zero there is nowhere to go, and d is zero.
     """
     shape, x, w = x.shape, x.flatten(1), w.flatten(1)
+    change = torch.where(w.abs().amax(1) > 0, change, 0.0)
     side = torch.sign(change).unsqueeze(1) * torch.sign(w)
     pull = w.abs() / w.abs().amax(1, keepdim=True).clamp(min=torch.finfo(w.dtype).tiny)
     wanted = change.abs() / w.abs().amax(1).clamp(min=torch.finfo(w.dtype).tiny)

@@ -4,7 +4,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -66,19 +66,25 @@ class Attack(ABC):
         image's own number in `ids` (its place in the batch if not given), never on its neighbours. With precision
         `bfloat16` the search runs under autocast; what it claims is verified in the model's own precision.
         """
-        _check_images(images, labels, ball)
+        self.check(ball)
+        _check_images(images, ball)
+        for name, numbers in (("labels", labels), ("targets", targets), ("ids", ids)):
+            _check_numbers(name, numbers, len(images))
         with torch.inference_mode(False), torch.no_grad(), evaluating(model):
             images, victim = images.clone(), Victim(model, precision)
             if len(images) == 0:
                 return _nothing(images)
             clean = victim.logits(images)
-            goal = _goal(labels.to(images.device, torch.int64), targets, clean)
-            ids = torch.arange(len(images)) if ids is None else ids
-            noise = Noise.of(ids.to(images.device), seed)
+            labels, targets = (_copied(numbers, images.device) for numbers in (labels, targets))
+            ids = _copied(torch.arange(len(images)) if ids is None else ids, images.device)
+            goal, noise = _goal(labels, targets, clean), Noise.of(ids, seed)
             hunt = Hunt(victim, images, goal, ball, noise, clean, leave=self.leave or self.minimal)
             if len(hunt):
                 self.search(hunt)
             return hunt.verdict()
+
+    def check(self, ball: Ball) -> None:  # noqa: B027 - most attacks take any ball
+        """Refuse a ball that this attack cannot search, before anything is done."""
 
     @abstractmethod
     def search(self, hunt: "Hunt") -> None:
@@ -169,7 +175,9 @@ class Hunt:
 
     def verdict(self) -> Adversarial:
         """Check everything that was found on the whole batch, in full precision."""
-        found = self._pulled_in(self._found)
+        # A minimal attack may have found its point outside the ball; then it has nothing to show inside.
+        beyond = self._closest.isfinite() & (self._closest > self.ball.radius)
+        found = torch.where(per_sample(beyond, self._all), self._all, self._found)
         logits = self.victim.logits(found)
         success = self._goal.reached(logits)
         lost = ~success & self._broken
@@ -181,16 +189,15 @@ class Hunt:
         distance = self.ball.distance(found, self._all)
         if not (found.isfinite().all() and logits.isnan().logical_not().all()):
             raise AttackError("the model's logits or gradients are not finite within the ball")
-        if not self.ball.contains(found, self._all).all():
+        if not self.ball.contains(found, self._all, self._rounding(found)).all():
             raise AssertionError("an attack left its ball")
         closest = torch.where(success, torch.minimum(distance, self._closest), self._closest)
         return Adversarial(found, success, distance, closest, self._before, logits.argmax(1), self._warnings)
 
-    def _pulled_in(self, x: Tensor) -> Tensor:
-        """Minimal attacks may have found points outside; rounding alone is left as it is."""
-        tolerance = min(1e-6, 1e-2 * self.ball.radius)
-        inside = self.ball.contains(x, self._all, tolerance)
-        return torch.where(per_sample(inside, x), x, self.ball.project(x, self._all))
+    def _rounding(self, x: Tensor) -> float:
+        """What the distance of such numbers may be off by; for pixels in [0, 1] it is 1e-6."""
+        unit = torch.finfo(x.dtype).eps * float(x.abs().max())
+        return max(1e-6, unit * (math.sqrt(x[0].numel()) if self.ball.norm == "l2" else 1.0))
 
     def _verified(self, x: Tensor, logits: Tensor) -> Tensor:
         """Where the goal is reached; what a search in reduced precision claims is looked at again."""
@@ -205,11 +212,9 @@ class Hunt:
         self.goal, self.noise = self.goal[stay], self.noise[stay]
 
 
-def _check_images(images: Tensor, labels: Tensor, ball: Ball) -> None:
-    if not images.is_floating_point():
-        raise DataError(f"images must be floating point, not {images.dtype}")
-    if labels.shape != images.shape[:1] or labels.is_floating_point():
-        raise DataError(f"labels must be {len(images)} integers, not {tuple(labels.shape)} of {labels.dtype}")
+def _check_images(images: Tensor, ball: Ball) -> None:
+    if images.dtype not in (torch.float32, torch.float64):
+        raise DataError(f"images must be float32 or float64, not {images.dtype}")
     if not len(images):
         return
     low, high = images.aminmax()
@@ -226,19 +231,27 @@ def _check_images(images: Tensor, labels: Tensor, ball: Ball) -> None:
         )
 
 
+def _check_numbers(name: str, numbers: Tensor | None, count: int) -> None:
+    if numbers is not None and (numbers.shape != (count,) or numbers.is_floating_point()):
+        raise DataError(f"{name} must be {count} integers, not {tuple(numbers.shape)} of {numbers.dtype}")
+
+
+def _copied(numbers: Tensor | None, device: torch.device) -> Any:
+    """As int64 on the device, a tensor of its own: one made in inference mode cannot go on the tape."""
+    return None if numbers is None else numbers.to(device, torch.int64, copy=True)
+
+
 def _goal(labels: Tensor, targets: Tensor | None, logits: Tensor) -> Goal:
     classes = logits.shape[1]
     for name, values in (("labels", labels), ("targets", targets)):
         if values is None:
             continue
-        if values.shape != labels.shape or values.is_floating_point():
-            raise DataError(f"{name} must be {len(labels)} integers, not {tuple(values.shape)} of {values.dtype}")
         low, high = values.aminmax()
         if low < 0 or high >= classes:
             raise DataError(f"{name} must lie in 0..{classes - 1}; found {low.item()} to {high.item()}")
     if logits.isnan().any():
         raise AttackError("the model's logits are not finite on the clean images")
-    return Goal(labels, None if targets is None else targets.to(labels.device, torch.int64))
+    return Goal(labels, targets)
 
 
 def _nothing(images: Tensor) -> Adversarial:

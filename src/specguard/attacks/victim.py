@@ -45,10 +45,15 @@ def evaluating(model: Model) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Victim:
-    """A model and the precision in which it is searched; verdicts are always given in full precision."""
+    """A model and the precision in which it is searched; verdicts are always given in full precision.
+
+    With `checked`, a gradient that is not finite is an error, for which the host waits at every step. Training does
+    without: its loss tells.
+    """
 
     model: Model
     precision: Precision = "full"
+    checked: bool = True
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
@@ -57,12 +62,12 @@ class Victim:
     def logits(self, x: Images) -> Logits:
         """In full precision, without gradients: what a verdict rests on."""
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            return _logits(self.model(x), len(x)).detach().clone()
+            return _logits(self.model(x.clone()), len(x)).detach().clone()  # it may write on its input
 
     def searched(self, x: Images) -> Logits:
         """In the precision of the search, without gradients."""
         with torch.no_grad():
-            return self.recorded(x).detach().to(x.dtype, copy=True)
+            return self.recorded(x.clone()).detach().to(x.dtype, copy=True)
 
     def recorded(self, x: Images) -> Logits:
         """In the precision of the search, on the tape wherever autograd is recording."""
@@ -73,7 +78,8 @@ class Victim:
         """The gradient of each sample's loss by its own pixels, the logits and the losses."""
         x = x.detach().requires_grad_()
         with torch.enable_grad():
-            torch.compiler.cudagraph_mark_step_begin()  # a compiled model may now reuse what it returned before
+            if x.is_cuda:
+                torch.compiler.cudagraph_mark_step_begin()  # a compiled model may reuse what it returned before
             logits = self.recorded(x).to(x.dtype)
             values = loss(logits)
             found = torch.autograd.grad(values.sum(), x, allow_unused=True)[0] if values.requires_grad else None
@@ -82,6 +88,8 @@ class Victim:
                 "the model has no gradient with respect to its input: somewhere it detaches, converts or rounds "
                 "outside of autograd; the square attack needs no gradients"
             )
+        if self.checked and not (found.isfinite().all() and not logits.isnan().any()):
+            raise AttackError("the model's logits or gradients are not finite within the ball")
         return found.detach(), logits.detach(), values.detach()
 
     def _autocast(self, x: Tensor) -> AbstractContextManager[Any]:

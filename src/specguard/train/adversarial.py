@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 from specguard.attacks.pgd import ascended, check_counts, check_step_size, step_size
-from specguard.attacks.victim import Victim, evaluating
+from specguard.attacks.victim import Precision, Victim, evaluating
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.noise import Noise
@@ -130,13 +130,15 @@ def _ascent(
         for _ in range(steps):
             gradient, _, _ = victim.gradient(x, loss)
             x = ascended(x, gradient, center, ball, size)
-    torch.compiler.cudagraph_mark_step_begin()  # the training step that follows starts anew
+    if x.is_cuda:
+        torch.compiler.cudagraph_mark_step_begin()  # the training step that follows starts anew
     return x
 
 
 def _victim(model: Model, x: Tensor) -> Victim:
     """The model in the precision of the training step around it."""
-    return Victim(model, "bfloat16" if torch.is_autocast_enabled(x.device.type) else "full")
+    precision: Precision = "bfloat16" if torch.is_autocast_enabled(x.device.type) else "full"
+    return Victim(model, precision, checked=False)
 
 
 def _grown(ball: Ball, ramp: float, moment: Moment) -> Ball:
