@@ -50,5 +50,19 @@ def test_every_recipes_result_says_where_and_how_it_was_measured(path):
     assert re.fullmatch(r"[0-9a-f]{40}\+?", record["environment"]["commit"])
     assert record["settings"]["training"]["seed"] is not None
     assert record["test_accuracy"]["n"] > 0
-    last = json.loads((path.parent / "metrics.jsonl").read_text().splitlines()[-1])
-    assert record["metrics"] == last
+    metrics = [json.loads(line) for line in (path.parent / "metrics.jsonl").read_text().splitlines()]
+    assert record["metrics"] == metrics[record["best"]["epoch"] - 1 if "best" in record else -1]
+
+
+ATTACKED = [p for p in sorted(ROOT.glob("recipes/*/*/*.json")) if p.name != "result.json"]
+
+
+@pytest.mark.parametrize("path", ATTACKED, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_every_attack_of_a_recipe_says_where_and_how_it_was_made(path):
+    record = json.loads(path.read_text())
+    result = json.loads((path.parent / "result.json").read_text())
+    assert record["environment"]["hardware"]
+    assert re.fullmatch(r"[0-9a-f]{40}\+?", record["environment"]["commit"])
+    assert record["settings"]["model"] == result["fingerprint"], "the model that was trained is the one attacked"
+    assert record["settings"]["seed"] is not None
+    assert record["n"] == sum(row["n"] for row in record["per_class"]) > 0

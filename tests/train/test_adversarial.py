@@ -475,30 +475,36 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
     "penalties": {"penalties": (MSVP(1e-3, 1e-3, 1e-3), SpectralNorm(1e-4))},
     "sam": {"sam": SAM(0.02)},
     "ema": {"ema": 0.5},
-    "accumulation": {"accumulate": 5},
+    "accumulation": {"accumulate": 3},
     "mixup": {"augmentation": Augmentation(mixup=0.2)},
     "bf16": {"precision": "bfloat16"},
     "everything": {
         "sam": SAM(0.02), "ema": 0.9, "accumulate": 2, "precision": "bfloat16", "penalties": (MSVP(),),
-        "augmentation": Augmentation(crop=1, cutmix=0.2), "checkpoint_steps": 2,
+        "augmentation": Augmentation(crop=1, cutmix=0.2), "checkpoint_steps": 4,
         "validation": Validation(20, LINF, PGD(steps=2)),
     },
 }  # fmt: skip
 
 
+LEARNED = {
+    "pgd": PGDTraining(Ball("linf", 0.02), steps=2, clean=0.5),
+    "trades": TRADES(Ball("linf", 0.02), steps=2),
+    "nfgsm": NFGSM(Ball("linf", 0.02)),
+}
+
+
 @pytest.mark.parametrize(
     ("objective", "options"),
-    [("pgd with clean images", name) for name in COMBINATIONS]
+    [("pgd", name) for name in COMBINATIONS]
     + [(objective, name) for objective in ("trades", "nfgsm") for name in ("alone", "everything")],
 )
 def test_every_combination_learns(objective, options, tmp_path):
-    training = Training(
-        epochs=12, batch=40, objective=OBJECTIVES[objective], schedule=Cosine(warmup=0.5), optimizer=AdamW(lr=1e-2)
-    )
-    training = replace(training, **COMBINATIONS[options])
+    """In 48 steps; augmented, sharpness-aware and averaged at once, no more than a little."""
+    training = Training(epochs=8, batch=20, objective=LEARNED[objective], schedule=Cosine(warmup=0.5))
+    training = replace(training, optimizer=AdamW(lr=2e-2), **COMBINATIONS[options])
     train(plain(), some_digits(), tmp_path / "run", training, device=CPU)
     losses = [r["loss"] for r in read_lines(tmp_path / "run" / "metrics.jsonl")]
-    assert losses[-1] < 0.99 * losses[0]
+    assert losses[-1] < (0.99 if options == "everything" else 0.92) * losses[0]
 
 
 def test_sam_climbs_and_descends_on_attacks_from_the_same_start(tmp_path):

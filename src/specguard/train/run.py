@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from specguard.data import Data
 from specguard.errors import ConfigError, RunError
@@ -47,23 +48,24 @@ def train(
     settings of a new run, for a command line that wants to be resumed without repeating them.
     """
     _check_fit(model, data, training)
+    everything, held_out = data, None
+    if training.validation is not None:
+        generator = torch.Generator().manual_seed(derived_seed(training.seed, "held out"))
+        data, held_out = data.held_out(training.validation.images, generator)
     settings = {
         "model": asdict(model.config),
-        "data": {"name": data.name, "fingerprint": data.fingerprint()},
+        "data": {"name": data.name, "fingerprint": everything.fingerprint()},
         "training": described(training),
         "initial_weights": fingerprint(model),
     }
     with locked(run):
         _open(run, settings, arguments, resume)
-        held_out = None
-        if training.validation is not None:
-            generator = torch.Generator().manual_seed(derived_seed(training.seed, "held out"))
-            data, held_out = data.held_out(training.validation.images, generator)
         steps_per_epoch = max(len(data.train) // training.batch, 1)
         state = TrainingState(model, training, steps_per_epoch, device)
         if checkpoints := checkpoint_steps(run):
             state.load(run, checkpoints[-1])
         if (run / "result.json").exists():
+            _trained(state)
             return _stored_result(run / "result.json")
         for name in ("metrics.jsonl", "timing.jsonl"):
             # Records that were written after the last checkpoint will be written again.
@@ -121,15 +123,22 @@ def _open(run: Path, settings: Json, arguments: Json | None, resume: bool) -> No
         raise RunError(f"{run} cannot be resumed with other settings ({difference}); name another run directory")
 
 
+def _trained(state: TrainingState) -> tuple[nn.Module, str]:
+    """The model that is the result, with the best weights if any were chosen, and whether they are averaged."""
+    trained, weights = (state.average.module, "ema") if state.average is not None else (state.model, "raw")
+    if state.best is not None:
+        trained.load_state_dict(state.best.tensors)
+        weights = state.best.record["weights"]
+    return trained, weights
+
+
 def _finish(state: TrainingState, data: Data, run: Path, settings: Json) -> Json:
     """Write the final weights, then the result, whose presence says that the run is complete."""
-    trained, weights = (state.average.module, "ema") if state.average is not None else (state.model, "raw")
+    trained, weights = _trained(state)
     metrics = read_lines(run / "metrics.jsonl")
     chosen: Json = {}
     if state.best is not None:
-        trained.load_state_dict(state.best.tensors)
-        weights, chosen = state.best.record["weights"], {"best": state.best.record}
-        metrics = metrics[: state.best.record["epoch"]]
+        chosen, metrics = {"best": state.best.record}, metrics[: state.best.record["epoch"]]
     final = materialised(trained)
     hashed = fingerprint(final)
     write_tensors(run / "model.safetensors", final.state_dict())

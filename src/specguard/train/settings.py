@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from specguard.attacks import PGD
+from specguard.attacks.pgd import check_counts
 from specguard.data import Augmentation
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
@@ -25,8 +26,7 @@ class Validation:
     attack: PGD = PGD(steps=10)
 
     def __post_init__(self) -> None:
-        if self.images < 1:
-            raise ConfigError(f"validation needs at least 1 image, not {self.images}")
+        check_counts(self, "images")
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class TrainingState:
         if self.decay is not None:
             self.average = AveragedModel(model)
         self.best: Best | None = None
+        self.validation = training.validation
         self.vectors: list[Vectors] = []
         for i, penalty in enumerate(training.penalties):
             generator = torch.Generator(device).manual_seed(derived_seed(training.seed, "penalty", i))
@@ -86,7 +87,7 @@ class TrainingState:
         check_architecture(self.model, sections["model"], path)
         if self.average is not None:
             check_architecture(self.average, sections["average"], path)
-        best = self._checked_best(record.get("best"), sections["best"], path)
+        best = self._checked_best(record.get("best"), sections["best"], step, path)
         moments = self._checked_moments(sections["optimizer"], path)
         vectors = self._checked_vectors(sections["penalty"], path)
         self.model.load_state_dict(sections["model"])
@@ -115,11 +116,19 @@ class TrainingState:
                 yield f"penalty/{i}/{j}", tensor
         yield "losses", self.losses
 
-    def _checked_best(self, record: object, tensors: dict[str, Tensor], path: Path) -> Best | None:
-        if record is None and not tensors:
-            return None
+    def _checked_best(self, record: object, tensors: dict[str, Tensor], step: int, path: Path) -> Best | None:
+        """The best weights: there after every whole epoch where there is validation, and of one of those epochs."""
+        epochs = step // self.losses.shape[1]
+        if self.validation is None or epochs == 0:
+            if record is None and not tensors:
+                return None
+            raise CheckpointError(f"{path} holds best weights before any were chosen")
         match record:
-            case {"weights": "raw" | "ema" as weights, "epoch": int(epoch), "score": [int(stood), int(clean)]}:
+            case {"weights": "raw" | "ema" as weights, "epoch": int(epoch), "score": [int(stood), int(clean)]} if (
+                1 <= epoch <= epochs
+                and (weights == "raw" or self.average is not None)
+                and 0 <= stood <= clean <= self.validation.images
+            ):
                 check_architecture(self.model, tensors, path)
                 device = self.losses.device
                 known = {"weights": weights, "epoch": epoch, "score": [stood, clean]}
