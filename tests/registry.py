@@ -19,6 +19,9 @@ MODELS: dict[str, ViTConfig] = {
         f"pool={pool} local={local}": replace(SMALL, pool=pool, local_blocks=local)
         for pool, local in (("class", 0), ("class", 1), ("mean", 0), ("mean", 1), ("mean", 2))
     },
+    "one kernel": replace(SMALL, kernels=(3,), pool="mean"),
+    "three kernels": replace(SMALL, kernels=(1, 5, 3), pool="mean"),
+    "resized": replace(SMALL, resize=8),
     "no qkv bias": replace(SMALL, qkv_bias=False),
     "scaled residuals": replace(SMALL, residual_scale=0.5),
     "layer scale": replace(SMALL, layer_scale=1e-2),

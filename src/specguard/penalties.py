@@ -140,6 +140,8 @@ class SpectralNorm(SingularValuePenalty):
         for layer in model.modules():
             if isinstance(layer, nn.Linear):
                 yield (self.strength,), layer.weight
+            elif isinstance(layer, nn.Conv1d):
+                raise ConfigError("the spectral penalty does not know convolutions along the tokens")
             elif isinstance(layer, nn.Conv2d):
                 # A convolution whose stride is its kernel is this matrix on every patch.
                 if layer.stride != layer.kernel_size or layer.groups != 1:

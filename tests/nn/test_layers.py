@@ -1,5 +1,9 @@
 """What single layers promise: Lipschitz constants, curvature, exactness at the edges."""
 
+import hashlib
+import json
+from dataclasses import asdict, replace
+
 import pytest
 import torch
 from torch import nn
@@ -11,10 +15,14 @@ from specguard.nn import (
     LayerScale,
     Normalise,
     Residual,
+    Resize,
     SmoothProject,
     Softplus,
     Squareplus,
     TokenBatchNorm,
+    TokenConvolution,
+    ViT,
+    ViTConfig,
     fingerprint,
     materialised,
 )
@@ -128,3 +136,55 @@ def test_a_fingerprint_stands_for_the_folded_weights_and_for_nothing_else():
     with torch.no_grad():
         changed[1].bias[2].add_(1e-7)
     assert fingerprint(changed) != fingerprint(model)
+
+
+@torch.no_grad()
+def test_a_convolution_of_tokens_mixes_a_group_of_channels_over_its_own_reach_and_no_further(generator):
+    layer = TokenConvolution(6, (1, 5)).double()
+    layer.out.weight.copy_(torch.eye(6))
+    for p in layer.kernels.parameters():
+        p.copy_(torch.randn(p.shape, generator=generator))
+    x = torch.randn(2, 9, 6, generator=generator, dtype=torch.float64)
+    moved = x.clone()
+    moved[:, 4, :] += 1
+    change = (layer(moved) - layer(x)).abs() > 1e-12
+    reach = {0: range(4, 5), 1: range(2, 7)}
+    for group, tokens in reach.items():
+        seen = change[:, :, 3 * group : 3 * group + 3].flatten(2).any(2).all(0)
+        assert seen.nonzero().flatten().tolist() == list(tokens)
+    single = x.clone()
+    single[:, 4, :3] += 1
+    assert not ((layer(single) - layer(x))[:, :, 3:].abs() > 1e-12).any(), "groups do not mix before the output map"
+
+
+@torch.no_grad()
+def test_a_convolution_of_tokens_is_the_sum_over_neighbours_that_it_says(generator):
+    layer = TokenConvolution(7, (3,)).double()
+    x = torch.randn(2, 5, 7, generator=generator, dtype=torch.float64)
+    W, b = layer.kernels[0].weight, layer.kernels[0].bias
+    padded = torch.cat([torch.zeros(2, 1, 7).double(), x, torch.zeros(2, 1, 7).double()], 1)
+    by_hand = sum(padded[:, k : k + 5] @ W[:, :, k].T for k in range(3)) + b
+    torch.testing.assert_close(layer(x), layer.out(by_hand), rtol=1e-12, atol=1e-12)
+
+
+def test_resizing_is_linear_keeps_constants_and_stands_before_everything_else(generator):
+    layer, x, y = Resize(10), *torch.rand(2, 1, 3, 6, 6, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(layer(2 * x - 3 * y), 2 * layer(x) - 3 * layer(y), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(layer(torch.full_like(x, 0.3)), torch.full((1, 3, 10, 10), 0.3).double())
+    model = ViT(ViTConfig(image=6, resize=10, patch=5, dim=8, depth=1, heads=2))
+    assert isinstance(next(model.children()), Resize)
+    assert model(x.float()).shape == (1, 10)
+
+
+def test_a_field_that_was_added_to_the_config_later_does_not_change_the_hash_of_old_models(generator):
+    model = ViT(ViTConfig(image=6, patch=3, dim=8, depth=1, heads=2, pool="mean"), generator)
+    assert {"kernels", "resize"} <= set(asdict(model.config))
+    before = fingerprint(model)
+    known = {k: v for k, v in asdict(model.config).items() if k not in ("kernels", "resize")}
+    old = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        old.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        old.update(tensor.numpy().tobytes())
+    assert before == old.hexdigest()
+    model.config = replace(model.config, resize=9)
+    assert fingerprint(model) != before

@@ -73,7 +73,7 @@ def test_the_explicit_path_has_forward_mode_and_second_order_derivatives(model, 
 
 def test_attention_maps_are_probabilities_one_for_every_layer_and_head(model, images):
     maps = attention_maps(model.eval(), images)
-    assert len(maps) == model.config.depth
+    assert len(maps) == (0 if model.config.kernels else model.config.depth)
     for P in maps:
         assert P.shape[:2] == (5, model.config.heads)
         assert (P >= 0).all()
@@ -102,6 +102,11 @@ def test_a_config_survives_json(subtests):
     [
         ({"patch": 4}, "not divisible by patch size 4"),
         ({"heads": 4}, "cannot be divided among 4 heads"),
+        ({"kernels": (3,)}, "needs pool 'mean'"),
+        ({"kernels": (3, 3), "pool": "mean"}, "cannot be divided among 2 kernels"),
+        ({"kernels": (4,), "pool": "mean"}, "must be of odd size, not 4"),
+        ({"resize": 7}, "image size 7 is not divisible by patch size 2"),
+        ({"resize": 0}, "resize must be at least 1"),
         ({"depth": 0}, "depth must be at least 1"),
         ({"norm": "groupnorm"}, "norm 'groupnorm' is unknown"),
         ({"activation": "swish"}, "activation 'swish' is unknown"),
@@ -176,9 +181,10 @@ def test_deit_tiny_at_224_has_as_many_parameters_as_timms():
 
 def test_every_layer_of_a_model_is_of_the_closed_set(model):
     """Rules dispatch on exact types: a type that is not listed here has no rule."""
-    containers = {"ViT", "Block", "Sequential", "Residual", "PatchEmbedding", "TokenBatchNorm"}
+    containers = {"ViT", "Block", "Sequential", "Residual", "PatchEmbedding", "TokenBatchNorm", "ModuleList"}
     leaves = {
-        "Normalise", "Conv2d", "ClassToken", "Positions", "Linear", "LayerNorm", "RMSNorm", "BatchNorm1d",
+        "Resize", "Normalise", "Conv1d", "Conv2d", "TokenConvolution", "ClassToken", "Positions", "Linear",
+        "LayerNorm", "RMSNorm", "BatchNorm1d",
         "LayerProject", "SmoothProject", "Identity", "GELU", "ReLU", "Softplus", "Squareplus", "LayerScale",
         "Attention", "GatedPositionalAttention", "ClassPool", "MeanPool",
     }  # fmt: skip

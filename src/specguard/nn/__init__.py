@@ -18,10 +18,12 @@ from specguard.nn.layers import (
     PatchEmbedding,
     Positions,
     Residual,
+    Resize,
     SmoothProject,
     Softplus,
     Squareplus,
     TokenBatchNorm,
+    TokenConvolution,
 )
 from specguard.nn.presets import PRESETS, preset
 from specguard.nn.vit import Block, ViT, ViTConfig, config_from_json
@@ -42,10 +44,12 @@ __all__ = [
     "PatchEmbedding",
     "Positions",
     "Residual",
+    "Resize",
     "SmoothProject",
     "Softplus",
     "Squareplus",
     "TokenBatchNorm",
+    "TokenConvolution",
     "ViT",
     "ViTConfig",
     "attention_maps",

@@ -1,6 +1,6 @@
 """The closed set of layers, apart from attention: what models are built from, and all that rules must know.
 
-Linear, Conv2d, LayerNorm, RMSNorm, GELU, ReLU, Identity and Sequential are torch's own.
+Linear, Conv1d, Conv2d, LayerNorm, RMSNorm, GELU, ReLU, Identity and Sequential are torch's own.
 """
 
 import math
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import interpolate, logsigmoid
 
 from specguard.errors import ConfigError
 
@@ -31,6 +31,46 @@ class Normalise(nn.Module):
         self, x: Float[Tensor, "batch channel height width"]
     ) -> Float[Tensor, "batch channel height width"]:
         return (x - self.mean) / self.std
+
+
+class Resize(nn.Module):
+    """Bilinear interpolation to `size` x `size` pixels: a linear map of the image, inside the model.
+
+    Radii then mean the image as it is given, whatever size the model works at.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, x: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch channel new new"]:
+        return interpolate(x, (self.size, self.size), mode="bilinear", align_corners=False)
+
+    def extra_repr(self) -> str:
+        return f"size={self.size}"
+
+
+class TokenConvolution(nn.Module):
+    """CoViT's stand-in for attention: groups of channels, each convolved along the tokens with its own kernel size.
+
+    Group i of the channels, of `dim / len(kernels)`, meets a convolution of odd size `kernels[i]`, zero beyond the
+    ends; the groups are put side by side again and mapped linearly, as the heads of attention are.
+    """
+
+    def __init__(self, dim: int, kernels: Sequence[int]) -> None:
+        super().__init__()
+        if dim % len(kernels):
+            raise ConfigError(f"dim {dim} cannot be divided among {len(kernels)} kernels")
+        if bad := [size for size in kernels if size < 1 or size % 2 == 0]:
+            raise ConfigError(f"a kernel must be of odd size, not {bad[0]}")
+        width = dim // len(kernels)
+        self.kernels = nn.ModuleList(nn.Conv1d(width, width, size, padding=size // 2) for size in kernels)
+        self.out = nn.Linear(dim, dim)
+
+    def forward(self, x: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch token dim"]:
+        groups = x.mT.chunk(len(self.kernels), 1)
+        mixed = [kernel(group) for kernel, group in zip(self.kernels, groups, strict=True)]
+        return self.out(torch.cat(mixed, 1).mT)
 
 
 class PatchEmbedding(nn.Module):

@@ -1,4 +1,4 @@
-"""Models by name: the backbones of the SpecFormer paper at 32 and at 224 pixels, and one for the digits."""
+"""Models by name: SpecFormer's backbones at 32 and at 224 pixels, those of the Cauchy paper, one for digits."""
 
 from dataclasses import replace
 from difflib import get_close_matches
@@ -15,6 +15,57 @@ _BACKBONES = {
     "deit_small": ViTConfig(dim=384, depth=12, heads=6),
     "convit_tiny": ViTConfig(dim=192, depth=12, heads=4, qkv_bias=False, local_blocks=10),
 }
+
+# "ViT as a Cauchy problem", Tables 1 and 2: depth, heads or kernels, patch; CIFAR-10 brought to 224 pixels.
+_K3, _K7 = (3,) * 4, (7,) * 4
+_CAUCHY: dict[int, dict[str, tuple[int, int | tuple[int, ...], int]]] = {
+    128: {
+        "vit_t1": (4, 1, 16),
+        "vit_t2": (4, 4, 16),
+        "vit_t3": (8, 1, 16),
+        "vit_t4": (8, 4, 16),
+        "covit_t1": (4, (3,), 16),
+        "covit_t2": (4, _K3, 16),
+        "covit_t3": (8, (3,), 16),
+        "covit_t4": (8, _K3, 16),
+    },
+    512: {
+        "vit_s1": (1, 1, 16),
+        "vit_s2": (1, 4, 16),
+        "vit_s3": (4, 1, 16),
+        "vit_s4": (4, 4, 16),
+        "vit_m1": (8, 1, 16),
+        "vit_m2": (8, 4, 16),
+        "vit_m3": (8, 4, 32),
+        "vit_l": (12, 8, 32),
+        "covit_s1": (1, (3,), 16),
+        "covit_s2": (1, _K3, 16),
+        "covit_s3": (4, (3,), 16),
+        "covit_s4": (4, _K3, 16),
+        "covit_s5": (4, _K7, 16),
+        "covit_m1": (8, (3,), 16),
+        "covit_m2": (8, (1, 3, 5, 7), 16),
+        "covit_m3": (8, _K3, 16),
+        "covit_m4": (8, _K7, 16),
+        "covit_m5": (8, _K3, 32),
+        "covit_l1": (12, _K3 + (5,) * 4, 32),
+        "covit_l2": (16, _K3 + (5,) * 4, 32),
+    },
+}
+
+
+def _cauchy() -> dict[str, ViTConfig]:
+    """Every model as in the paper, and the tiny ones also at 32 pixels with patches of 4, which many can afford."""
+    found = {}
+    for dim, models in _CAUCHY.items():
+        for name, (depth, mixing, patch) in models.items():
+            base = ViTConfig(dim=dim, depth=depth, heads=mixing if isinstance(mixing, int) else 1)
+            if isinstance(mixing, tuple):
+                base = replace(base, kernels=mixing, pool="mean")
+            found[f"{name}_patch{patch}_224"] = replace(_cifar(base), patch=patch, resize=224)
+            if dim == 128:
+                found[f"{name}_patch4_32"] = _cifar(base)
+    return found
 
 
 def _cifar(config: ViTConfig) -> ViTConfig:
@@ -35,6 +86,7 @@ PRESETS: MappingProxyType[str, ViTConfig] = MappingProxyType(
     }
     | {f"{name}_patch4_32": _cifar(c) for name, c in _BACKBONES.items()}
     | {f"{name}_patch16_224": _imagenet(c) for name, c in _BACKBONES.items()}
+    | _cauchy()
 )
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 import torch
@@ -21,10 +21,12 @@ from specguard.nn.layers import (
     PatchEmbedding,
     Positions,
     Residual,
+    Resize,
     SmoothProject,
     Softplus,
     Squareplus,
     TokenBatchNorm,
+    TokenConvolution,
 )
 
 Norm = Literal["layernorm", "rmsnorm", "batchnorm", "layerproject", "smoothproject", "none"]
@@ -32,6 +34,7 @@ Activation = Literal["gelu", "gelu_tanh", "relu", "softplus", "squareplus"]
 Pool = Literal["class", "mean"]
 # Far beyond any real model: a config may come from a stranger.
 _LARGEST, _DEEPEST, _MOST_WEIGHTS = 2**16, 2**10, 10**11
+_ADDED = {"added": True}  # after weights had been hashed without it: at its default, it is not part of the hash
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,10 @@ class ViTConfig:
     """Everything that determines a ViT but its weights.
 
     `local_blocks` first blocks use ConViT's gated positional attention, and the class token joins after
-    them. `residual_scale` is a fixed factor on every branch, `layer_scale` the start of a learned one per
-    channel. The projections have radius `attention_radius` before attention (LoFAST takes 1) and sqrt(dim)
-    elsewhere.
+    them. With `kernels` the model is a CoViT: convolutions along the tokens, in that many groups of channels,
+    take the place of attention. With `resize` the image is first brought to that size. `residual_scale` is a
+    fixed factor on every branch, `layer_scale` the start of a learned one per channel. The projections have
+    radius `attention_radius` before attention (LoFAST takes 1) and sqrt(dim) elsewhere.
     """
 
     image: int = 32
@@ -63,6 +67,8 @@ class ViTConfig:
     local_blocks: int = 0
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    kernels: tuple[int, ...] = field(default=(), metadata=_ADDED)
+    resize: int | None = field(default=None, metadata=_ADDED)
 
     def __post_init__(self) -> None:
         for name in ("image", "patch", "channels", "classes", "dim", "depth", "heads"):
@@ -74,8 +80,15 @@ class ViTConfig:
             for number in value if isinstance(value, tuple) else (value,):
                 if not abs(number) <= _LARGEST:  # NaN compares false
                     raise ConfigError(f"{name} must be finite and at most {_LARGEST}, not {number}")
-        if self.image % self.patch:
-            raise ConfigError(f"image size {self.image} is not divisible by patch size {self.patch}")
+        if self.resize is not None and not 1 <= self.resize <= _LARGEST:
+            raise ConfigError(f"resize must be at least 1 and at most {_LARGEST}, not {self.resize}")
+        if (self.resize or self.image) % self.patch:
+            raise ConfigError(f"image size {self.resize or self.image} is not divisible by patch size {self.patch}")
+        if self.kernels and (self.pool != "mean" or self.local_blocks):
+            # A class token would see the few tokens beside it only.
+            raise ConfigError("a model with kernels needs pool 'mean' and no local blocks")
+        if self.kernels and max(self.kernels) > _LARGEST:
+            raise ConfigError(f"a kernel can be at most {_LARGEST} long, not {max(self.kernels)}")
         if self.dim % self.heads:
             raise ConfigError(f"dim {self.dim} cannot be divided among {self.heads} heads")
         if self.hidden < 1:
@@ -100,7 +113,7 @@ class ViTConfig:
     @property
     def side(self) -> int:
         """Patches along one edge of the image."""
-        return self.image // self.patch
+        return (self.resize or self.image) // self.patch
 
     @property
     def hidden(self) -> int:
@@ -124,6 +137,8 @@ class ViT(nn.Module):
         self.config = config
         early_token = config.pool == "class" and not config.local_blocks
         late_token = config.pool == "class" and bool(config.local_blocks)
+        if config.resize is not None:
+            self.resize = Resize(config.resize)
         self.normalise = Normalise(config.mean, config.std)
         self.patches = PatchEmbedding(config.channels, config.patch, config.dim)
         if early_token:
@@ -150,7 +165,9 @@ class ViT(nn.Module):
 
 def _block(config: ViTConfig, local: bool) -> Block:
     attention: nn.Module
-    if local:
+    if config.kernels:
+        attention = TokenConvolution(config.dim, config.kernels)
+    elif local:
         attention = GatedPositionalAttention(config.dim, config.heads, config.side, config.qkv_bias)
     else:
         attention = Attention(config.dim, config.heads, config.qkv_bias)
@@ -211,7 +228,7 @@ def _initialise(model: ViT, generator: torch.Generator | None) -> None:
     """The usual start of a ViT: truncated normals of width 0.02, zero biases; local heads look at neighbours."""
     for layer in model.modules():
         match layer:
-            case nn.Linear() | nn.Conv2d():
+            case nn.Linear() | nn.Conv2d() | nn.Conv1d():
                 nn.init.trunc_normal_(layer.weight, std=0.02, generator=generator)
                 if layer.bias is not None:
                     nn.init.zeros_(layer.bias)
@@ -256,6 +273,10 @@ def _fits(annotation: object, value: object) -> bool:
         return type(value) is bool
     if annotation == float | None:
         return value is None or type(value) in (int, float)
+    if annotation == int | None:
+        return value is None or type(value) is int
+    if annotation == tuple[int, ...]:
+        return isinstance(value, tuple) and all(type(v) is int for v in value)
     if annotation == tuple[float, ...]:
         return isinstance(value, tuple) and all(type(v) in (int, float) for v in value)
     return isinstance(value, str)

@@ -3,7 +3,7 @@
 import copy
 import hashlib
 import json
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 
 import torch
@@ -52,11 +52,14 @@ def _fold(layer: nn.Module) -> None:
 def fingerprint(model: nn.Module) -> str:
     """SHA-256 over names, types, shapes and bytes of all weights and buffers of the materialised model.
 
-    A model's `config` goes in first, if it has one: the same weights with other heads are another function.
+    A model's `config` goes in first, if it has one: the same weights with other heads are another function. A field
+    that was added to it later goes in only where it differs from its default, so that old hashes hold.
     """
     digest = hashlib.sha256()
     if is_dataclass(config := getattr(model, "config", None)) and not isinstance(config, type):
-        digest.update(json.dumps(asdict(config), sort_keys=True).encode())
+        later = {f.name for f in fields(config) if f.metadata.get("added") and getattr(config, f.name) == f.default}
+        known = {name: value for name, value in asdict(config).items() if name not in later}
+        digest.update(json.dumps(known, sort_keys=True).encode())
     for name, tensor in sorted(materialised(model).state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
