@@ -19,6 +19,8 @@ check: .venv/.dev
 
 bench: .venv/.dev
 	$(BIN)/python benchmarks/msvp_overhead.py
+	test -e runs/digits_pgd/plain/result.json || PYTHON=$(BIN)/python recipes/digits_pgd/run.sh
+	$(BIN)/python benchmarks/attack_throughput.py --run runs/digits_pgd/plain --radius 0.1 --batch 360
 
 tables: .venv/.dev
 	$(BIN)/python docs/tables.py

@@ -6,10 +6,12 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 README, FIGURE = ROOT / "README.md", ROOT / "docs" / "figures" / "cifar10_deit_tiny.svg"
-RECIPE = ROOT / "recipes" / "cifar10_deit_tiny"
+RECIPES = ROOT / "recipes"
+RECIPE = RECIPES / "cifar10_deit_tiny"
 ROWS = {"plain": "standard training", "msvp": "with MSVP 1e-4"}
 
 
@@ -20,11 +22,75 @@ def cifar10_deit_tiny() -> str:
     ]
     for folder, label in ROWS.items():
         record = json.loads((RECIPE / folder / "result.json").read_text())
-        share = record["test_accuracy"]
-        low, high = (100 * x for x in share["interval95"])
-        text = f"{100 * share['value']:.1f} % [{low:.1f}, {high:.1f}], n = {share['n']:,}"
-        lines.append(f"| {label} | {text} | {record['seconds']:.0f} |")
+        lines.append(f"| {label} | {interval(record['test_accuracy'])} | {record['seconds']:.0f} |")
     return "\n".join(lines)
+
+
+def cifar10_deit_tiny_pgd() -> str:
+    rows = {"plain": "PGD training", "msvp": "PGD training with MSVP 1e-4"}
+    return attacked(RECIPES / "cifar10_deit_tiny_pgd", rows, {"pgd": ("pgd", "cw"), "autoattack": ("autoattack",)})
+
+
+def digits_pgd() -> str:
+    rows = {"plain": "standard training", "pgd": "PGD training"}
+    return attacked(RECIPES / "digits_pgd", rows, {"pgd": ("pgd",), "full": ("worst case",)})
+
+
+NAMES = {"pgd": "PGD-20", "cw": "CW-20", "autoattack": "AutoAttack", "worst case": "full suite"}
+
+
+def attacked(recipe: Path, rows: dict[str, str], files: dict[str, tuple[str, ...]]) -> str:
+    """Clean accuracy and that under each attack; the radius and the norm are those of the records."""
+    first = json.loads((recipe / next(iter(rows)) / f"{next(iter(files))}.json").read_text())
+    ball = first["worst_case"][0]
+    steps = round(255 * ball["radius"])
+    radius = f"{steps}/255" if abs(255 * ball["radius"] - steps) < 1e-6 else f"{ball['radius']:g}"
+    names = [NAMES[attack] for attacks in files.values() for attack in attacks]
+    lines = [f"| {ball['norm']} {radius} | clean | {' | '.join(names)} |", "|---" * (2 + len(names)) + "|"]
+    for folder, label in rows.items():
+        cells = [interval(json.loads((recipe / folder / "result.json").read_text())["test_accuracy"])]
+        for file, attacks in files.items():
+            record = json.loads((recipe / folder / f"{file}.json").read_text())
+            found = {row["attack"]: row["accuracy"] for row in record["attacks"]}
+            found["worst case"] = record["worst_case"][0]["accuracy"]
+            cells += [interval(found[attack]) for attack in attacks]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def attack_throughput() -> str:
+    record = json.loads((ROOT / "benchmarks" / "attack_throughput.json").read_text())
+    lines = ["| images per second (relative to torchattacks) | " + " | ".join(map(where, record.values())) + " |"]
+    lines.append("|---" * (1 + len(record)) + "|")
+    labels = {
+        "pgd/plain": "PGD-20, all images take all steps",
+        "pgd/leaving": "PGD-20, broken images leave",
+        "pgd/bfloat16": "PGD-20, broken images leave, search in bfloat16",
+        "pgd/torchattacks": "PGD-20, torchattacks",
+        "pgd/foolbox": "PGD-20, foolbox",
+        "apgd/plain": "APGD-50, all images take all steps",
+        "apgd/leaving": "APGD-50, broken images leave",
+        "apgd/torchattacks": "APGD-50, torchattacks",
+    }
+    for side, label in labels.items():
+        cells = []
+        for r in record.values():
+            ratio = r["over_torchattacks"].get(side)
+            speed = f"{r['images_per_second'][side]:,.0f}"
+            cells.append(f"{speed} ({ratio['median']:.2f})" if ratio else speed)
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def where(r: dict[str, Any]) -> str:
+    hardware = r["environment"]["hardware"]
+    place = hardware.get("gpu", f"{hardware['threads']} CPU threads")
+    return f"{r['model']}, {place}, {100 * r['standing_under_pgd20']:.0f} % of {r['images']:,} stand"
+
+
+def interval(share: dict[str, Any]) -> str:
+    low, high = (100 * x for x in share["interval95"])
+    return f"{100 * share['value']:.1f} % [{low:.1f}, {high:.1f}], n = {share['n']:,}"
 
 
 def msvp_overhead() -> str:
@@ -45,7 +111,13 @@ def msvp_overhead() -> str:
     return "\n".join(lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"cifar10_deit_tiny": cifar10_deit_tiny, "msvp_overhead": msvp_overhead}
+TABLES: dict[str, Callable[[], str]] = {
+    "cifar10_deit_tiny": cifar10_deit_tiny,
+    "cifar10_deit_tiny_pgd": cifar10_deit_tiny_pgd,
+    "digits_pgd": digits_pgd,
+    "attack_throughput": attack_throughput,
+    "msvp_overhead": msvp_overhead,
+}
 
 
 def with_tables(text: str) -> str:

@@ -14,9 +14,10 @@ from specguard.attacks.victim import Model, Victim, evaluating
 from specguard.errors import AttackError
 from specguard.geometry import Ball, per_sample
 
-_FEW = 0.01  # share of images at which a sign that honest models never show is reported
+_FEW = 0.01  # share of images above which a sign that honest models never show is reported
 _SOME = 0.05  # the same where honest models may show it now and then
 _MANY = 0.2
+_CHANCE = 2  # so many images, where attacks are compared, may be chance
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def _signs(victim: Victim, images: Tensor, labels: Tensor, ball: Ball, seed: int
         return
     if zero > _FEW * count:
         yield Flag("zero gradients", f"the margin has no slope at {zero} of {count} images")
-    if wrong > _MANY * count:
+    if wrong > max(_MANY * count, _CHANCE):
         yield Flag(
             "gradient mismatch", f"a small step does not do what the gradient says at {wrong} of {count} images"
         )
@@ -66,7 +67,7 @@ def _signs(victim: Victim, images: Tensor, labels: Tensor, ball: Ball, seed: int
 
     by_ce, by_margin = stood(PGD(), ball), stood(PGD(loss="margin"), ball)
     weaker = int(by_ce.sum()) - int(by_margin.sum())
-    if vanished > _FEW * count or weaker > 2 * _SOME * count:
+    if vanished > _FEW * count or weaker > max(2 * _SOME * count, _CHANCE):
         yield Flag(
             "saturation",
             f"the cross-entropy has no slope at {vanished} of {count} images, and its attack leaves "
@@ -74,13 +75,13 @@ def _signs(victim: Victim, images: Tensor, labels: Tensor, ball: Ball, seed: int
         )
     if images.ndim == 4:
         beaten = int((by_ce & by_margin & ~stood(Square(queries=500), ball)).sum())
-        if beaten > _SOME * count:
+        if beaten > max(_SOME * count, _CHANCE):
             yield Flag("black box", f"random squares break {beaten} of {count} images that gradients could not")
     if ball.box:
-        # Half the box turns any image into plain grey; half of it all, in l2, comes close.
-        half = 0.5 if ball.norm == "linf" else 0.5 * images[0].numel() ** 0.5
+        # Half the box turns any image into plain grey; in l2, half its diagonal comes close, and 20 is plenty.
+        half = 0.5 if ball.norm == "linf" else min(0.5 * images[0].numel() ** 0.5, 20.0)
         left = int(stood(PGD(steps=40, loss="margin"), Ball(ball.norm, half)).sum())
-        if left > 2 * _SOME * count:
+        if left > max(2 * _SOME * count, _CHANCE):
             yield Flag("large radius", f"{left} of {count} images stand even at {ball.norm} {half:g}")
 
 

@@ -15,7 +15,7 @@ from specguard.adapt import from_run
 from specguard.attacks import Suite, named_attack, named_suite
 from specguard.attacks.suites import AttackName, SuiteName
 from specguard.attacks.victim import Precision
-from specguard.cli.console import attack_bar, chosen_device, err, interruptible, out
+from specguard.cli.console import attack_bar, chosen_device, err, interruptible, out, plain_warnings
 from specguard.cli.names import DataName, named_data, number
 from specguard.data import Data, Dataset
 from specguard.errors import ConfigError, RunError
@@ -72,7 +72,7 @@ def attack_command(
     target = chosen_device(device)
     err.print(f"{run} on {len(split)} images, {target}, records in {where}", markup=False, soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
-    with interruptible(advice), attack_bar() as watch:
+    with interruptible(advice), plain_warnings(), attack_bar() as watch:
         result = evaluate(
             model.to(target),
             split,

@@ -1,5 +1,6 @@
 """What the commands share: two consoles, a progress bar, a device."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -31,6 +32,21 @@ def interruptible(advice: str) -> Iterator[None]:
     except KeyboardInterrupt:
         err.print(f"interrupted; {advice}", markup=False, soft_wrap=True)
         raise typer.Exit(130) from None
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Warnings as one sentence, without the place in the source; each once."""
+    said: set[str] = set()
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) not in said:
+            said.add(str(message))
+            err.print(f"warning: {message}", style="yellow", markup=False, soft_wrap=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _bar(unit: str) -> Progress:

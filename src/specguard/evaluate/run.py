@@ -35,6 +35,7 @@ from specguard.runs import (
     rewrite_lines,
     write_json,
     write_tensors,
+    writing,
 )
 
 Key = tuple[str, str, float]  # attack, norm, radius
@@ -57,8 +58,8 @@ class Evaluation:
             raise ConfigError(f"batch must be at least 1, not {self.batch}")
         if not self.balls or not self.suite.attacks:
             raise ConfigError("an evaluation needs at least one attack and one radius")
-        names = [name for name, _ in self.suite.attacks]
-        if len(set(names)) < len(names) or len(set(self.balls)) < len(self.balls):
+        names, sizes = [name for name, _ in self.suite.attacks], [(ball.norm, ball.radius) for ball in self.balls]
+        if len(set(names)) < len(names) or len(set(sizes)) < len(sizes):
             raise ConfigError("the same attack or radius was given twice")
 
     def settings(self) -> Json:
@@ -108,7 +109,7 @@ def evaluate(
     with locked(folder):
         _open(folder, settings)
         if (folder / "summary.json").exists():
-            return read_json(folder / "summary.json")
+            return _stored_summary(folder / "summary.json", settings)
         starts = folder / "environment.jsonl"
         rewrite_lines(starts, [*read_lines(starts), environment(device)])
         state = _State(folder, split, evaluation)
@@ -146,6 +147,7 @@ class _State:
 
     def __init__(self, folder: Path, split: Dataset, evaluation: Evaluation) -> None:
         self.folder, self.evaluation, self.count = folder, evaluation, len(split)
+        self.labels = split.labels.tolist()
         self.path = folder / "records.jsonl"
         batches = math.ceil(len(split) / evaluation.batch)
         self.total, self.done = batches * len(evaluation.balls) * len(evaluation.suite.attacks), 0
@@ -169,7 +171,8 @@ class _State:
         name, norm, radius = key
         if self.evaluation.save_images:
             path = self.folder / "images" / f"{name}-{norm}-{radius:.6g}-{start:08d}.safetensors"
-            path.parent.mkdir(exist_ok=True)
+            with writing(path.parent):
+                path.parent.mkdir(exist_ok=True)
             write_tensors(path, {"images": found.images, "samples": torch.tensor(ids)})
         columns = (labels, found.before, found.predicted, found.success, found.distance, found.closest)
         records = []
@@ -195,13 +198,36 @@ class _State:
         return wanted
 
     def _take(self, record: Json) -> None:
-        try:
-            key, sample = (record["attack"], record["norm"], record["radius"]), record["sample"]
-            self.seen[key].add(sample)
-            if record["broken"]:
-                self.broken[key].add(sample)
-        except (KeyError, TypeError):
-            raise RunError(f"{self.path} holds a record that does not belong to this evaluation") from None
+        """Believe a record that can be true; one that is there already says nothing new."""
+        match record:
+            case {
+                "attack": str(name),
+                "norm": str(norm),
+                "radius": float() | int() as radius,
+                "sample": int(sample),
+                "label": int(label),
+                "before": int(),
+                "predicted": int(),
+                "broken": bool(broken),
+                "distance": float() | int(),
+                "closest": None | float() | int() as closest,
+            } if (
+                (name, norm, radius) in self.seen
+                and 0 <= sample < self.count
+                and label == self.labels[sample]
+                and (closest is None or closest >= 0)
+                and all(isinstance(text, str) for text in _listed(record.get("warnings", [])))
+            ):
+                key: Key = (name, norm, radius)
+            case _:
+                raise RunError(f"{self.path} holds a record that does not belong to this evaluation")
+        if sample in self.seen[key]:
+            if record not in (r for r in self.records if r["sample"] == sample):
+                raise RunError(f"{self.path} holds two records of image {sample} that contradict each other")
+            return
+        self.seen[key].add(sample)
+        if broken:
+            self.broken[key].add(sample)
         self.records.append(record)
 
     def _drop_partial_batches(self) -> None:
@@ -227,9 +253,31 @@ def _open(folder: Path, settings: Json) -> None:
         raise RunError(f"{folder} holds another evaluation ({difference}); name another folder")
 
 
+def _stored_summary(path: Path, settings: Json) -> Json:
+    result = read_json(path)
+    match result:
+        case {"clean": {"count": int(), "n": int()}, "attacks": [_, *_], "worst_case": [_, *_], "flags": list()}:
+            if result.get("settings") == settings:
+                return result
+    raise RunError(f"{path} does not hold the summary of this evaluation")
+
+
+def _stored_flags(path: Path) -> list[Json]:
+    match read_json(path):
+        case {"flags": list(flags)} if all(
+            isinstance(flag, dict) and {"name", "message"} <= flag.keys() for flag in flags
+        ):
+            return flags
+    raise RunError(f"{path} does not hold the flags of an evaluation")
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]
+
+
 def _finish(folder: Path, state: _State, settings: Json, classes: tuple[str, ...]) -> Json:
     warnings = {text: None for record in state.records for text in record.get("warnings", ())}
-    flags = read_json(folder / "flags.json")["flags"] if state.evaluation.diagnose else []
+    flags = _stored_flags(folder / "flags.json") if state.evaluation.diagnose else []
     result = {
         **summary(state.records, settings, list(classes)),
         "warnings": list(warnings),

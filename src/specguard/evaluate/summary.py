@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from statistics import quantiles
 from typing import Any
 
 from specguard.proportion import Proportion
@@ -86,9 +85,15 @@ def _distances(found: dict[int, float], total: int) -> Json:
     An image without a known one counts as infinitely far, so a quantile may be null.
     """
     values = sorted([*found.values(), *[math.inf] * (total - len(found))])
-    points = quantiles(values, n=100, method="inclusive") if len(values) > 1 else values * 99
-    chosen = {f"{q}%": points[q - 1] if math.isfinite(points[q - 1]) else None for q in _QUANTILES}
+    chosen = {f"{percent}%": _quantile(values, percent) for percent in _QUANTILES}
     return {"known": len(found), "n": total, "quantiles": chosen}
+
+
+def _quantile(values: list[float], percent: int) -> float | None:
+    """Linear between neighbours, as is usual; what lies beyond the last known one is not known."""
+    place, rest = divmod(percent * (len(values) - 1), 100)
+    value = values[place] if rest == 0 else values[place] + (values[place + 1] - values[place]) * rest / 100
+    return value if math.isfinite(value) else None
 
 
 def _class_row(name: str, members: set[int], right: set[int], worst: dict[tuple[str, float], set[int]]) -> Json:
