@@ -68,6 +68,8 @@ def locked(run: Path) -> Iterator[None]:
 
 def write_file(path: Path, content: bytes) -> None:
     """Write atomically: under another name first, flushed to the disk, then renamed."""
+    if not path.name:
+        raise RunError(f"{path} cannot be written: it is a folder")
     draft = path.with_name(f".{path.name}.draft")
     with writing(path):
         with open(draft, "wb") as handle:

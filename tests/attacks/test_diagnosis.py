@@ -99,7 +99,7 @@ def pictures(count: int = 20, *shape: int, seed: int = 1) -> Tensor:
 @pytest.mark.parametrize("norm", BALLS)
 @pytest.mark.parametrize("name", TRAININGS)
 def test_no_flag_is_raised_over_an_honest_model(honest, some_digits, name, norm):
-    assert diagnosed(honest(name), *some_digits, BALLS[norm]) == ()
+    assert diagnosed(honest(name), *some_digits, BALLS[norm], most=60) == ()
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0])
@@ -180,7 +180,7 @@ ALSO_L2 = ("logits times 1e4", "noise on the pixels", "rounded pixels", "straigh
 
 @pytest.mark.parametrize("norm", BALLS)
 def test_the_model_that_defences_are_planted_on_raises_no_flag(model, some_digits, norm):
-    assert diagnosed(model, *some_digits, BALLS[norm]) == ()
+    assert diagnosed(model, *some_digits, BALLS[norm], most=60) == ()
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_the_model_that_defences_are_planted_on_raises_no_flag(model, some_digit
 def test_a_planted_defence_is_flagged_in_one_sentence(model, some_digits, name, norm):
     defence, wanted = PLANTED[name]
     GENERATOR.manual_seed(7)
-    found = diagnosed(lambda x: defence(model, x), *some_digits, BALLS[norm], most=30)
+    found = diagnosed(lambda x: defence(model, x), *some_digits, BALLS[norm], most=20)
     assert wanted & {flag.name for flag in found}, found
     for flag in found:
         one_sentence(flag)
@@ -197,10 +197,10 @@ def test_a_planted_defence_is_flagged_in_one_sentence(model, some_digits, name, 
 
 
 def test_what_only_random_squares_break_is_flagged(model, some_digits):
-    found = diagnosed(lambda x: model((4 * x).round() / 4), *some_digits, BALLS["l2"], most=30)
+    found = diagnosed(lambda x: model((4 * x).round() / 4), *some_digits, BALLS["l2"], most=20)
     (flag,) = [flag for flag in found if flag.name == "black box"]
     broken, count = map(int, re.findall(r"\d+", flag.message)[:2])
-    assert 1 < broken <= count == 30
+    assert 1 < broken <= count == 20
 
 
 def test_a_model_that_stands_even_in_the_largest_ball_is_flagged():

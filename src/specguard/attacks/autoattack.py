@@ -2,10 +2,11 @@
 
 import importlib
 import inspect
+import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specguard.attacks.hunt import Attack, Hunt
-from specguard.errors import AttackError, ConfigError
+from specguard.errors import AttackError, ConfigError, DataError
 from specguard.geometry import per_sample
 
 _PACKAGES = ("pyautoattack", "autoattack")
@@ -40,6 +41,9 @@ class AutoAttack(Attack):
             )
         if hunt.goal.targets is not None or not hunt.ball.box:
             raise ConfigError("AutoAttack knows neither targets nor images without a box")
+        if hunt.center.ndim != 4:
+            raise DataError(f"AutoAttack needs images, not samples of shape {tuple(hunt.center.shape[1:])}")
+        hunt.victim.gradient(hunt.center[:1], lambda z: z.amax(1))  # says so where there is none
         device = hunt.center.device
         seed = int(hunt.noise.keys[0]) % 2**31
         # It seeds the global generators.
@@ -87,7 +91,10 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
 
 @contextmanager
 def _heard() -> Iterator[list[str]]:
-    """Collect what the package says through logging or warnings, each sentence once."""
+    """Collect what the package warns of, through logging, warnings or by printing, each sentence once.
+
+    Whatever an application wants to see of logs: an unreliable result must not look reliable.
+    """
     said: dict[str, None] = {}
 
     class Ear(logging.Handler):
@@ -96,12 +103,17 @@ def _heard() -> Iterator[list[str]]:
 
     logger, ear = logging.getLogger("auto-attack"), Ear(logging.WARNING)
     result: list[str] = []
+    level, printed = logger.level, io.StringIO()
     logger.addHandler(ear)
+    logger.setLevel(logging.WARNING)
     try:
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as caught, redirect_stdout(printed):
             warnings.simplefilter("always")
             yield result
     finally:
+        logger.setLevel(level)
         logger.removeHandler(ear)
     said |= {str(w.message): None for w in caught}
+    lines = printed.getvalue().splitlines()
+    said |= {line.removeprefix("Warning: "): None for line in lines if line.startswith("Warning: ")}
     result.extend(said)

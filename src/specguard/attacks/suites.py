@@ -46,6 +46,8 @@ def named_attack(name: str, classes: int, **changes: Any) -> Attack:
     attack: Any = attacks[name]
     if unknown := changes.keys() - {f.name for f in fields(attack)}:
         raise ConfigError(f"the attack {name} has no {sorted(unknown)[0].replace('_', ' ')}")
+    if name == "fgsm" and changes.get("restarts", 1) > 1:
+        raise ConfigError("restarts have no effect on the attack fgsm, which starts at the image itself")
     return replace(attack, **changes)
 
 

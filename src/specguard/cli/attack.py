@@ -101,12 +101,14 @@ def _data(run: Path, model: ViT, name: DataName | None, root: Path | None, verif
             raise RunError(f"{run} does not say which data it was trained on; name it with --data")
         place = stored.get("data_root")
         root = root if root is not None or place is None else Path(str(place))
-        trained = runs.read_json(run / "run.json").get("data", {})
-        found = named_data(str(known), root, verify, model.config.image)
-        if found.fingerprint() != trained.get("fingerprint"):
-            raise RunError(f"the data is not what {run} was trained on; name it with --data if this is meant")
+        found = named_data(str(known), _used(root, known), verify, model.config.image)
+        match runs.read_json(run / "run.json"):
+            case {"data": {"fingerprint": trained}} if trained == found.fingerprint():
+                pass
+            case _:
+                raise RunError(f"the data is not what {run} was trained on; name it with --data if this is meant")
     else:
-        found = named_data(name, root, verify, model.config.image)
+        found = named_data(name, _used(root, name), verify, model.config.image)
     wanted = (model.config.channels, model.config.image, model.config.image)
     if found.shape != wanted or len(found.classes) != model.config.classes:
         raise ConfigError(
@@ -114,6 +116,12 @@ def _data(run: Path, model: ViT, name: DataName | None, root: Path | None, verif
             f"but the model {model.config.classes} of {wanted}"
         )
     return found
+
+
+def _used(root: Path | None, name: object) -> Path | None:
+    if root is not None and name == "digits":
+        raise ConfigError("--data-root has no effect without --data other than digits")
+    return root
 
 
 def _suite(names: list[str], suite: SuiteName | None, classes: int, **changes: Any) -> Suite:
