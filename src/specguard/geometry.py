@@ -4,6 +4,7 @@ One object serves training, attacks and certificates, so that all three speak of
 """
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -34,6 +35,15 @@ class Ball:
             raise ConfigError(f"norm {self.norm!r} is unknown; choose one of {', '.join(get_args(Norm))}")
         if not (math.isfinite(self.radius) and self.radius >= 0):
             raise ConfigError(f"radius must be finite and not negative, not {self.radius}")
+
+    def warn_of_units(self, size: int) -> None:
+        """Warn where the radius, for images of `size` numbers, was probably meant in units of 0..255."""
+        if self.box and self.radius > (1 if self.norm == "linf" else min(math.sqrt(size), 20)):
+            warnings.warn(
+                f"radius {self.radius:g} is larger than any perturbation of pixels in [0, 1] worth the name; "
+                f"in units of 0..255 it is written {self.radius:g}/255",
+                stacklevel=4,
+            )
 
     def distance(
         self, x: Float[Tensor, "batch *shape"], center: Float[Tensor, "batch *shape"]

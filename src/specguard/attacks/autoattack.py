@@ -4,6 +4,7 @@ import importlib
 import inspect
 import io
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -43,6 +44,8 @@ class AutoAttack(Attack):
             raise ConfigError("AutoAttack knows neither targets nor images without a box")
         if hunt.center.ndim != 4:
             raise DataError(f"AutoAttack needs images, not samples of shape {tuple(hunt.center.shape[1:])}")
+        if hunt.ball.norm == "l2" and min(hunt.center.shape[2:]) < 5:
+            raise DataError("AutoAttack's l2 attacks need images of at least 5 x 5 pixels")
         hunt.victim.gradient(hunt.center[:1], lambda z: z.amax(1))  # says so where there is none
         device = hunt.center.device
         seed = int(hunt.noise.keys[0]) % 2**31
@@ -103,7 +106,7 @@ def _heard() -> Iterator[list[str]]:
 
     logger, ear = logging.getLogger("auto-attack"), Ear(logging.WARNING)
     result: list[str] = []
-    level, printed = logger.level, io.StringIO()
+    level, printed, trace = logger.level, io.StringIO(), sys.gettrace()
     logger.addHandler(ear)
     logger.setLevel(logging.WARNING)
     try:
@@ -111,6 +114,7 @@ def _heard() -> Iterator[list[str]]:
             warnings.simplefilter("always")
             yield result
     finally:
+        sys.settrace(trace)  # one of its checks takes a debugger's away
         logger.setLevel(level)
         logger.removeHandler(ear)
     said |= {str(w.message): None for w in caught}

@@ -1,7 +1,6 @@
 """What all attacks share: the checks before, the batch that shrinks meanwhile, the verdict after."""
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -222,13 +221,7 @@ def _check_images(images: Tensor, ball: Ball) -> None:
         raise DataError("images hold NaN or infinite values")
     if ball.box and not (low >= 0 and high <= 1):
         raise DataError(f"pixels must lie in [0, 1]; found values from {low.item()} to {high.item()}")
-    size = math.prod(images.shape[1:])
-    if ball.box and ball.radius > (1 if ball.norm == "linf" else min(math.sqrt(size), 20)):
-        warnings.warn(
-            f"radius {ball.radius:g} is larger than any perturbation of pixels in [0, 1] worth the name; "
-            f"in units of 0..255 it is written {ball.radius:g}/255",
-            stacklevel=3,
-        )
+    ball.warn_of_units(math.prod(images.shape[1:]))
 
 
 def _check_numbers(name: str, numbers: Tensor | None, count: int) -> None:

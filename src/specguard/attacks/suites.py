@@ -1,5 +1,6 @@
 """Attacks and groups of attacks by name."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
@@ -45,10 +46,14 @@ def named_attack(name: str, classes: int, **changes: Any) -> Attack:
         raise ConfigError(f"attack {name!r} is unknown; choose one of {', '.join(get_args(AttackName))}")
     attack: Any = attacks[name]
     if unknown := changes.keys() - {f.name for f in fields(attack)}:
-        raise ConfigError(f"the attack {name} has no {sorted(unknown)[0].replace('_', ' ')}")
-    if name == "fgsm" and changes.get("restarts", 1) > 1:
-        raise ConfigError("restarts have no effect on the attack fgsm, which starts at the image itself")
+        raise ConfigError(f"the attack {name} has no {_words(unknown)}")
+    if name == "fgsm" and changes:
+        raise ConfigError(f"the attack fgsm is one step from the image itself and has no {_words(changes)}")
     return replace(attack, **changes)
+
+
+def _words(names: Iterable[str]) -> str:
+    return " and ".join(name.replace("_", " ") for name in sorted(names))
 
 
 def named_suite(name: str, classes: int) -> Suite:

@@ -14,7 +14,7 @@ import torch
 import typer
 
 from specguard import runs
-from specguard.cli.console import chosen_device, err, interruptible, out, progress_bar
+from specguard.cli.console import chosen_device, err, interruptible, out, plain_warnings, progress_bar
 from specguard.cli.names import DataName, named_data, number
 from specguard.data import Augmentation
 from specguard.errors import ConfigError, RunError
@@ -210,7 +210,7 @@ def _train(run: Path, resume: bool, o: dict[str, Any]) -> None:
     arguments = {k: str(v) if isinstance(v, Path) else v for k, v in o.items() if k not in ("run", "resume")}
     err.print(f"{o['model']} on {data.name}, {device}, run directory {run}", markup=False, soft_wrap=True)
     advice = f"continue with: specguard train --run {shlex.quote(str(run))} --resume"
-    with interruptible(advice), progress_bar() as watch:
+    with interruptible(advice), plain_warnings(), progress_bar() as watch:
         result = train(model, data, run, training, device=device, resume=resume, arguments=arguments, watch=watch)
     out.print(f"test accuracy {Proportion.from_record(result['test_accuracy'])}", markup=False)
     out.print(f"result in {run / 'result.json'}", markup=False, soft_wrap=True)

@@ -31,7 +31,7 @@ def robustbench_record(summary: Json, *, name: str, architecture: str, dataset: 
         "venue": None,
         "architecture": architecture,
         "threat_model": _NORMS[worst["norm"]],
-        "eps": _fraction(worst["radius"]),
+        "eps": _fraction(worst["radius"]) if worst["norm"] == "linf" else f"{worst['radius']:g}",
         "n": summary["n"],
         "clean_acc": f"{100 * summary['clean']['value']:.2f}",
         "autoattack_acc": f"{100 * auto[0]:.2f}" if auto else None,

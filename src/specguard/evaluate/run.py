@@ -170,7 +170,7 @@ class _State:
         """Write the records of a batch; the images first, so that a record promises its image."""
         name, norm, radius = key
         if self.evaluation.save_images:
-            path = self.folder / "images" / f"{name}-{norm}-{radius:.6g}-{start:08d}.safetensors"
+            path = self.folder / "images" / f"{name}-{norm}-{radius!r}-{start:08d}.safetensors"
             with writing(path.parent):
                 path.parent.mkdir(exist_ok=True)
             write_tensors(path, {"images": found.images, "samples": torch.tensor(ids)})

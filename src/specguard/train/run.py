@@ -1,6 +1,7 @@
 """A training run: what is on disk before, during and after the loop. Killed at any moment, it resumes exactly."""
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from torch import nn
 
 from specguard.data import Data
 from specguard.errors import ConfigError, RunError
+from specguard.geometry import Ball
 from specguard.nn import ViT, fingerprint, materialised
 from specguard.proportion import Proportion
 from specguard.runs import (
@@ -84,6 +86,9 @@ def _check_fit(model: ViT, data: Data, training: Training) -> None:
     if len(data.classes) != config.classes:
         raise ConfigError(f"{data.name} has {len(data.classes)} classes, but the model {config.classes}")
     training.augmentation.check(data.shape)
+    for part in (training.objective, training.validation):
+        if isinstance(ball := getattr(part, "ball", None), Ball):
+            ball.warn_of_units(math.prod(data.shape))
 
 
 def _first_records(path: Path, epochs: int) -> list[Json]:
