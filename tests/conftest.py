@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from commandline import Command, Ended
+
 settings.register_profile("deterministic", derandomize=True, deadline=None, max_examples=50, database=None)
 settings.load_profile("deterministic")
 
@@ -61,3 +63,20 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def specguard(monkeypatch, capsys) -> Command:
+    """The installed command, in this process."""
+    monkeypatch.setenv("SPECGUARD_COMMIT", "test")  # spares three processes per start
+
+    def call(*arguments: object) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["specguard", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            importlib.import_module("specguard.cli").main()
+        written = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Ended(ended.value.code, written.out, written.err)
+
+    return call

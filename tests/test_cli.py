@@ -5,9 +5,6 @@ import math
 import pickle
 import shlex
 import shutil
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import get_type_hints
 
@@ -15,9 +12,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from commandline import contents
 from specguard import __version__, runs
 from specguard.adapt import from_run
-from specguard.cli import app, main
+from specguard.cli import app
 from specguard.cli.train import train_command
 from specguard.nn import PRESETS, ViT
 from specguard.train import loop
@@ -28,54 +26,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # A run of about a tenth of a second.
 SMALL = ("--epochs", "1", "--batch", "512", "--device", "cpu", "--set", "dim=8", "--set", "depth=1")
 COLOUR = ("--epochs", "1", "--device", "cpu", "--model", "deit_tiny_patch4_32", "--set", "depth=1")
-
-
-@dataclass(frozen=True)
-class Ended:
-    """What a process leaves behind."""
-
-    code: int
-    out: str
-    err: str
-
-    def refuses(self, *named: object) -> None:
-        """One sentence, as the last line, and nothing that looks like a program's own failure."""
-        assert self.code == 2, self.err
-        said = self.err.splitlines()
-        assert [line for line in said if line.startswith("Error: ")] == said[-1:]
-        assert "Traceback" not in self.err
-        for name in named:
-            assert str(name) in said[-1]
-
-    def succeeds(self) -> None:
-        assert self.code == 0, self.err
-        assert "Error" not in self.err
-
-
-Command = Callable[..., Ended]
-
-
-@pytest.fixture
-def specguard(monkeypatch, capsys) -> Command:
-    """The installed command, in this process."""
-    monkeypatch.setenv("SPECGUARD_COMMIT", "test")  # spares three processes per start
-
-    def call(*arguments: object) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["specguard", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        written = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Ended(ended.value.code, written.out, written.err)
-
-    return call
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below `folder` but the lock, which is empty."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock")
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 @pytest.fixture(scope="module")

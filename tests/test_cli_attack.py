@@ -5,8 +5,6 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from commandline import contents
 from specguard import runs
 from specguard.adapt import from_run
 from specguard.attacks import FGSM, PGD
-from specguard.cli import app, main
+from specguard.cli import app
 from specguard.data import digits
 from specguard.evaluate import run as run_module
 from specguard.geometry import Ball
@@ -32,59 +31,6 @@ SMALL = ("--epochs", "1", "--batch", "256", "--set", "dim=8", *MODEL)
 # Twelve images in batches of five, three, and nothing that takes longer than the attack.
 FEW = ("--images", "12", "--batch", "5", "--device", "cpu", "--no-diagnose")
 PGD3 = ("--attack", "pgd", "--steps", "3")
-
-
-@dataclass(frozen=True)
-class Ended:
-    """What a process leaves behind."""
-
-    code: int
-    out: str
-    err: str
-
-    def refuses(self, *named: object) -> None:
-        """One sentence, as the last line, and nothing that looks like a program's own failure."""
-        assert self.code == 2, self.err
-        said = self.err.splitlines()
-        assert [line for line in said if line.startswith("Error: ")] == said[-1:]
-        assert "Traceback" not in self.err
-        for name in named:
-            assert str(name) in said[-1]
-
-    def succeeds(self) -> None:
-        assert self.code == 0, self.err
-        assert "Error" not in self.err
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """The cells of the table."""
-        lines = (line for line in self.out.splitlines() if line.startswith("│"))
-        return [tuple(cell.strip() for cell in line.strip("│").split("│")) for line in lines]
-
-
-Command = Callable[..., Ended]
-
-
-@pytest.fixture
-def specguard(monkeypatch, capsys) -> Command:
-    """The installed command, in this process."""
-    monkeypatch.setenv("SPECGUARD_COMMIT", "test")  # spares three processes per start
-
-    def call(*arguments: object) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["specguard", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        written = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Ended(ended.value.code, written.out, written.err)
-
-    return call
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below `folder` but the lock, which is empty."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock")
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 @pytest.fixture(scope="module")

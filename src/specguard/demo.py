@@ -30,17 +30,16 @@ AttackBar = Callable[[], AbstractContextManager[Callable[[evaluate.Progress], No
 def demo(run: Path, epochs: int, out: Console, bar: Bar, attack_bar: AttackBar) -> None:
     """Train and attack both models below `run`, or pick up what is there, and print what came of them."""
     strength = 1e-3
-    table = Table(title="The same ViT with and without the penalty; σ: the largest singular value of any head")
+    norms = Table("", *_KINDS, title="The largest singular value of any head")
     attacked = [f"PGD-20, linf {ball.radius:g}" for ball in _BALLS]
-    for heading in ("", "test accuracy (95 %)", *attacked, *(f"σ {k}" for k in _KINDS)):
-        table.add_column(heading)
     data = digits()
+    accuracies = Table("", "clean", *attacked, title=f"Test accuracy (95 %), n = {len(data.test)}")
     for name, penalties in (("plain", ()), ("msvp", (MSVP(strength, strength, strength),))):
         out.print(f"training {name} on {len(data.train)} digits ...")
         training = Training(epochs=epochs, batch=64, optimizer=AdamW(lr=1e-3), penalties=penalties)
         model = ViT(preset("tiny"), torch.Generator().manual_seed(derived_seed(training.seed, "weights")))
         if name == "plain":
-            table.add_row("before training", *[""] * (1 + len(_BALLS)), *_largest(model))
+            norms.add_row("before training", *_largest(model))
         with bar() as watch:
             train(model, data, run / name, training, device=_DEVICE, resume=True, watch=watch)
         out.print(f"attacking {name} on {len(data.test)} digits ...")
@@ -48,8 +47,10 @@ def demo(run: Path, epochs: int, out: Console, bar: Bar, attack_bar: AttackBar) 
         with attack_bar() as watch_attack:
             result = _attacked(trained, data, run / name / "attacks" / "demo", watch_attack)
         shares = [result["clean"], *(row["accuracy"] for row in result["worst_case"])]
-        table.add_row(name, *(_share(record) for record in shares), *_largest(trained))
-    out.print(table)
+        accuracies.add_row(name, *(_share(record) for record in shares))
+        norms.add_row(name, *_largest(trained))
+    out.print(norms)
+    out.print(accuracies)
     out.print(f"everything is in {run}", markup=False, soft_wrap=True)
 
 

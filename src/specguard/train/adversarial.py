@@ -35,10 +35,7 @@ class PGDTraining:
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        check_counts(self, "steps")
-        check_step_size(self.step_size)
-        _check_ramp(self.ramp)
-        check_smoothing(self.label_smoothing)
+        _check(self)
         if not 0 <= self.clean < 1:
             raise ConfigError(f"the share of clean images must lie in [0, 1), not {self.clean}")
 
@@ -64,10 +61,7 @@ class TRADES:
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        check_counts(self, "steps")
-        check_step_size(self.step_size)
-        _check_ramp(self.ramp)
-        check_smoothing(self.label_smoothing)
+        _check(self)
         if not (math.isfinite(self.beta) and self.beta >= 0):
             raise ConfigError(f"the beta of TRADES must be finite and not negative, not {self.beta}")
 
@@ -101,8 +95,7 @@ class NFGSM:
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_ramp(self.ramp)
-        check_smoothing(self.label_smoothing)
+        _check(self)
         if not (math.isfinite(self.noise) and self.noise >= 0):
             raise ConfigError(f"the noise of N-FGSM must be finite and not negative, not {self.noise}")
 
@@ -156,6 +149,11 @@ def _soft_cross_entropy(targets: Targets) -> Callable[[Tensor], Tensor]:
     return lambda logits: cross_entropy(logits, targets, reduction="none")
 
 
-def _check_ramp(ramp: float) -> None:
-    if not (math.isfinite(ramp) and ramp >= 0):
-        raise ConfigError(f"the ramp must be a finite number of epochs, not {ramp}")
+def _check(objective: PGDTraining | TRADES | NFGSM) -> None:
+    """What all three ask of their settings."""
+    if not (math.isfinite(objective.ramp) and objective.ramp >= 0):
+        raise ConfigError(f"the ramp must be a finite number of epochs, not {objective.ramp}")
+    check_smoothing(objective.label_smoothing)
+    if not isinstance(objective, NFGSM):
+        check_counts(objective, "steps")
+        check_step_size(objective.step_size)
