@@ -499,8 +499,12 @@ def test_a_process_killed_several_times_ends_with_the_bytes_of_one_that_was_not(
 
 @pytest.mark.slow
 def test_control_c_ends_with_130_and_one_sentence_and_the_run_resumes(tmp_path, reference):
-    run = tmp_path / "run"
-    code, errors = signalled(process(run, *OPTIONS), signal.SIGINT, lambda: lines(run / "metrics.jsonl") >= 2)
+    for attempt in range(5):
+        run = tmp_path / f"run{attempt}"
+        metrics = run / "metrics.jsonl"
+        code, errors = signalled(process(run, *OPTIONS), signal.SIGINT, lambda metrics=metrics: lines(metrics) >= 1)
+        if code != 0 or not (run / "result.json").exists():
+            break  # else it was done before the signal came, as may happen on a busy machine
     assert code == 130
     assert "Traceback" not in errors
     assert [line for line in errors.splitlines() if "interrupted" in line] == [
