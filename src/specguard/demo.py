@@ -47,7 +47,7 @@ def demo(run: Path, epochs: int, out: Console, bar: Bar, attack_bar: AttackBar) 
         with attack_bar() as watch_attack:
             result = _attacked(trained, data, run / name / "attacks" / "demo", watch_attack)
         shares = [result["clean"], *(row["accuracy"] for row in result["worst_case"])]
-        accuracies.add_row(name, *(_share(record) for record in shares))
+        accuracies.add_row(name, *(Proportion.from_record(record).brief() for record in shares))
         norms.add_row(name, *_largest(trained))
     out.print(norms)
     out.print(accuracies)
@@ -60,12 +60,6 @@ def _attacked(model: ViT, data: Data, folder: Path, watch: Callable[[evaluate.Pr
     return evaluate.evaluate(
         model, data.test, data.classes, folder, evaluation, identity=identity, device=_DEVICE, watch=watch
     )
-
-
-def _share(record: dict[str, int]) -> str:
-    share = Proportion.from_record(record)
-    low, high = share.interval
-    return f"{100 * share.value:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def _largest(model: ViT) -> list[str]:

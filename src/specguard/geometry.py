@@ -80,16 +80,16 @@ class Ball:
             length = _vector_norm(offset, 2)
             factor = torch.where(length > self.radius, self.radius / length, 1.0)
             offset = offset * per_sample(factor, offset)
-        return self._boxed(center + offset)
+        return self.boxed(center + offset)
 
     def sample(self, center: Float[Tensor, "batch *shape"], noise: Noise) -> Float[Tensor, "batch *shape"]:
         """One point per sample, uniform in the ball, then clamped to the box."""
         shape, dtype = center.shape[1:], center.dtype
         if self.norm == "linf":
-            return self._boxed(center + (2 * noise.uniform(shape, dtype) - 1) * self.radius)
+            return self.boxed(center + (2 * noise.uniform(shape, dtype) - 1) * self.radius)
         # The norm of a uniform point of the unit ball of R^n is distributed as U^(1/n), the largest of n uniforms.
         reach = noise.fold(1).uniform((max(math.prod(shape), 1),), dtype).amax(1)
-        return self._boxed(center + noise.directions(shape, dtype) * (self.radius * per_sample(reach, center)))
+        return self.boxed(center + noise.directions(shape, dtype) * (self.radius * per_sample(reach, center)))
 
     def dual_norm(self, gradient: Float[Tensor, "batch *shape"]) -> Float[Tensor, " batch"]:
         """max <gradient, d> over ||d|| <= 1: the rate at which a linear function can be changed."""
@@ -106,7 +106,8 @@ class Ball:
         length = torch.where(largest > 0, _vector_norm(scaled, 2), 1.0)
         return scaled / per_sample(length, scaled)
 
-    def _boxed(self, x: Tensor) -> Tensor:
+    def boxed(self, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch *shape"]:
+        """Every number clamped to [0, 1], if there is a box."""
         return x.clamp(0, 1) if self.box else x
 
 

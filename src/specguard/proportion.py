@@ -31,6 +31,10 @@ class Proportion:
         """As JSON."""
         return {"value": self.value, "count": self.count, "n": self.total, "interval95": list(self.interval)}
 
-    def __str__(self) -> str:
+    def brief(self) -> str:
+        """Without n, for where it is said already."""
         low, high = self.interval
-        return f"{100 * self.value:.1f} % [{100 * low:.1f}, {100 * high:.1f}], n = {self.total}"
+        return f"{100 * self.value:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+
+    def __str__(self) -> str:
+        return f"{self.brief()}, n = {self.total}"

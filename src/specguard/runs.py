@@ -227,6 +227,12 @@ def environment(device: torch.device) -> Json:
     }
 
 
+def record_start(folder: Path, device: torch.device) -> None:
+    """Add this start to environment.jsonl; a last line that was cut short goes."""
+    path = folder / "environment.jsonl"
+    rewrite_lines(path, [*read_lines(path), environment(device)])
+
+
 def source_commit() -> str | None:
     """The commit of the source tree this package runs from, '+' behind it if changed; None outside one."""
     here = Path(__file__).resolve().parent

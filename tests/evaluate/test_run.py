@@ -619,7 +619,8 @@ def test_a_full_disk_is_one_sentence_and_continuing_later_ends_like_an_uninterru
         real(path, *content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, writer, full)
+        for module in (run_module, runs):
+            patch.setattr(module, writer, full)
         with pytest.raises(RunError) as caught:
             start(tmp_path / "evaluation", EVALUATIONS["cascade"])
     one_sentence(caught.value, tmp_path, "No space left on device")

@@ -69,6 +69,5 @@ class CWL2(Attack):
             slope = 2 * (x - center) + per_sample(c, x) * slope
             first, second = 0.9 * first + 0.1 * slope, 0.999 * second + 0.001 * slope**2
             size = self.lr * math.sqrt(1 - 0.999**step) / (1 - 0.9**step) * (1 - (step - 1) / self.steps)
-            x = x - size * first / (second.sqrt() + 1e-8)
-            x = x.clamp(0, 1) if hunt.ball.box else x
+            x = hunt.ball.boxed(x - size * first / (second.sqrt() + 1e-8))
         return broken

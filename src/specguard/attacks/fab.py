@@ -52,7 +52,7 @@ class FAB(Attack):
             return hunt.center
         reach = hunt.closest().clamp(max=hunt.ball.radius) / 2
         unit = Ball(hunt.ball.norm, 1.0, box=False).sample(torch.zeros_like(hunt.center), hunt.noise.fold(number))
-        return _boxed(hunt.center + unit * per_sample(reach, unit), hunt.ball)
+        return hunt.ball.boxed(hunt.center + unit * per_sample(reach, unit))
 
     def _run(self, hunt: Hunt, goal: Goal, x: Tensor) -> None:
         ball, center = hunt.ball, hunt.center
@@ -64,7 +64,7 @@ class FAB(Attack):
             there = nearest_offset(center, w, ((x - center) * w).flatten(1).sum(1) - value, ball)
             short, long = ball.distance(here, 0 * here), ball.distance(there, 0 * there)
             alpha = per_sample((short / (short + long).clamp(min=1e-12)).clamp(max=_MOST), x)
-            x = _boxed((1 - alpha) * (x + _OVERSHOOT * here) + alpha * (center + _OVERSHOOT * there), ball)
+            x = ball.boxed((1 - alpha) * (x + _OVERSHOOT * here) + alpha * (center + _OVERSHOOT * there))
             broken = hunt.offer(x, hunt.victim.searched(x))
             x = torch.where(per_sample(broken, x), center + _BACK * (x - center), x)
 
@@ -106,7 +106,3 @@ def _difference(logits: Tensor, goal: Goal) -> Tensor:
         own = logits.scatter(1, goal.targets.unsqueeze(1), -torch.inf).argmax(1)
     pair = logits.gather(1, torch.stack([goal.targets, own], 1))
     return pair[:, 0] - pair[:, 1]
-
-
-def _boxed(x: Tensor, ball: Ball) -> Tensor:
-    return x.clamp(0, 1) if ball.box else x

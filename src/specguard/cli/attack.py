@@ -15,7 +15,7 @@ from specguard.adapt import from_run
 from specguard.attacks import Suite, named_attack, named_suite
 from specguard.attacks.suites import AttackName, SuiteName
 from specguard.attacks.victim import Precision
-from specguard.cli.console import attack_bar, chosen_device, err, interruptible, out, plain_warnings
+from specguard.cli.console import attack_bar, chosen_device, err, interruptible, option, out, plain_warnings
 from specguard.cli.names import DataName, named_data, number
 from specguard.data import Data, Dataset
 from specguard.errors import ConfigError, RunError
@@ -24,41 +24,36 @@ from specguard.geometry import Ball, Norm
 from specguard.nn import ViT, fingerprint
 from specguard.proportion import Proportion
 
-
-def _option(help: str, panel: str, *flags: str, **more: Any) -> Any:
-    return typer.Option(*flags, help=help, rich_help_panel=panel, **more)
-
-
 _WHAT, _HOW, _WHERE = "Attacks", "Images and arithmetic", "Output"
 
 
 def attack_command(
     run: Annotated[Path, typer.Argument(help="directory of a finished training run")],
     attack: Annotated[
-        list[str], _option(f"{', '.join(get_args(AttackName))}; may be given more than once", _WHAT)
+        list[str], option(f"{', '.join(get_args(AttackName))}; may be given more than once", _WHAT)
     ] = [],  # noqa: B006
-    suite: Annotated[SuiteName | None, _option("several attacks at once [default: quick]", _WHAT)] = None,
-    norm: Annotated[Norm, _option("norm of the perturbations", _WHAT)] = "linf",
+    suite: Annotated[SuiteName | None, option("several attacks at once [default: quick]", _WHAT)] = None,
+    norm: Annotated[Norm, option("norm of the perturbations", _WHAT)] = "linf",
     radius: Annotated[
-        list[str], _option("in pixels of [0, 1], such as 8/255; may be given more than once", _WHAT)
+        list[str], option("in pixels of [0, 1], such as 8/255; may be given more than once", _WHAT)
     ] = ["8/255"],  # noqa: B006
-    steps: Annotated[int | None, _option("of the attacks named by --attack", _WHAT)] = None,
-    step_size: Annotated[str | None, _option("of the attacks named by --attack, in pixels", _WHAT)] = None,
-    restarts: Annotated[int | None, _option("of the attacks named by --attack", _WHAT)] = None,
-    images: Annotated[int | None, _option("only the first N test images", _HOW, min=1)] = None,
-    data: Annotated[DataName | None, _option("data set [default: the one trained on]", _HOW)] = None,
-    data_root: Annotated[Path | None, _option("where the data set lies [default: as in training]", _HOW)] = None,
-    verify_data: Annotated[bool, _option("check the official checksums", _HOW)] = True,
-    batch: Annotated[int, _option("images attacked together", _HOW, min=1)] = 250,
-    precision: Annotated[Precision, _option("of the search; verdicts are always in full", _HOW)] = "full",
-    seed: Annotated[int, _option("the only source of randomness", _HOW)] = 0,
-    device: Annotated[str, _option("auto, cpu, cuda or cuda:N", _HOW)] = "auto",
-    diagnose: Annotated[bool, _option("look for signs of obfuscated gradients", _HOW)] = True,
+    steps: Annotated[int | None, option("of the attacks named by --attack", _WHAT)] = None,
+    step_size: Annotated[str | None, option("of the attacks named by --attack, in pixels", _WHAT)] = None,
+    restarts: Annotated[int | None, option("of the attacks named by --attack", _WHAT)] = None,
+    images: Annotated[int | None, option("only the first N test images", _HOW, min=1)] = None,
+    data: Annotated[DataName | None, option("data set [default: the one trained on]", _HOW)] = None,
+    data_root: Annotated[Path | None, option("where the data set lies [default: as in training]", _HOW)] = None,
+    verify_data: Annotated[bool, option("check the official checksums", _HOW)] = True,
+    batch: Annotated[int, option("images attacked together", _HOW, min=1)] = 250,
+    precision: Annotated[Precision, option("of the search; verdicts are always in full", _HOW)] = "full",
+    seed: Annotated[int, option("the only source of randomness", _HOW)] = 0,
+    device: Annotated[str, option("auto, cpu, cuda or cuda:N", _HOW)] = "auto",
+    diagnose: Annotated[bool, option("look for signs of obfuscated gradients", _HOW)] = True,
     folder: Annotated[
-        Path | None, _option("folder for the records [default: RUN/attacks/...]", _WHERE, "--out")
+        Path | None, option("folder for the records [default: RUN/attacks/...]", _WHERE, "--out")
     ] = None,
-    save_images: Annotated[bool, _option("keep the adversarial images", _WHERE, "--save-images")] = False,
-    robustbench: Annotated[Path | None, _option("write a leaderboard entry to this JSON file", _WHERE)] = None,
+    save_images: Annotated[bool, option("keep the adversarial images", _WHERE, "--save-images")] = False,
+    robustbench: Annotated[Path | None, option("write a leaderboard entry to this JSON file", _WHERE)] = None,
 ) -> None:
     """Attack a trained model; started again, it continues where it was."""
     model = from_run(run)

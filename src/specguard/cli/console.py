@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import typer
@@ -22,6 +23,11 @@ from specguard.train import Progress as Step
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
+
+
+def option(help: str, panel: str, *flags: str, **more: Any) -> Any:
+    """An option of a command, shown under its panel's heading."""
+    return typer.Option(*flags, help=help, rich_help_panel=panel, **more)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 import typer
 
 from specguard import runs
-from specguard.cli.console import chosen_device, err, interruptible, out, plain_warnings, progress_bar
+from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, progress_bar
 from specguard.cli.names import DataName, named_data, number
 from specguard.data import Augmentation
 from specguard.errors import ConfigError, RunError
@@ -44,75 +44,71 @@ ScheduleName = Literal["cosine", "onecycle"]
 ObjectiveName = Literal["standard", "pgd", "trades", "nfgsm"]
 
 
-def _option(help: str, panel: str, *flags: str, **more: Any) -> Any:
-    return typer.Option(*flags, help=help, rich_help_panel=panel, show_default=True, **more)
-
-
 _RUN, _MODEL, _STEP, _REG, _AUG = "Run", "Model and data", "Optimization", "Penalties", "Augmentation"
 _ADV = "Adversarial training"
 
 
 def train_command(
     context: typer.Context,
-    run: Annotated[Path, _option("directory for everything this run writes", _RUN)],
+    run: Annotated[Path, option("directory for everything this run writes", _RUN)],
     resume: Annotated[
-        bool, _option("continue the run; settings not given are the stored ones", _RUN, "--resume")
+        bool, option("continue the run; settings not given are the stored ones", _RUN, "--resume")
     ] = False,
-    device: Annotated[str, _option("auto, cpu, cuda or cuda:N", _RUN)] = "auto",
-    seed: Annotated[int, _option("the only source of randomness", _RUN)] = 0,
+    device: Annotated[str, option("auto, cpu, cuda or cuda:N", _RUN)] = "auto",
+    seed: Annotated[int, option("the only source of randomness", _RUN)] = 0,
     checkpoint_steps: Annotated[
-        int | None, _option("checkpoint also every N steps within an epoch", _RUN, min=1)
+        int | None, option("checkpoint also every N steps within an epoch", _RUN, min=1)
     ] = None,
-    model: Annotated[str, _option("a name listed by `specguard models`", _MODEL)] = "tiny",
+    model: Annotated[str, option("a name listed by `specguard models`", _MODEL)] = "tiny",
     set_: Annotated[
-        list[str], _option("change a field of the model, e.g. --set norm=rmsnorm", _MODEL, "--set")
+        list[str], option("change a field of the model, e.g. --set norm=rmsnorm", _MODEL, "--set")
     ] = [],  # noqa: B006
-    data: Annotated[DataName, _option("data set; `folder` reads ROOT/train and ROOT/val", _MODEL)] = "digits",
-    data_root: Annotated[Path | None, _option("where the data set lies", _MODEL)] = None,
-    verify_data: Annotated[bool, _option("check the official checksums", _MODEL)] = True,
-    epochs: Annotated[int, _option("passes over the data, in whole batches", _STEP, min=1)] = 20,
-    batch: Annotated[int, _option("images per optimizer step", _STEP, min=1)] = 128,
-    accumulate: Annotated[int, _option("parts a batch is computed in", _STEP, min=1)] = 1,
-    optimizer: Annotated[OptimizerName, _option("optimizer", _STEP)] = "adamw",
-    lr: Annotated[float | None, _option("peak learning rate [default: 1e-3 adamw, 0.1 sgd]", _STEP)] = None,
-    weight_decay: Annotated[float | None, _option("[default: 0.05 adamw, 1e-4 sgd]", _STEP)] = None,
-    momentum: Annotated[float, _option("of sgd", _STEP)] = 0.9,
-    schedule: Annotated[ScheduleName, _option("learning rate over time", _STEP)] = "cosine",
-    warmup: Annotated[float, _option("epochs of linear warm-up (cosine)", _STEP)] = 5.0,
-    sam: Annotated[float | None, _option("rho of sharpness-aware minimisation", _STEP)] = None,
-    sam_adaptive: Annotated[bool, _option("measure rho relative to the weights", _STEP, "--sam-adaptive")] = False,
-    ema: Annotated[float | None, _option("decay of averaged weights, which then are the result", _STEP)] = None,
-    clip: Annotated[float, _option("largest gradient norm; 0: no clipping", _STEP)] = 1.0,
-    label_smoothing: Annotated[float, _option("share of the target spread over all classes", _STEP)] = 0.0,
-    precision: Annotated[Precision, _option("of autocast", _STEP)] = "float32",
-    compile: Annotated[Compile | None, _option("mode of torch.compile", _STEP)] = None,
-    objective: Annotated[ObjectiveName, _option("what a batch is trained for", _ADV)] = "standard",
-    norm: Annotated[Norm, _option("norm of the perturbations", _ADV)] = "linf",
-    radius: Annotated[str, _option("their size, in pixels of [0, 1]", _ADV)] = "8/255",
-    inner_steps: Annotated[int, _option("steps of the inner attack", _ADV, min=1)] = 10,
-    inner_step_size: Annotated[str | None, _option("in pixels [default: 2.5 radius / steps]", _ADV)] = None,
-    ramp: Annotated[float, _option("epochs over which the radius grows", _ADV)] = 5.0,
-    clean_share: Annotated[float, _option("share of a batch that is not attacked (pgd)", _ADV)] = 0.0,
-    beta: Annotated[float, _option("weight of the divergence (trades)", _ADV)] = 6.0,
+    data: Annotated[DataName, option("data set; `folder` reads ROOT/train and ROOT/val", _MODEL)] = "digits",
+    data_root: Annotated[Path | None, option("where the data set lies", _MODEL)] = None,
+    verify_data: Annotated[bool, option("check the official checksums", _MODEL)] = True,
+    epochs: Annotated[int, option("passes over the data, in whole batches", _STEP, min=1)] = 20,
+    batch: Annotated[int, option("images per optimizer step", _STEP, min=1)] = 128,
+    accumulate: Annotated[int, option("parts a batch is computed in", _STEP, min=1)] = 1,
+    optimizer: Annotated[OptimizerName, option("optimizer", _STEP)] = "adamw",
+    lr: Annotated[float | None, option("peak learning rate [default: 1e-3 adamw, 0.1 sgd]", _STEP)] = None,
+    weight_decay: Annotated[float | None, option("[default: 0.05 adamw, 1e-4 sgd]", _STEP)] = None,
+    momentum: Annotated[float, option("of sgd", _STEP)] = 0.9,
+    schedule: Annotated[ScheduleName, option("learning rate over time", _STEP)] = "cosine",
+    warmup: Annotated[float, option("epochs of linear warm-up (cosine)", _STEP)] = 5.0,
+    sam: Annotated[float | None, option("rho of sharpness-aware minimisation", _STEP)] = None,
+    sam_adaptive: Annotated[bool, option("measure rho relative to the weights", _STEP, "--sam-adaptive")] = False,
+    ema: Annotated[float | None, option("decay of averaged weights, which then are the result", _STEP)] = None,
+    clip: Annotated[float, option("largest gradient norm; 0: no clipping", _STEP)] = 1.0,
+    label_smoothing: Annotated[float, option("share of the target spread over all classes", _STEP)] = 0.0,
+    precision: Annotated[Precision, option("of autocast", _STEP)] = "float32",
+    compile: Annotated[Compile | None, option("mode of torch.compile", _STEP)] = None,
+    objective: Annotated[ObjectiveName, option("what a batch is trained for", _ADV)] = "standard",
+    norm: Annotated[Norm, option("norm of the perturbations", _ADV)] = "linf",
+    radius: Annotated[str, option("their size, in pixels of [0, 1]", _ADV)] = "8/255",
+    inner_steps: Annotated[int, option("steps of the inner attack", _ADV, min=1)] = 10,
+    inner_step_size: Annotated[str | None, option("in pixels [default: 2.5 radius / steps]", _ADV)] = None,
+    ramp: Annotated[float, option("epochs over which the radius grows", _ADV)] = 5.0,
+    clean_share: Annotated[float, option("share of a batch that is not attacked (pgd)", _ADV)] = 0.0,
+    beta: Annotated[float, option("weight of the divergence (trades)", _ADV)] = 6.0,
     validate: Annotated[
-        int, _option("training images held out and attacked every epoch; the best weights are the result", _ADV)
+        int, option("training images held out and attacked every epoch; the best weights are the result", _ADV)
     ] = 0,
-    penalty: Annotated[list[str], _option("msvp or spectral; may be given more than once", _REG)] = [],  # noqa: B006
-    lambda_q: Annotated[float, _option("MSVP's strength on W^Q", _REG)] = 1e-4,
-    lambda_k: Annotated[float, _option("MSVP's strength on W^K", _REG)] = 1e-4,
-    lambda_v: Annotated[float, _option("MSVP's strength on W^V", _REG)] = 1e-4,
-    lambda_o: Annotated[float, _option("MSVP's strength on W^O", _REG)] = 0.0,
+    penalty: Annotated[list[str], option("msvp or spectral; may be given more than once", _REG)] = [],  # noqa: B006
+    lambda_q: Annotated[float, option("MSVP's strength on W^Q", _REG)] = 1e-4,
+    lambda_k: Annotated[float, option("MSVP's strength on W^K", _REG)] = 1e-4,
+    lambda_v: Annotated[float, option("MSVP's strength on W^V", _REG)] = 1e-4,
+    lambda_o: Annotated[float, option("MSVP's strength on W^O", _REG)] = 0.0,
     per_head: Annotated[
-        bool, _option("penalise every head, or the whole matrix", _REG, "--per-head/--per-matrix")
+        bool, option("penalise every head, or the whole matrix", _REG, "--per-head/--per-matrix")
     ] = True,
-    spectral: Annotated[float, _option("the spectral penalty's strength", _REG)] = 1e-4,
-    crop: Annotated[int, _option("random crop after this much padding", _AUG)] = 0,
-    flip: Annotated[bool, _option("mirror at random", _AUG, "--flip")] = False,
-    jitter: Annotated[float, _option("brightness, contrast and saturation", _AUG)] = 0.0,
-    hue: Annotated[float, _option("rotation of the colour circle, in turns", _AUG)] = 0.0,
-    mixup: Annotated[float, _option("Beta parameter; 0: off", _AUG)] = 0.0,
-    cutmix: Annotated[float, _option("Beta parameter; 0: off", _AUG)] = 0.0,
-    mix_probability: Annotated[float, _option("share of batches that are mixed", _AUG)] = 1.0,
+    spectral: Annotated[float, option("the spectral penalty's strength", _REG)] = 1e-4,
+    crop: Annotated[int, option("random crop after this much padding", _AUG)] = 0,
+    flip: Annotated[bool, option("mirror at random", _AUG, "--flip")] = False,
+    jitter: Annotated[float, option("brightness, contrast and saturation", _AUG)] = 0.0,
+    hue: Annotated[float, option("rotation of the colour circle, in turns", _AUG)] = 0.0,
+    mixup: Annotated[float, option("Beta parameter; 0: off", _AUG)] = 0.0,
+    cutmix: Annotated[float, option("Beta parameter; 0: off", _AUG)] = 0.0,
+    mix_probability: Annotated[float, option("share of batches that are mixed", _AUG)] = 1.0,
 ) -> None:
     """Train a model; a killed run continues exactly with --resume."""
     given = _given(context)

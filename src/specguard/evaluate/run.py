@@ -27,11 +27,11 @@ from specguard.runs import (
     Json,
     append_lines,
     described,
-    environment,
     first_difference,
     locked,
     read_json,
     read_lines,
+    record_start,
     rewrite_lines,
     write_json,
     write_tensors,
@@ -110,8 +110,7 @@ def evaluate(
         _open(folder, settings)
         if (folder / "summary.json").exists():
             return _stored_summary(folder / "summary.json", settings)
-        starts = folder / "environment.jsonl"
-        rewrite_lines(starts, [*read_lines(starts), environment(device)])
+        record_start(folder, device)
         state = _State(folder, split, evaluation)
         split = split.to(device)
         if evaluation.diagnose and not (folder / "flags.json").exists():

@@ -18,11 +18,11 @@ from specguard.runs import (
     checkpoint_steps,
     derived_seed,
     described,
-    environment,
     first_difference,
     locked,
     read_json,
     read_lines,
+    record_start,
     rewrite_lines,
     write_json,
     write_tensors,
@@ -72,8 +72,7 @@ def train(
         for name in ("metrics.jsonl", "timing.jsonl"):
             # Records that were written after the last checkpoint will be written again.
             rewrite_lines(run / name, _first_records(run / name, state.step // steps_per_epoch))
-        starts = run / "environment.jsonl"
-        rewrite_lines(starts, [*read_lines(starts), environment(device)])
+        record_start(run, device)
         Loop(state, training, data, run, device, watch, held_out).complete()
         return _finish(state, data, run, settings)
 
