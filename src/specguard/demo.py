@@ -1,4 +1,4 @@
-"""The tour: real digits, a ViT trained plainly and one trained with MSVP, side by side, both under attack."""
+"""The tour: real digits, a ViT trained plainly and one with MSVP, side by side: attacked, and looked into."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -11,28 +11,34 @@ from rich.table import Table
 from specguard import evaluate
 from specguard.adapt import from_run
 from specguard.attacks import PGD, Suite
-from specguard.data import Data, digits
+from specguard.data import Data, Dataset, digits
 from specguard.geometry import Ball
 from specguard.nn import ViT, fingerprint, preset
 from specguard.penalties import MSVP
 from specguard.proportion import Proportion
-from specguard.runs import Json, derived_seed
-from specguard.spectrum import exact_weight_norms
+from specguard.report import save_figure, violin_figure
+from specguard.runs import Json, derived_seed, read_lines, write_file
+from specguard.spectrum import exact_weight_spectra
 from specguard.train import AdamW, Progress, Training, train
 
 _KINDS = ("q", "k", "v")
 _BALLS = (Ball("linf", 0.05), Ball("linf", 0.1))
+_SEEN = 100  # digits whose Jacobians are looked at
 _DEVICE = torch.device("cpu")
 Bar = Callable[[], AbstractContextManager[Callable[[Progress], None]]]
-AttackBar = Callable[[], AbstractContextManager[Callable[[evaluate.Progress], None]]]
+Watcher = Callable[[evaluate.Progress], None]
+StudyBar = Callable[[str], AbstractContextManager[Watcher]]
 
 
-def demo(run: Path, epochs: int, out: Console, bar: Bar, attack_bar: AttackBar) -> None:
-    """Train and attack both models below `run`, or pick up what is there, and print what came of them."""
+def demo(run: Path, epochs: int, out: Console, bar: Bar, study_bar: StudyBar) -> None:
+    """Train, attack and take apart both models below `run`, or pick up what is there; print what came of them."""
     strength = 1e-3
     norms = Table("", *_KINDS, title="The largest singular value of any head")
     attacked = [f"PGD-20, linf {ball.radius:g}" for ball in _BALLS]
-    data = digits()
+    data, depth = digits(), preset("tiny").depth
+    numbers = [f"block {i}" for i in range(depth)]
+    blocks = Table("", *numbers, title=f"sigma_max of the blocks' Jacobians J_F, mean and std over {_SEEN} digits")
+    records: dict[str, list[Json]] = {}
     accuracies = Table("", "clean", *attacked, title=f"Test accuracy (95 %), n = {len(data.test)}")
     for name, penalties in (("plain", ()), ("msvp", (MSVP(strength, strength, strength),))):
         out.print(f"training {name} on {len(data.train)} digits ...")
@@ -44,24 +50,56 @@ def demo(run: Path, epochs: int, out: Console, bar: Bar, attack_bar: AttackBar) 
             train(model, data, run / name, training, device=_DEVICE, resume=True, watch=watch)
         out.print(f"attacking {name} on {len(data.test)} digits ...")
         trained = from_run(run / name)
-        with attack_bar() as watch_attack:
+        with study_bar("batches") as watch_attack:
             result = _attacked(trained, data, run / name / "attacks" / "demo", watch_attack)
+        out.print(f"looking into {name} at {_SEEN} digits ...")
+        with study_bar("parts") as watch_spectra:
+            found = _looked_into(trained, data, run / name / "spectrum" / "demo", watch_spectra)
+        blocks.add_row(name, *(_brief(part) for part in found["parts"] if part["group"] == "block"))
+        records[name] = read_lines(run / name / "spectrum" / "demo" / "records.jsonl")
         shares = [result["clean"], *(row["accuracy"] for row in result["worst_case"])]
         accuracies.add_row(name, *(Proportion.from_record(record).brief() for record in shares))
         norms.add_row(name, *_largest(trained))
     out.print(norms)
     out.print(accuracies)
+    out.print(blocks)
+    for suffix, content in save_figure(violin_figure(records)).items():
+        write_file(run / f"violin.{suffix}", content)
+    out.print(f"the distributions are drawn in {run / 'violin.svg'}", markup=False, soft_wrap=True)
     out.print(f"everything is in {run}", markup=False, soft_wrap=True)
 
 
-def _attacked(model: ViT, data: Data, folder: Path, watch: Callable[[evaluate.Progress], None]) -> Json:
+def _attacked(model: ViT, data: Data, folder: Path, watch: Watcher) -> Json:
     evaluation = evaluate.Evaluation(Suite((("pgd", PGD(steps=20)),)), _BALLS, diagnose=False)
-    identity = {"model": fingerprint(model), "data": data.fingerprint(), "dataset": data.name}
     return evaluate.evaluate(
-        model, data.test, data.classes, folder, evaluation, identity=identity, device=_DEVICE, watch=watch
+        model,
+        data.test,
+        data.classes,
+        folder,
+        evaluation,
+        identity=_identity(model, data),
+        device=_DEVICE,
+        watch=watch,
     )
 
 
+def _looked_into(model: ViT, data: Data, folder: Path, watch: Watcher) -> Json:
+    split = Dataset(data.test.images[:_SEEN], data.test.labels[:_SEEN])
+    settings = evaluate.Spectra("embedding,block,head", ball=_BALLS[-1])
+    return evaluate.spectra(
+        model, split, folder, settings, identity=_identity(model, data), device=_DEVICE, watch=watch
+    )
+
+
+def _identity(model: ViT, data: Data) -> Json:
+    return {"model": fingerprint(model), "data": data.fingerprint(), "dataset": data.name}
+
+
+def _brief(part: Json) -> str:
+    sigma = part["sigma"][0]
+    return f"{sigma['mean']:.2f} ± {sigma['std']:.2f}"
+
+
 def _largest(model: ViT) -> list[str]:
-    norms = exact_weight_norms(model)
-    return [f"{max(float(getattr(layer, kind).max()) for layer in norms):.3f}" for kind in _KINDS]
+    spectra = exact_weight_spectra(model)
+    return [f"{max(float(w.values.max()) for w in spectra if w.kind == kind):.3f}" for kind in _KINDS]

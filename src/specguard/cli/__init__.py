@@ -11,7 +11,8 @@ from rich.table import Table
 
 from specguard import __version__
 from specguard.cli.attack import attack_command
-from specguard.cli.console import attack_bar, err, interruptible, out, progress_bar
+from specguard.cli.console import err, interruptible, out, progress_bar, study_bar
+from specguard.cli.spectrum import spectrum_command
 from specguard.cli.train import train_command
 from specguard.demo import demo as run_demo
 from specguard.errors import SpecGuardError
@@ -20,6 +21,7 @@ from specguard.nn import PRESETS, ViT
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command("train")(train_command)
 app.command("attack")(attack_command)
+app.command("spectrum")(spectrum_command)
 
 
 @app.callback(invoke_without_command=True)
@@ -37,9 +39,9 @@ def demo(
     ),
     epochs: Annotated[int, typer.Option(help="passes over the 1,437 digits", min=1)] = 30,
 ) -> None:
-    """Train a ViT on real digits with and without MSVP, attack both, and compare."""
+    """Train a ViT on real digits with and without MSVP, attack both, look at their blocks, and compare."""
     with interruptible(f"continue with: specguard demo --run {shlex.quote(str(run))} --epochs {epochs}"):
-        run_demo(run, epochs, out, progress_bar, attack_bar)
+        run_demo(run, epochs, out, progress_bar, study_bar)
 
 
 @app.command()

@@ -15,13 +15,12 @@ from specguard.adapt import from_run
 from specguard.attacks import Suite, named_attack, named_suite
 from specguard.attacks.suites import AttackName, SuiteName
 from specguard.attacks.victim import Precision
-from specguard.cli.console import attack_bar, chosen_device, err, interruptible, option, out, plain_warnings
-from specguard.cli.names import DataName, named_data, number
-from specguard.data import Data, Dataset
-from specguard.errors import ConfigError, RunError
+from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
+from specguard.cli.names import DataName, first_images, number, run_data
+from specguard.errors import ConfigError
 from specguard.evaluate import Evaluation, evaluate, robustbench_record
 from specguard.geometry import Ball, Norm
-from specguard.nn import ViT, fingerprint
+from specguard.nn import fingerprint
 from specguard.proportion import Proportion
 
 _WHAT, _HOW, _WHERE = "Attacks", "Images and arithmetic", "Output"
@@ -57,17 +56,17 @@ def attack_command(
 ) -> None:
     """Attack a trained model; started again, it continues where it was."""
     model = from_run(run)
-    loaded = _data(run, model, data, data_root, verify_data)
+    loaded = run_data(run, model, data, data_root, verify_data)
     chosen = _suite(attack, suite, model.config.classes, steps=steps, step_size=step_size, restarts=restarts)
     balls = tuple(Ball(norm, number(text, "--radius")) for text in radius)
     evaluation = Evaluation(chosen, balls, seed, batch, precision, diagnose, save_images)
-    split = loaded.test if images is None else _first(loaded, images)
+    split = loaded.test if images is None else first_images(loaded, images)
     identity = {"model": fingerprint(model), "data": loaded.fingerprint(), "dataset": loaded.name}
     where = folder or run / "attacks" / _folder_name(evaluation, len(split))
     target = chosen_device(device)
     err.print(f"{run} on {len(split)} images, {target}, records in {where}", markup=False, soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
-    with interruptible(advice), plain_warnings(), attack_bar() as watch:
+    with interruptible(advice), plain_warnings(), study_bar("batches") as watch:
         result = evaluate(
             model.to(target),
             split,
@@ -87,38 +86,6 @@ def attack_command(
     out.print(f"summary in {where / 'summary.json'}", markup=False, soft_wrap=True)
 
 
-def _data(run: Path, model: ViT, name: DataName | None, root: Path | None, verify: bool) -> Data:
-    """The data a run was trained on, or the one named instead."""
-    path = run / "arguments.json"
-    stored = runs.read_json(path) if path.exists() else {}
-    if name is None:
-        if (known := stored.get("data")) not in get_args(DataName):
-            raise RunError(f"{run} does not say which data it was trained on; name it with --data")
-        place = stored.get("data_root")
-        root = root if root is not None or place is None else Path(str(place))
-        found = named_data(str(known), _used(root, known), verify, model.config.image)
-        match runs.read_json(run / "run.json"):
-            case {"data": {"fingerprint": trained}} if trained == found.fingerprint():
-                pass
-            case _:
-                raise RunError(f"the data is not what {run} was trained on; name it with --data if this is meant")
-    else:
-        found = named_data(name, _used(root, name), verify, model.config.image)
-    wanted = (model.config.channels, model.config.image, model.config.image)
-    if found.shape != wanted or len(found.classes) != model.config.classes:
-        raise ConfigError(
-            f"{found.name} has {len(found.classes)} classes of images of shape {found.shape}, "
-            f"but the model {model.config.classes} of {wanted}"
-        )
-    return found
-
-
-def _used(root: Path | None, name: object) -> Path | None:
-    if root is not None and name == "digits":
-        raise ConfigError("--data-root has no effect without --data other than digits")
-    return root
-
-
 def _suite(names: list[str], suite: SuiteName | None, classes: int, **changes: Any) -> Suite:
     given = {name: value for name, value in changes.items() if value is not None}
     if names and suite is not None:
@@ -130,12 +97,6 @@ def _suite(names: list[str], suite: SuiteName | None, classes: int, **changes: A
     if "step_size" in given:
         given["step_size"] = number(given["step_size"], "--step-size")
     return Suite(tuple((name, named_attack(name, classes, **given)) for name in dict.fromkeys(names)))
-
-
-def _first(data: Data, count: int) -> Dataset:
-    if count > len(data.test):
-        raise ConfigError(f"{data.name} has {len(data.test)} test images, not {count}")
-    return Dataset(data.test.images[:count], data.test.labels[:count])
 
 
 def _folder_name(evaluation: Evaluation, count: int) -> str:

@@ -18,7 +18,7 @@ from rich.progress import (
 )
 
 from specguard.errors import ConfigError
-from specguard.evaluate import Progress as Batch
+from specguard.evaluate import Progress as Piece
 from specguard.train import Progress as Step
 
 out = Console(highlight=False)
@@ -70,11 +70,11 @@ def _bar(unit: str) -> Progress:
 
 
 @contextmanager
-def attack_bar() -> Iterator[Callable[[Batch], None]]:
-    """A bar with elapsed and remaining time over all batches of an evaluation."""
-    with _bar("batches") as progress:
-        task = progress.add_task("attacking", total=None)
-        yield lambda batch: progress.update(task, completed=batch.done, total=batch.total, description=batch.doing)
+def study_bar(unit: str) -> Iterator[Callable[[Piece], None]]:
+    """A bar with elapsed and remaining time over all pieces of a study, such as batches."""
+    with _bar(unit) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda piece: progress.update(task, completed=piece.done, total=piece.total, description=piece.doing)
 
 
 @contextmanager

@@ -1,11 +1,13 @@
-"""Names on the command line as what they stand for: data sets, and numbers such as 8/255."""
+"""Names on the command line as what they stand for: data sets, those of runs too, and numbers such as 8/255."""
 
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from specguard.data import Data, cifar10, cifar100, digits, image_folder, svhn
-from specguard.errors import ConfigError
+from specguard import runs
+from specguard.data import Data, Dataset, cifar10, cifar100, digits, image_folder, svhn
+from specguard.errors import ConfigError, RunError
+from specguard.nn import ViT
 
 DataName = Literal["digits", "cifar10", "cifar100", "svhn", "folder"]
 
@@ -33,3 +35,42 @@ def number(text: str, option: str) -> float:
     if not math.isfinite(value):
         raise ConfigError(f"{option} must be finite, not {text}")
     return value
+
+
+def run_data(run: Path, model: ViT, name: DataName | None, root: Path | None, verify: bool) -> Data:
+    """The data a run was trained on, or the one named instead."""
+    path = run / "arguments.json"
+    stored = runs.read_json(path) if path.exists() else {}
+    if name is None:
+        if (known := stored.get("data")) not in get_args(DataName):
+            raise RunError(f"{run} does not say which data it was trained on; name it with --data")
+        place = stored.get("data_root")
+        root = root if root is not None or place is None else Path(str(place))
+        found = named_data(str(known), _used(root, known), verify, model.config.image)
+        match runs.read_json(run / "run.json"):
+            case {"data": {"fingerprint": trained}} if trained == found.fingerprint():
+                pass
+            case _:
+                raise RunError(f"the data is not what {run} was trained on; name it with --data if this is meant")
+    else:
+        found = named_data(name, _used(root, name), verify, model.config.image)
+    wanted = (model.config.channels, model.config.image, model.config.image)
+    if found.shape != wanted or len(found.classes) != model.config.classes:
+        raise ConfigError(
+            f"{found.name} has {len(found.classes)} classes of images of shape {found.shape}, "
+            f"but the model {model.config.classes} of {wanted}"
+        )
+    return found
+
+
+def _used(root: Path | None, name: object) -> Path | None:
+    if root is not None and name == "digits":
+        raise ConfigError("--data-root has no effect without --data other than digits")
+    return root
+
+
+def first_images(data: Data, count: int) -> Dataset:
+    """The first test images, none missing."""
+    if count > len(data.test):
+        raise ConfigError(f"{data.name} has {len(data.test)} test images, not {count}")
+    return Dataset(data.test.images[:count], data.test.labels[:count])

@@ -1,7 +1,22 @@
-"""What attacks could and could not do to a model: a record per image, and numbers with their uncertainty."""
+"""What was found out about a model: a record per image, and numbers with their uncertainty."""
 
+from specguard.evaluate.correlation import RankCorrelation, rank_correlation
+from specguard.evaluate.folder import Progress
 from specguard.evaluate.robustbench import robustbench_record
-from specguard.evaluate.run import Evaluation, Progress, evaluate
+from specguard.evaluate.run import Evaluation, evaluate
+from specguard.evaluate.spectra import Spectra, spectra
+from specguard.evaluate.spectral_summary import spectral_summary
 from specguard.evaluate.summary import summary
 
-__all__ = ["Evaluation", "Progress", "evaluate", "robustbench_record", "summary"]
+__all__ = [
+    "Evaluation",
+    "Progress",
+    "RankCorrelation",
+    "Spectra",
+    "evaluate",
+    "rank_correlation",
+    "robustbench_record",
+    "spectra",
+    "spectral_summary",
+    "summary",
+]

@@ -8,9 +8,7 @@ images/             adversarial images, on request
 summary.json        the numbers; its presence means that the evaluation is complete
 """
 
-import json
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,13 +19,13 @@ from specguard.attacks import Adversarial, Suite, diagnosed
 from specguard.attacks.victim import Model, Precision
 from specguard.data import Dataset
 from specguard.errors import ConfigError, RunError
+from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder
 from specguard.evaluate.summary import summary
 from specguard.geometry import Ball
 from specguard.runs import (
     Json,
     append_lines,
     described,
-    first_difference,
     locked,
     read_json,
     read_lines,
@@ -76,18 +74,6 @@ class Evaluation:
         }
 
 
-@dataclass(frozen=True)
-class Progress:
-    """What a watcher is told: batches done and to do, and what is under way."""
-
-    done: int
-    total: int
-    doing: str
-
-
-Watcher = Callable[[Progress], None]
-
-
 def evaluate(
     model: Model,
     split: Dataset,
@@ -105,9 +91,9 @@ def evaluate(
     settings, is refused, and one of the same is continued. Batches are the same whether or not it was interrupted,
     so the records are too.
     """
-    settings = json.loads(json.dumps({**identity, "n": len(split), **evaluation.settings()}))
+    settings = as_stored({**identity, "n": len(split), **evaluation.settings()})
     with locked(folder):
-        _open(folder, settings)
+        open_folder(folder, "evaluation", settings)
         if (folder / "summary.json").exists():
             return _stored_summary(folder / "summary.json", settings)
         record_start(folder, device)
@@ -242,14 +228,6 @@ class _State:
         for key in self.keys:
             self.seen[key] &= whole[key]
             self.broken[key] &= whole[key]
-
-
-def _open(folder: Path, settings: Json) -> None:
-    path = folder / "evaluation.json"
-    if not path.exists():
-        write_json(path, settings)
-    elif difference := first_difference(read_json(path), settings):
-        raise RunError(f"{folder} holds another evaluation ({difference}); name another folder")
 
 
 def _stored_summary(path: Path, settings: Json) -> Json:

@@ -4,7 +4,7 @@ import torch
 
 from registry import SMALL
 from specguard.nn import ViT
-from specguard.spectrum import exact_weight_norms
+from specguard.spectrum import exact_weight_spectra
 
 
 def test_a_head_made_of_orthogonal_rows_has_the_norm_of_its_scale(generator):
@@ -18,9 +18,8 @@ def test_a_head_made_of_orthogonal_rows_has_the_norm_of_its_scale(generator):
         for head in range(3):
             columns = torch.linalg.qr(torch.randn(dim, size, generator=generator))[0]
             layer.out.weight[:, head * size : (head + 1) * size] = (head + 10) * columns
-    norms = exact_weight_norms(model)[1]
-    assert norms.layer == "blocks.1.attention.branch.inner"
-    found = torch.stack([norms.q, norms.k, norms.v, norms.o])
-    torch.testing.assert_close(
-        found, torch.tensor([[1.0, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12]]).double(), rtol=1e-6, atol=0
-    )
+    found = {w.kind: w.values for w in exact_weight_spectra(model) if w.layer == "blocks.1.attention.branch.inner"}
+    assert list(found) == ["q", "k", "v", "o"]
+    for kind, first in (("q", 1), ("k", 4), ("v", 7), ("o", 10)):
+        wanted = torch.arange(first, first + 3).double().unsqueeze(1).expand(3, size)
+        torch.testing.assert_close(found[kind], wanted, rtol=1e-6, atol=0)

@@ -1,0 +1,112 @@
+"""A network cut into the maps whose derivatives are looked at: blocks, branches, what is before and behind them.
+
+"ViT as a Cauchy problem" reads a residual network as Euler steps of dx/dt = F(x): what its theorem speaks of is
+the Jacobian of F, while a step as a whole has the Jacobian I + J_F. A residual part here is F, and `step` is what
+the network does with it, so that the two cannot be confused.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from specguard.errors import ConfigError
+from specguard.nn import Block, Residual, ViT, explicit
+
+Kind = Literal["map", "residual"]
+Group = Literal["embedding", "block", "attention", "mlp", "head", "network"]
+Function = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A map, the points `at` which these images meet it, and the map `before` that takes them there.
+
+    A residual part takes x to x + function(x).
+    """
+
+    name: str
+    group: Group
+    kind: Kind
+    function: Function
+    before: Function
+    at: Float[Tensor, "batch *shape"]
+
+    def step(self, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch *out"]:
+        """What the network makes of x here, the skip connection included."""
+        return x + self.function(x) if self.kind == "residual" else self.function(x)
+
+
+@torch.no_grad()
+def parts(model: ViT, images: Float[Tensor, "batch channel height width"]) -> Iterator[Part]:
+    """Every part of the network in order, where the given images meet it, in eval mode.
+
+    The embedding, each block and its two branches, the head, and last the network as a whole. ConViT's class token,
+    which joins between two groups of blocks, belongs to none of them.
+    """
+    twin = explicit(model).eval()  # fused attention has no forward derivative
+    children = list(twin.named_children())
+    holders = [i for i, (_, child) in enumerate(children) if _blocks(child)]
+    stem, rest = (
+        nn.Sequential(*(child for _, child in some))
+        for some in (children[: holders[0]], children[holders[-1] + 1 :])
+    )
+    yield Part("embedding", "embedding", "map", stem, nn.Identity(), images)
+    done: list[nn.Module] = [stem]
+    z = stem(images)
+    for name, child in children[holders[0] : holders[-1] + 1]:
+        for number, block in enumerate(_blocks(child)):
+            yield Part(f"{name}.{number}", "block", "residual", _change(block), nn.Sequential(*done), z)
+            for branch, residual in _branches(block).items():
+                before = nn.Sequential(*done)
+                yield Part(f"{name}.{number}.{branch}", branch, "residual", _branch(residual), before, z)
+                done, z = [*done, residual], residual(z)
+        if not _blocks(child):
+            done, z = [*done, child], child(z)
+    yield Part("head", "head", "map", rest, nn.Sequential(*done), z)
+    yield Part("network", "network", "map", twin, nn.Identity(), images)
+
+
+def part_names(model: ViT, wanted: str = "all") -> tuple[str, ...]:
+    """The names of parts, in order: all of them, or those of the groups and names in a list with commas."""
+    c = model.config
+    image = torch.zeros(
+        1, c.channels, c.image, c.image, dtype=model.head.weight.dtype, device=model.head.weight.device
+    )
+    known = [(part.name, part.group) for part in parts(model, image)]
+    asked = [word.strip() for word in wanted.split(",")]
+    for word in asked:
+        if word != "all" and not any(word in pair for pair in known):
+            groups = ", ".join(dict.fromkeys(group for _, group in known))
+            raise ConfigError(
+                f"the model has no part {word!r}; there are {groups}, and names from {known[0][0]} to "
+                f"{known[-3][0]}"
+            )
+    return tuple(name for name, group in known if {"all", name, group} & set(asked))
+
+
+def _blocks(child: nn.Module) -> list[Block]:
+    layers = list(child.children()) if type(child) is nn.Sequential else []
+    return [layer for layer in layers if type(layer) is Block]
+
+
+def _branches(block: Block) -> dict[Group, Residual]:
+    found: dict[Group, Residual] = {}
+    for name in get_args(Group):
+        if isinstance(branch := getattr(block, name, None), Residual):
+            found[name] = branch
+    if len(found) != len(block):
+        raise ConfigError("a block with a branch of an unknown kind cannot be taken apart")
+    return found
+
+
+def _change(block: Block) -> Function:
+    """F of a whole block: what it adds to its input."""
+    return lambda z: block(z) - z
+
+
+def _branch(residual: Residual) -> Function:
+    return lambda z: residual.scale * residual.branch(z)

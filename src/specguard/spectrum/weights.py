@@ -1,0 +1,50 @@
+"""Singular values of a model's own weights."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from specguard.nn import attention_weights, materialised
+
+_KINDS = ("q", "k", "v", "o")
+
+
+@dataclass(frozen=True)
+class WeightSpectrum:
+    """All singular values of one weight, largest first; of q, k, v and o, those of every head.
+
+    `kind` is q, k, v, o, or the name under which its block keeps the map, such as expand and contract of an mlp.
+    """
+
+    layer: str
+    kind: str
+    values: Float[Tensor, "head value"]
+
+
+@torch.no_grad()
+def exact_weight_spectra(model: nn.Module) -> tuple[WeightSpectrum, ...]:
+    """The spectra of every head of q, k, v and o, and of every other linear map, in order, by SVD in float64.
+
+    Convolutions that overlap are left out: the norm of such a map is not that of its kernel.
+
+    Guarantee: exact up to the rounding of a float64 SVD; not an upper bound.
+    Cost: one SVD per head and map.
+    """
+    return tuple(
+        WeightSpectrum(layer, kind, torch.linalg.svdvals(stack.double()).cpu())
+        for layer, kind, stack in _matrices(materialised(model))
+    )
+
+
+def _matrices(model: nn.Module) -> Iterator[tuple[str, str, Float[Tensor, "head out in"]]]:
+    attention = {weights.layer: weights for weights in attention_weights(model)}
+    for name, layer in model.named_modules():
+        if name in attention:
+            yield from ((name, kind, attention[name].per_head(kind)) for kind in _KINDS)
+        elif name.rpartition(".")[0] in attention:
+            continue
+        elif isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.stride == layer.kernel_size):
+            yield name, name.rpartition(".")[2], layer.weight.flatten(1).unsqueeze(0)
