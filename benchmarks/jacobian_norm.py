@@ -1,0 +1,185 @@
+"""The largest singular value of a block's Jacobian: without a matrix, beside the dense Jacobian and its SVD.
+
+    python benchmarks/jacobian_norm.py --device cpu --sizes 17x128 --dense 17x128 --out FILE
+    python benchmarks/jacobian_norm.py --device cuda --sizes 197x128,197x512,197x768 --dense 197x128 --out FILE
+
+A size is TOKENSxDIM. The block is an attention block with normal weights of width 1 / sqrt(fan in), whose leading
+singular values lie close together, at normal tokens. `ours` is the search of `specguard spectrum`, on one image and
+on a batch; its error is measured against the dense SVD where there is one, and otherwise against a search to 1e-7
+in float64. Where both are measured, they take turns, and ratios are taken within a round. Memory is the peak above
+what the weights, the tokens and a forward pass take: of the GPU's allocator, or, on a CPU under Linux, of a process
+started anew for each side, counted as 1 MiB where it is less.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import jacrev
+
+from specguard.linalg import jacobian, lower_singular_values
+from specguard.nn import ViT, ViTConfig, explicit
+from specguard.runs import environment
+
+TOLERANCE, HEADS = 1e-3, 4
+
+
+def block(tokens: int, dim: int, device: torch.device) -> tuple[nn.Module, Callable[[int, torch.dtype], Tensor]]:
+    """A block and a maker of tokens."""
+    generator = torch.Generator().manual_seed(0)
+    config = ViTConfig(image=8, patch=4, dim=dim, depth=1, heads=HEADS)
+    made = explicit(ViT(config, generator).blocks)[0].to(device)  # type: ignore[index]
+    with torch.no_grad():
+        for weight in made.parameters():
+            if weight.ndim == 2:
+                weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[1] ** 0.5)
+
+    def inputs(count: int, dtype: torch.dtype) -> Tensor:
+        start = torch.Generator().manual_seed(1)
+        return torch.randn(count, tokens, dim, generator=start).to(device, dtype)
+
+    return made.requires_grad_(False), inputs
+
+
+def ours(made: nn.Module, x: Tensor, tolerance: float = TOLERANCE) -> Tensor:
+    J = jacobian(lambda z: made(z) - z, x)
+    found = lower_singular_values(J, torch.Generator().manual_seed(2), tolerance=tolerance, most=300)
+    if not found.converged.all():
+        raise RuntimeError("the search did not converge")
+    return found.values[:, 0]
+
+
+def dense(made: nn.Module, x: Tensor, chunk: int = 512) -> Tensor:
+    """As the paper did: the whole matrix, then its singular values."""
+    size = x[0].numel()
+    matrix = jacrev(lambda z: (made(z[None]) - z[None])[0], chunk_size=chunk)(x[0]).reshape(size, size)
+    return torch.linalg.svdvals(matrix)[:1]
+
+
+def seconds(call: Callable[[], Tensor], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    begun = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begun
+
+
+def with_peak(call: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, int]:
+    """What a call returns, and how much of the GPU's memory it took at most; on a CPU another way tells."""
+    if device.type == "cpu":
+        return call(), 0
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    value = call()
+    torch.cuda.synchronize()
+    return value, torch.cuda.max_memory_allocated() - before
+
+
+def process_peak(side: str, size: str, images: int) -> int:
+    """The growth of a fresh process while it does one thing, in bytes."""
+    command = [sys.executable, __file__, "--side", side, "--sizes", size, "--batch", str(images)]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+
+
+def one_side(side: str, size: str, images: int) -> None:
+    """What `process_peak` starts: one call, and by how much the process has grown."""
+    tokens, dim = map(int, size.split("x"))
+    made, inputs = block(tokens, dim, torch.device("cpu"))
+    x = inputs(images, torch.float32)
+    (dense if side == "dense" else ours)(made, x[:, :2])  # so that every library is loaded
+    before = peak()
+    (dense if side == "dense" else ours)(made, x)
+    print(max(peak() - before, 2**20))
+
+
+def peak() -> int:
+    """The most memory this process ever held, in bytes; getrusage would count the process it was forked from."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
+
+
+def measured(size: str, with_dense: bool, batch: int, rounds: int, device: torch.device) -> dict[str, Any]:
+    tokens, dim = map(int, size.split("x"))
+    made, inputs = block(tokens, dim, device)
+    one, many = inputs(1, torch.float32), inputs(batch, torch.float32)
+    calls = {"ours_one": lambda: ours(made, one), "ours_batch": lambda: ours(made, many)}
+    if with_dense:
+        calls["dense"] = lambda: dense(made, one)
+    values, memory = {}, {}
+    for side, call in calls.items():  # warm-up, too
+        values[side], memory[side] = with_peak(call, device)
+    times: dict[str, list[float]] = {side: [] for side in calls}
+    for _ in range(rounds):
+        for side, call in calls.items():
+            times[side].append(seconds(call, device))
+    if device.type == "cpu":
+        images = {"ours_one": 1, "ours_batch": batch, "dense": 1}
+        memory = {side: process_peak(side.partition("_")[0], size, images[side]) for side in calls}
+    made64, inputs64 = block(tokens, dim, device)
+    exact = ours(made64.double(), inputs64(batch, torch.float64), 1e-7)
+    reference = values["dense"].double() if with_dense else exact[:1]
+    record: dict[str, Any] = {
+        "images": batch,
+        "rounds": rounds,
+        "milliseconds": {side: 1e3 * statistics.median(found) for side, found in times.items()},
+        "milliseconds_per_image": 1e3 * statistics.median(times["ours_batch"]) / batch,
+        "bytes": memory,
+        "relative_error": {
+            "one": float((values["ours_one"].double() / reference - 1).abs().max()),
+            "batch": float((values["ours_batch"].double() / exact - 1).abs().max()),
+        },
+    }
+    if with_dense:
+        ratios = [d / o for d, o in zip(times["dense"], times["ours_one"], strict=True)]
+        record["dense_over_ours"] = {
+            "seconds": statistics.median(ratios),
+            "seconds_batched": statistics.median(times["dense"]) / statistics.median(times["ours_batch"]) * batch,
+            "bytes": memory["dense"] / memory["ours_one"],
+        }
+    return record
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default="17x128")
+    parser.add_argument("--dense", default="", help="the sizes at which the dense Jacobian is formed as well")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--side", choices=("ours", "dense"), help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help="add the record there, under the device's name, as JSON")
+    options = parser.parse_args()
+    if options.side:
+        one_side(options.side, options.sizes, options.batch)
+        return
+    device = torch.device(options.device)
+    record: dict[str, Any] = {
+        "benchmark": "jacobian_norm",
+        "tolerance": TOLERANCE,
+        "seed": 0,
+        "sizes": {},
+        "environment": environment(device),
+    }
+    for size in options.sizes.split(","):
+        found = measured(size, size in options.dense.split(","), options.batch, options.rounds, device)
+        record["sizes"][size] = found
+        print(size, json.dumps(found, indent=2), flush=True)
+        if options.out:
+            old = json.loads(options.out.read_text()) if options.out.exists() else {}
+            options.out.write_text(json.dumps({**old, device.type: record}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
