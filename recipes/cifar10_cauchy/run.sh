@@ -24,4 +24,5 @@ for row in "${rows[@]}"; do
         --crop 4 --flip --jitter 0.2 --precision bfloat16 --compile reduce-overhead
     specguard attack "$run" --data-root "$data" --attack pgd --steps 20 --norm l2 --radius 0.25 --radius 0.5 \
         --batch 1000 --out "$run/pgd"
+    specguard spectrum "$run" --data-root "$data" --images 500 --batch 500 --directions 4 --out spectrum/500
 done

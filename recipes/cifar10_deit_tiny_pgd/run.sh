@@ -17,5 +17,5 @@ for row in "${rows[@]:-plain msvp}"; do for row in $row; do
         --crop 4 --flip --precision bfloat16 --compile reduce-overhead --seed 0
     attack=(attack "$runs/$row" --data-root "$data" --norm linf --radius 8/255)
     specguard "${attack[@]}" --attack pgd --attack cw --steps 20 --step-size 2/255 --batch 1000 --out "$runs/$row/pgd"
-    specguard "${attack[@]}" --suite autoattack --images 1000 --batch 1000 --out "$runs/$row/autoattack"
+    specguard "${attack[@]}" --suite autoattack --images 1000 --batch 500 --no-diagnose --out "$runs/$row/autoattack"
 done; done

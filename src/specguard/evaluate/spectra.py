@@ -93,7 +93,7 @@ def spectra(
     """
     names = part_names(model, settings.wanted)
     stored = as_stored({**identity, "n": len(split), "parts": names, **asdict(settings)})
-    with locked(folder), torch.backends.cudnn.flags(allow_tf32=False):
+    with locked(folder), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         open_folder(folder, "spectrum", stored)
         if (folder / "summary.json").exists():
             return _stored_summary(folder / "summary.json", stored)
