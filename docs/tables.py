@@ -111,12 +111,47 @@ def msvp_overhead() -> str:
     return "\n".join(lines)
 
 
+def jacobian_norm() -> str:
+    record = json.loads((ROOT / "benchmarks" / "jacobian_norm.json").read_text())
+    cells = (
+        "tokens x dim",
+        "a batch, per image",
+        "one image",
+        "its memory",
+        "dense Jacobian and SVD",
+        "its memory",
+    )
+    lines = [f"| {' | '.join(cells)} |", "|---" * len(cells) + "|"]
+    for r in record.values():
+        hardware = r["environment"]["hardware"]
+        place = hardware.get("gpu", f"CPU, {hardware['threads']} threads")
+        for size, found in r["sizes"].items():
+            ms, memory = found["milliseconds"], found["bytes"]
+            row = [f"{size.replace('x', ' x ')}, {place}", f"{found['milliseconds_per_image']:.3g} ms"]
+            row += [f"{ms['ours_one']:.0f} ms", megabytes(memory["ours_one"])]
+            if "dense" in ms:
+                ratio = found["dense_over_ours"]
+                row.append(
+                    f"{ms['dense'] / 1e3:.3g} s ({ratio['seconds']:.0f} x, per batch {ratio['seconds_batched']:.0f} x)"
+                )
+                row.append(f"{megabytes(memory['dense'])} ({ratio['bytes']:.0f} x)")
+            else:
+                row += ["", ""]
+            lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def megabytes(count: float) -> str:
+    return f"{count / 1e6:,.3g} MB"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "cifar10_deit_tiny": cifar10_deit_tiny,
     "cifar10_deit_tiny_pgd": cifar10_deit_tiny_pgd,
     "digits_pgd": digits_pgd,
     "attack_throughput": attack_throughput,
     "msvp_overhead": msvp_overhead,
+    "jacobian_norm": jacobian_norm,
 }
 
 

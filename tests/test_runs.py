@@ -1,5 +1,6 @@
 """Run directories: written whole or not at all, read back exactly or refused with one sentence."""
 
+import copy
 import json
 import math
 import os
@@ -17,11 +18,11 @@ import torch
 from torch import nn
 
 from specguard import runs
-from specguard.adapt import from_run
+from specguard.adapt import from_run, untrained
 from specguard.data import Augmentation, Data, Dataset, digits
 from specguard.errors import CheckpointError, RunError, SpecGuardError
 from specguard.geometry import Ball
-from specguard.nn import ViT, preset
+from specguard.nn import ViT, fingerprint, preset
 from specguard.penalties import MSVP
 from specguard.train import SAM, SGD, CrossEntropy, OneCycle, Training, Validation, train
 
@@ -640,3 +641,116 @@ def test_a_model_record_with_another_fingerprint_is_refused(copied, value):
     record = runs.read_json(copied / "model.json")
     runs.write_json(copied / "model.json", {**record, "fingerprint": value})
     assert "fingerprint" in str(spoilt(copied))
+
+
+# The model before training -----------------------------------------------------------------------------------
+
+
+def begun(run: Path, seed: int = 5, **changes: object) -> ViT:
+    """Train for an epoch as the command does, from the weights of the run's own seed; the model before that."""
+    generator = torch.Generator().manual_seed(runs.derived_seed(seed, "weights"))
+    model = ViT(preset("tiny", dim=8, depth=1, heads=2), generator)
+    before = copy.deepcopy(model)
+    train(model, small_data(), run, Training(epochs=1, batch=32, seed=seed, **changes), device=CPU)
+    return before
+
+
+@pytest.fixture(scope="module")
+def seeded_run(tmp_path_factory) -> tuple[Path, ViT]:
+    run = tmp_path_factory.mktemp("seeded") / "run"
+    return run, begun(run)
+
+
+@pytest.fixture
+def damaged(seeded_run, tmp_path) -> Path:
+    return shutil.copytree(seeded_run[0], tmp_path / "damaged")
+
+
+def test_the_untrained_model_of_a_run_has_the_very_weights_it_began_with(seeded_run):
+    run, before = seeded_run
+    made = untrained(run)
+    assert made is not None
+    assert made.config == before.config
+    assert not any(layer.training for layer in made.modules())
+    weights = made.state_dict()
+    assert weights.keys() == before.state_dict().keys()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in before.state_dict().items())
+    assert fingerprint(made) != fingerprint(from_run(run))
+
+
+def test_a_run_that_began_with_other_weights_has_no_untrained_model(finished):
+    assert untrained(finished[0]) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"initial_weights": "0" * 64}, {"initial_weights": ""}, {"training": {"seed": 6}}, {"training": {"seed": -1}}],
+    ids=str,
+)
+def test_a_run_whose_record_says_otherwise_has_no_untrained_model(damaged, change):
+    runs.write_json(damaged / "run.json", runs.read_json(damaged / "run.json") | change)
+    assert untrained(damaged) is None
+
+
+DAMAGED = [
+    {"model": None}, {"model": "tiny"}, {"model": []}, {"training": None}, {"training": {}}, {"training": []},
+    {"training": {"seed": "5"}}, {"training": {"seed": 5.0}}, {"training": {"seed": None}},
+    {"initial_weights": None}, {"initial_weights": 5}, {"initial_weights": ["x"]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", DAMAGED, ids=str)
+def test_a_damaged_record_of_a_run_is_refused_with_one_sentence(damaged, change):
+    runs.write_json(damaged / "run.json", runs.read_json(damaged / "run.json") | change)
+    with pytest.raises(RunError) as caught:
+        untrained(damaged)
+    one_sentence(caught.value, damaged / "run.json")
+
+
+@pytest.mark.parametrize("key", ["model", "training", "initial_weights"])
+def test_a_record_of_a_run_that_lacks_something_is_refused_with_one_sentence(damaged, key):
+    record = runs.read_json(damaged / "run.json")
+    del record[key]
+    runs.write_json(damaged / "run.json", record)
+    with pytest.raises(RunError) as caught:
+        untrained(damaged)
+    one_sentence(caught.value, damaged / "run.json")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"{}", b"null", b"\xff\xfe", b"[" * 100_000])
+def test_a_file_that_is_no_record_of_a_run_is_refused_with_one_sentence(damaged, content):
+    (damaged / "run.json").unlink()
+    if content is not None:
+        (damaged / "run.json").write_bytes(content)
+    with pytest.raises(RunError) as caught:
+        untrained(damaged)
+    one_sentence(caught.value, damaged / "run.json")
+
+
+@pytest.mark.parametrize("change", [{"dim": "8"}, {"unknown": 1}, {"heads": 3}, {"depth": 2**40}], ids=str)
+def test_a_run_whose_record_holds_no_possible_model_is_refused_with_one_sentence(damaged, change):
+    record = runs.read_json(damaged / "run.json")
+    runs.write_json(damaged / "run.json", {**record, "model": {**record["model"], **change}})
+    with pytest.raises(SpecGuardError) as caught:
+        untrained(damaged)
+    one_sentence(caught.value)
+
+
+def test_a_config_that_is_not_the_trained_models_is_refused_before_it_takes_memory(damaged, monkeypatch):
+    """A stranger's record may ask for a model of any size; the weights beside it say what is meant."""
+    record = runs.read_json(damaged / "run.json")
+    runs.write_json(damaged / "run.json", {**record, "model": {**record["model"], "dim": 1024, "depth": 2}})
+    made = []
+    empty = torch.empty
+
+    def counted(*sizes, **options):
+        tensor = empty(*sizes, **options)
+        made.append(0 if tensor.is_meta else tensor.numel())
+        return tensor
+
+    monkeypatch.setattr(torch, "empty", counted)
+    try:
+        assert untrained(damaged) is None
+    except SpecGuardError as error:
+        one_sentence(error)
+    assert sum(made) < 10**6

@@ -72,11 +72,15 @@ def write_file(path: Path, content: bytes) -> None:
         raise RunError(f"{path} cannot be written: it is a folder")
     draft = path.with_name(f".{path.name}.draft")
     with writing(path):
-        with open(draft, "wb") as handle:
-            handle.write(content)
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(draft, path)
+        try:
+            with open(draft, "wb") as handle:
+                handle.write(content)
+                handle.flush()
+                os.fsync(handle.fileno())
+            os.replace(draft, path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
         _sync_folder(path.parent)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import jacrev
 
 from registry import MODELS, SMALL
-from specguard.linalg import LinearOperator, dense_operator, identity, jacobian, kronecker
+from specguard.linalg import LinearOperator, dense_operator, exact_row_column, identity, jacobian, kronecker
 from specguard.nn import ViT, explicit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -302,6 +302,61 @@ def test_a_jacobian_agrees_with_torchs_own_and_with_differences():
     torch.testing.assert_close(
         jacobian(f, x).matvec(step), (f(x + step / 2) - f(x - step / 2)), rtol=1e-6, atol=1e-12
     )
+
+
+def widening(x: Tensor) -> Tensor:
+    """From 2 x 3 to 4 x 1 x 5 entries, of every sample on its own."""
+    first, second = normal(6, 20, seed=1), normal(6, 20, seed=2)
+    return (torch.sin(x.flatten(1) @ first) * (x.flatten(1) @ second)).view(-1, 4, 1, 5)
+
+
+SUMMED: dict[str, Callable[[], tuple[Callable[[Tensor], Tensor], Tensor]]] = {
+    "perceptron": lambda: (perceptron(), normal(BATCH, 5)),
+    "several axes": lambda: (widening, normal(BATCH, 2, 3)),
+    "one entry": lambda: (lambda x: x**3, normal(BATCH, 1)),
+    "constant": lambda: (lambda x: 0 * x, normal(BATCH, 4)),
+    "block": lambda: block("one token"),
+    "model": lambda: (explicit(strewn(ViT(SMALL, seeded()))), normal(2, 2, 6, 6)),
+    "float32": lambda: (perceptron(torch.float32), normal(BATCH, 5, dtype=torch.float32)),
+    "one sample": lambda: (widening, normal(1, 2, 3)),
+    "no sample": lambda: (widening, normal(0, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 7, 1000])
+@pytest.mark.parametrize("name", SUMMED)
+def test_the_row_and_column_sums_of_a_jacobian_are_those_of_its_matrix(name, chunk):
+    function, x = SUMMED[name]()
+    found = exact_row_column(function, x, chunk)
+    if not len(x):
+        assert (found.shape, found.dtype) == ((0,), x.dtype)
+        return
+    _, matrices = derivative(function, x)
+    sizes = matrices.abs()
+    close(found, (sizes.sum(1).amax(1) * sizes.sum(2).amax(1)).sqrt())
+    assert (found >= torch.linalg.svdvals(matrices)[:, 0] * (1 - rounding(x.dtype))).all()
+    assert not found.requires_grad
+
+
+def test_the_row_and_column_sums_of_a_function_to_single_numbers_are_those_of_its_matrix():
+    function, x = (lambda z: (z**2).sum((1, 2))), normal(BATCH, 2, 3)
+    sizes = (2 * x).flatten(1).abs()
+    close(exact_row_column(function, x), (sizes.amax(1) * sizes.sum(1)).sqrt())
+
+
+@pytest.mark.parametrize("chunk", [0, -1])
+def test_sums_of_no_columns_at_once_are_refused(chunk):
+    with pytest.raises(ValueError):
+        exact_row_column(widening, normal(BATCH, 2, 3), chunk)
+
+
+def test_planted_sums_of_one_kind_or_of_all_samples_together_are_told_from_the_right_ones():
+    _, matrices = derivative(widening, normal(BATCH, 2, 3))
+    found, sizes = exact_row_column(widening, normal(BATCH, 2, 3)), matrices.abs()
+    columns, rows = sizes.sum(1).amax(1), sizes.sum(2).amax(1)
+    for wrong in (columns, rows, columns * rows, (columns.max() * rows.max()).sqrt().expand(BATCH)):
+        with pytest.raises(AssertionError):
+            close(found, wrong)
 
 
 @pytest.mark.parametrize("inside", [torch.no_grad, torch.enable_grad])

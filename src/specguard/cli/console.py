@@ -1,5 +1,6 @@
 """What the commands share: two consoles, a progress bar, a device."""
 
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,8 +22,9 @@ from specguard.errors import ConfigError
 from specguard.evaluate import Progress as Piece
 from specguard.train import Progress as Step
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+# Text is printed as it is: names may hold brackets and colons.
+out = Console(highlight=False, markup=False, emoji=False)
+err = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def option(help: str, panel: str, *flags: str, **more: Any) -> Any:
@@ -36,7 +38,7 @@ def interruptible(advice: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        err.print(f"interrupted; {advice}", markup=False, soft_wrap=True)
+        err.print(f"interrupted; {advice}", soft_wrap=True)
         raise typer.Exit(130) from None
 
 
@@ -48,7 +50,7 @@ def plain_warnings() -> Iterator[None]:
     def show(message: Warning | str, *_: object, **__: object) -> None:
         if str(message) not in said:
             said.add(str(message))
-            err.print(f"warning: {message}", style="yellow", markup=False, soft_wrap=True)
+            err.print(f"warning: {message}", style="yellow", soft_wrap=True)
 
     with warnings.catch_warnings():
         warnings.showwarning = show
@@ -57,7 +59,7 @@ def plain_warnings() -> Iterator[None]:
 
 def _bar(unit: str) -> Progress:
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn(f"{unit},"),
@@ -95,6 +97,11 @@ def progress_bar() -> Iterator[Callable[[Step], None]]:
                 err.print(line)
 
         yield watch
+
+
+def readable(name: object) -> str:
+    """A name that any terminal can print: bytes that are no text are written out."""
+    return os.fsencode(str(name)).decode(errors="backslashreplace")
 
 
 def chosen_device(name: str) -> torch.device:

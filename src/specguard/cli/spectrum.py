@@ -2,29 +2,54 @@
 
 import hashlib
 import json
+import os
 import shlex
 import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.table import Table
 
 from specguard.adapt import from_run, untrained
-from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
+from specguard.cli.console import (
+    chosen_device,
+    err,
+    interruptible,
+    option,
+    out,
+    plain_warnings,
+    readable,
+    study_bar,
+)
 from specguard.cli.names import DataName, first_images, number, run_data
+from specguard.data import Dataset
 from specguard.errors import ConfigError
 from specguard.evaluate import Spectra, spectra
-from specguard.evaluate.spectra import Precision
+from specguard.evaluate.spectra import Precision, stored_directions
 from specguard.geometry import Ball, Norm
-from specguard.nn import fingerprint
+from specguard.nn import ViT, fingerprint
 from specguard.report import direction_figure, save_figure, violin_figure
-from specguard.runs import read_lines, read_tensors, write_file
+from specguard.runs import Json, read_lines, write_file
 
 _WHAT, _HOW, _WHERE = "Spectra", "Images and arithmetic", "Output"
 _GROUPS = ("embedding", "block", "head")
-_ROWS = 8  # of the figure of directions
+_IMAGES, _ROWS = 500, 8  # as many are looked at, and drawn with their directions, at most
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A run that is to be looked at."""
+
+    label: str
+    model: ViT
+    start: ViT | None
+    split: Dataset
+    classes: tuple[str, ...]
+    identity: Json
+    folder: Path
 
 
 def spectrum_command(
@@ -40,7 +65,9 @@ def spectrum_command(
     ] = 0,
     norm: Annotated[Norm, option("of the PGD-20 perturbation followed through the blocks", _WHAT)] = "l2",
     radius: Annotated[str, option("of that perturbation, in pixels of [0, 1]", _WHAT)] = "0.25",
-    images: Annotated[int, option("the first N test images", _HOW, min=1)] = 500,
+    images: Annotated[
+        int | None, option(f"the first N test images [default: {_IMAGES}, or all]", _HOW, min=1)
+    ] = None,
     data: Annotated[DataName | None, option("data set [default: the one trained on]", _HOW)] = None,
     data_root: Annotated[Path | None, option("where the data set lies [default: as in training]", _HOW)] = None,
     verify_data: Annotated[bool, option("check the official checksums", _HOW)] = True,
@@ -64,71 +91,87 @@ def spectrum_command(
     labels = _labels(runs)
     if figure is None and len(runs) > 1:
         raise ConfigError("a comparison of several runs needs --figure, the name of the figure's files")
+    if figure is not None and figure.name in ("", ".."):
+        raise ConfigError(f"--figure takes the name of a file, not {str(figure)!r}")
     target = chosen_device(device)
-    found: dict[str, list[dict[str, Any]]] = {}
+    subjects = []  # all of them, before the first is looked at for hours
     for run, label in zip(runs, labels, strict=True):
         model, start = from_run(run), untrained(run)
         loaded = run_data(run, model, data, data_root, verify_data)
-        split = first_images(loaded, min(images, len(loaded.test)))
-        folder = run / (out_name or f"spectrum/{_folder_name(settings, len(split))}")
+        split = first_images(loaded, min(_IMAGES, len(loaded.test)) if images is None else images)
+        folder = run / _folder_name(settings, len(split), out_name)
         identity = {"model": fingerprint(model), "data": loaded.fingerprint(), "dataset": loaded.name}
-        err.print(f"{run} on {len(split)} images, {target}, records in {folder}", markup=False, soft_wrap=True)
-        advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
+        subjects.append(_Subject(label, model, start, split, loaded.classes, identity, folder))
+        err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
+    advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
+    found: dict[str, list[Json]] = {}
+    for subject in subjects:
         with interruptible(advice), plain_warnings(), study_bar("parts") as watch:
             result = spectra(
-                model, split, folder, settings, identity=identity, device=target, untrained=start, watch=watch
+                subject.model,
+                subject.split,
+                subject.folder,
+                settings,
+                identity=subject.identity,
+                device=target,
+                untrained=subject.start,
+                watch=watch,
             )
-        _print(label, result)
-        found[label] = read_lines(folder / "records.jsonl")
+        _print(subject.label, result)
+        found[subject.label] = read_lines(subject.folder / "records.jsonl")
         if directions:
-            _write_directions(folder, loaded.classes, directions, found[label])
-    _write_figure(violin_figure(found, _shown(found)), figure or folder / "violin")
+            _write_directions(subject, settings, found[subject.label])
+    drawn = violin_figure(found, _shown(found.values()))
+    _write_figure(drawn, subjects[0].folder / "violin" if figure is None else figure)
 
 
 def _write_figure(figure: Any, path: Path) -> None:
+    base = path.with_suffix("") if path.suffix in (".svg", ".png") else path
     for suffix, content in save_figure(figure).items():
-        write_file(path.with_name(f"{path.name}.{suffix}"), content)
-    out.print(f"figure in {path}.svg and {path}.png", markup=False, soft_wrap=True)
+        write_file(base.with_name(f"{base.name}.{suffix}"), content)
+    out.print(readable(f"figure in {base}.svg and {base}.png"), soft_wrap=True)
 
 
-def _write_directions(folder: Path, classes: tuple[str, ...], count: int, records: list[dict[str, Any]]) -> None:
-    """The directions of the first images, of the whole network and of the embedding, blocks and head."""
-    files = sorted((folder / "directions").glob("*.safetensors"))
-    tensors = [read_tensors(path) for path in files]
-    shown = [n for n, part in records[0]["parts"].items() if part["group"] in (*_GROUPS, "network")]
-    most = min(count, len(records), _ROWS)
-    images, *directions = (
-        torch.cat([part[name] for part in tensors])[:most].numpy() for name in ("images", *shown)
-    )
-    labels = [classes[record["label"]] for record in records[:most]]
-    figure = direction_figure(images, dict(zip(shown, directions, strict=True)), labels)
-    _write_figure(figure, folder / "directions")
+def _write_directions(subject: _Subject, settings: Spectra, records: list[Json]) -> None:
+    """The directions of the first images, of the whole network and of the parts that are shown of it."""
+    parts, groups = records[0]["parts"], (*_shown([records]), "network")
+    kept = stored_directions(subject.folder, subject.split, settings, list(parts))
+    images = kept["images"][:_ROWS].numpy()
+    directions = {n: kept[n][:_ROWS].numpy() for n, part in parts.items() if part["group"] in groups}
+    labels = [subject.classes[record["label"]] for record in records[: len(images)]]
+    _write_figure(direction_figure(images, directions, labels), subject.folder / "directions")
 
 
-def _shown(found: dict[str, list[dict[str, Any]]]) -> tuple[str, ...]:
-    """The parts of a figure: embedding, blocks and head, or whatever there is if none of these was asked for."""
-    groups = dict.fromkeys(part["group"] for records in found.values() for part in records[0]["parts"].values())
+def _shown(studies: Iterable[list[Json]]) -> tuple[str, ...]:
+    """The groups of a figure: embedding, blocks and head, or whatever there is if none of these was asked for."""
+    groups = dict.fromkeys(part["group"] for records in studies for part in records[0]["parts"].values())
     return tuple(g for g in groups if g in _GROUPS) or tuple(groups)
 
 
 def _labels(runs: list[Path]) -> list[str]:
     """The shortest ends of the paths that tell the runs apart."""
-    resolved = [run.resolve() for run in runs]
+    resolved = [Path(os.path.realpath(run)) for run in runs]  # a link that leads to itself is refused when read
     if len(set(resolved)) < len(resolved):
         raise ConfigError("the same run was given twice")
     for length in range(1, max(len(run.parts) for run in resolved) + 1):
-        labels = ["/".join(run.parts[-length:]) for run in resolved]
+        labels = [readable("/".join(run.parts[-length:])) for run in resolved]
         if len(set(labels)) == len(labels):
             break
     return labels
 
 
-def _folder_name(settings: Spectra, count: int) -> str:
+def _folder_name(settings: Spectra, count: int, chosen: str | None) -> str:
+    """Where the records go, within the run: another place for other settings, unless one was chosen."""
+    if chosen is not None:
+        path = Path(chosen)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise ConfigError(f"--out takes the name of a folder within the run, not {chosen!r}")
+        return chosen
     text = json.dumps([str(settings), count])
-    return f"{count}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"spectrum/{count}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def _print(label: str, result: dict[str, Any]) -> None:
+def _print(label: str, result: Json) -> None:
     title = f"{label}: largest singular values, n = {result['n']}"
     table = Table("part", "J_F, mean ± std", "median", "I + J_F", title=title)
     for part in result["parts"]:

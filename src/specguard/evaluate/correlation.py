@@ -29,9 +29,11 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> RankCorrelation:
     """
     if len(x) != len(y) or len(x) < 4:
         raise ValueError(f"a rank correlation with an interval needs four pairs or more, not {len(x)} and {len(y)}")
-    value = float(spearmanr(x, y).statistic)
-    if math.isnan(value):
+    if any(math.isnan(number) for number in (*x, *y)):
+        raise ValueError("what is not a number has no order")
+    if min(x) == max(x) or min(y) == max(y):
         raise ValueError("numbers that are all the same have no order")
+    value = float(spearmanr(x, y).statistic)
     if abs(value) == 1:
         return RankCorrelation(value, value, value, len(x))
     reach = float(norm.ppf(0.975)) * math.sqrt((1 + value**2 / 2) / (len(x) - 3))

@@ -1,9 +1,11 @@
 """What all studies on disk share: a folder that knows its settings, and a watcher that is told how far it is."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specguard.errors import RunError
 from specguard.runs import Json, first_difference, read_json, write_json
@@ -27,9 +29,22 @@ def as_stored(settings: Json) -> Json:
 
 
 def open_folder(folder: Path, name: str, settings: Json) -> None:
-    """See to it that the settings on disk are these; a folder that holds another study is refused."""
+    """See to it that the settings on disk are these; a folder that holds another study, or a run, is refused."""
     path = folder / f"{name}.json"
     if not path.exists():
+        if (folder / "environment.jsonl").exists():  # every work of any kind begins with one
+            raise RunError(f"{folder} holds other records and no {name}.json; name another folder")
         write_json(path, settings)
     elif difference := first_difference(read_json(path), settings):
         raise RunError(f"{folder} holds another {name} ({difference}); name another folder")
+
+
+def nearly_equal(one: Any, other: Any) -> bool:
+    """Whether two JSON values are the same but for the rounding of their numbers."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(nearly_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(nearly_equal, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
+    return type(one) is type(other) and one == other

@@ -7,6 +7,7 @@ directions/           the most fragile direction of each part as an image, for t
 summary.json          the numbers; its presence means that the study is complete
 """
 
+import copy
 import math
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -19,9 +20,9 @@ from torch import Tensor
 
 from specguard.attacks import PGD
 from specguard.data import Dataset
-from specguard.errors import ConfigError, RunError
-from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder
-from specguard.evaluate.spectral_summary import spectral_summary
+from specguard.errors import CheckpointError, ConfigError, RunError
+from specguard.evaluate.folder import Progress, Watcher, as_stored, nearly_equal, open_folder
+from specguard.evaluate.spectral_summary import PartForm, is_part_record, is_record, spectral_summary
 from specguard.geometry import Ball
 from specguard.linalg import exact_row_column, jacobian, lower_singular_values
 from specguard.nn import ViT
@@ -32,13 +33,14 @@ from specguard.runs import (
     locked,
     read_json,
     read_lines,
+    read_tensors,
     record_start,
     rewrite_lines,
     write_json,
     write_tensors,
     writing,
 )
-from specguard.spectrum import Part, exact_weight_spectra, part_names, parts
+from specguard.spectrum import Part, blank_parts, exact_weight_spectra, parts
 
 Precision = Literal["float32", "float64"]
 Images = Float[Tensor, "batch channel height width"]
@@ -91,22 +93,43 @@ def spectra(
     of the same is continued, with the same records as if it had not been interrupted. `untrained` is the model as
     it was before training, for a comparison of the weights' own spectra.
     """
-    names = part_names(model, settings.wanted)
+    study = _Study(model, split, folder, settings, device, watch)
+    names, path = list(study.forms), folder / "summary.json"
     stored = as_stored({**identity, "n": len(split), "parts": names, **asdict(settings)})
     with locked(folder), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         open_folder(folder, "spectrum", stored)
-        if (folder / "summary.json").exists():
-            return _stored_summary(folder / "summary.json", stored)
+        records = study.stored()
+        if path.exists():
+            if len(records) < len(split):
+                raise RunError(f"{study.path} holds {len(records)} records of a study of {len(split)} images")
+            return _stored_summary(path, {**spectral_summary(records, names), "settings": stored})
         record_start(folder, device)
-        records = _Study(model, split, folder, settings, names, device, watch).complete()
+        records = study.completed(records)
+        before = None if untrained is None else _weights(untrained)
         result = {
-            **spectral_summary(records, list(names)),
-            "weights": {"after": _weights(model), "before": None if untrained is None else _weights(untrained)},
+            **spectral_summary(records, names),
+            "weights": {"after": _weights(study.model), "before": before},
             "settings": stored,
             "environment": read_lines(folder / "environment.jsonl")[-1],
         }
-        write_json(folder / "summary.json", result)
+        write_json(path, result)
         return result
+
+
+def stored_directions(folder: Path, split: Dataset, settings: Spectra, names: list[str]) -> dict[str, Tensor]:
+    """What a complete study has kept of the first images: these, as `images`, and the direction of every part."""
+    found: list[dict[str, Tensor]] = []
+    kept, keys = min(settings.directions, len(split)), ("images", *names)
+    for begin in range(0, kept, settings.batch):
+        path = folder / "directions" / f"{begin:08d}.safetensors"
+        tensors = read_tensors(path)
+        samples = torch.arange(begin, min(begin + settings.batch, kept))
+        shapes = dict.fromkeys(keys, (len(samples), *split.images.shape[1:])) | {"samples": (len(samples),)}
+        fits = {key: tensor.shape for key, tensor in tensors.items()} == shapes
+        if not fits or (tensors["samples"] != samples).any():
+            raise CheckpointError(f"{path} does not hold the directions of this study")
+        found.append(tensors)
+    return {key: torch.cat([tensors[key] for tensors in found]) for key in keys}
 
 
 class _Study:
@@ -118,24 +141,33 @@ class _Study:
         split: Dataset,
         folder: Path,
         settings: Spectra,
-        names: tuple[str, ...],
         device: torch.device,
         watch: Watcher,
     ) -> None:
         dtype = torch.float64 if settings.precision == "float64" else torch.float32
-        self.model, self.split, self.dtype = model.to(device, dtype).eval(), split.to(device), dtype
-        self.folder, self.settings, self.names, self.watch = folder, settings, names, watch
+        self.model, self.dtype = copy.deepcopy(model).to(device, dtype).eval(), dtype  # the caller keeps his
+        self.split, self.labels = split.to(device), split.labels.tolist()
+        self.folder, self.settings, self.watch = folder, settings, watch
         self.path = folder / "records.jsonl"
-        self.records = self._whole_batches()
+        self.forms = {part.name: _form(part, settings) for part in blank_parts(self.model, settings.wanted)}
 
-    def complete(self) -> list[Json]:
-        """All records, those that were missing now on disk."""
-        for begin in range(len(self.records), len(self.split), self.settings.batch):
+    def stored(self) -> list[Json]:
+        """The records on disk, which are those of the first images."""
+        records = read_lines(self.path)
+        for number, record in enumerate(records):
+            if number >= len(self.labels) or not is_record(record, number, self.labels[number], self.forms):
+                raise RunError(f"{self.path} holds a record that does not belong to this study")
+        return records
+
+    def completed(self, records: list[Json]) -> list[Json]:
+        """All records, given those on disk."""
+        records = self._whole_batches(records)
+        for begin in range(len(records), len(self.split), self.settings.batch):
             found = self.batch(begin)
             append_lines(self.path, *found)
-            self.records += found
+            records += found
         self._tell(len(self.split), 0, "done")
-        return self.records
+        return records
 
     def batch(self, begin: int) -> list[Json]:
         """The records of a batch of images; the directions, if wanted, are on disk before them."""
@@ -149,10 +181,12 @@ class _Study:
         found: dict[str, list[Json]] = {}
         directions: dict[str, Tensor] = {}
         for part, moved in zip(parts(self.model, images), parts(self.model, attacked), strict=True):
-            if part.name in self.names:
+            if part.name in self.forms:
                 self._tell(begin, len(found), part.name)
                 generator = torch.Generator().manual_seed(derived_seed(settings.seed, part.name, begin))
                 found[part.name], right = _looked_at(part, moved, settings, generator)
+                if not all(is_part_record(row, self.forms[part.name]) for row in found[part.name]):
+                    raise ConfigError(f"the spectrum of {part.name} cannot be computed: its numbers are not finite")
                 if begin < settings.directions:
                     directions[part.name] = _as_images(part, images, right)
         if directions:
@@ -170,12 +204,8 @@ class _Study:
         tensors = {"images": images, "samples": samples, **directions}
         write_tensors(path, {name: tensor[kept] for name, tensor in tensors.items()})
 
-    def _whole_batches(self) -> list[Json]:
-        """The records on disk; those of a batch that was cut short go: it is done again as a whole."""
-        records = read_lines(self.path)
-        for number, record in enumerate(records):
-            if not (number < len(self.split) and _plausible(record, number, self.split, self.names)):
-                raise RunError(f"{self.path} holds a record that does not belong to this study")
+    def _whole_batches(self, records: list[Json]) -> list[Json]:
+        """The records without those of a batch that was cut short, on disk too: it is done again as a whole."""
         if len(records) < len(self.split):
             records = records[: len(records) // self.settings.batch * self.settings.batch]
         if self.path.exists():  # also because a line cut short must not be written on
@@ -184,8 +214,14 @@ class _Study:
 
     def _tell(self, begin: int, part: int, doing: str) -> None:
         batches = math.ceil(len(self.split) / self.settings.batch)
-        done = math.ceil(begin / self.settings.batch) * len(self.names) + part
-        self.watch(Progress(done, batches * len(self.names), doing))
+        done = math.ceil(begin / self.settings.batch) * len(self.forms) + part
+        self.watch(Progress(done, batches * len(self.forms), doing))
+
+
+@torch.no_grad()
+def _form(part: Part, settings: Spectra) -> PartForm:
+    columns, rows = (math.prod(x.shape[1:]) for x in (part.at, part.function(part.at)))
+    return PartForm(part.group, part.kind, min(settings.top, rows, columns), columns <= settings.dense)
 
 
 def _looked_at(
@@ -196,7 +232,7 @@ def _looked_at(
     search = partial(lower_singular_values, generator=generator, tolerance=settings.tolerance, most=settings.most)
     try:
         found = search(J, k=min(settings.top, J.rows, J.columns))
-        step = search(jacobian(part.step, part.at)).values if part.kind == "residual" else found.values
+        step = search(jacobian(part.step, part.at)) if part.kind == "residual" else found
     except ValueError as error:
         raise ConfigError(f"the spectrum of {part.name} cannot be computed: {error}") from error
     norms: list[float | None] = [None] * J.batch
@@ -205,7 +241,8 @@ def _looked_at(
     with torch.no_grad():
         entering = _length(moved.at - part.at)
         leaving = _length(moved.step(moved.at) - part.step(part.at))
-    columns = (found.values, found.residuals, found.converged, step[:, 0], entering, leaving)
+    converged = found.converged & step.converged
+    columns = (found.values, found.residuals, converged, step.values[:, 0], entering, leaving)
     rows = zip(*(column.tolist() for column in columns), norms, strict=True)
     keys = ("sigma", "residual", "converged", "step", "entering", "leaving", "row_column")
     kind = {"group": part.group, "kind": part.kind}
@@ -215,43 +252,21 @@ def _looked_at(
 def _as_images(part: Part, images: Images, direction: Float[Tensor, "batch *shape"]) -> Images:
     """The change of pixels, of length 1, that moves the input of a part most along a direction, to first order."""
     pulled = jacobian(part.before, images).rmatvec(direction)
-    return pulled / _length(pulled).clamp(min=torch.finfo(pulled.dtype).tiny).view(-1, 1, 1, 1)
+    length = _length(pulled).view(-1, 1, 1, 1)
+    return (pulled / torch.where(length > 0, length, 1.0)).to(pulled.dtype)
 
 
 def _length(x: Float[Tensor, "batch *shape"]) -> Float[Tensor, " batch"]:
-    return torch.linalg.vector_norm(x.flatten(1), dim=1)
+    """Euclidean lengths, in double: a square of single precision may vanish or overflow."""
+    return torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
 
 
-def _plausible(record: Json, number: int, split: Dataset, names: tuple[str, ...]) -> bool:
-    match record:
-        case {"sample": int(sample), "label": int(label), "parts": dict(found)}:
-            known = sample == number and label == int(split.labels[number]) and tuple(found) == names
-            return known and all(_plausible_part(part) for part in found.values())
-    return False
-
-
-def _plausible_part(record: object) -> bool:
-    match record:
-        case {
-            "group": str(),
-            "kind": "map" | "residual",
-            "sigma": [float(), *_] as sigma,
-            "residual": [float(), *_],
-            "converged": bool(),
-            "step": float(),
-            "entering": float(),
-            "leaving": float(),
-            "row_column": None | float(),
-        }:
-            return all(isinstance(value, float) and math.isfinite(value) for value in sigma)
-    return False
-
-
-def _stored_summary(path: Path, settings: Json) -> Json:
+def _stored_summary(path: Path, expected: Json) -> Json:
+    """The summary on disk, which says what the records say."""
     result = read_json(path)
-    match result:
-        case {"n": int(), "parts": [_, *_], "weights": dict()} if result.get("settings") == settings:
-            return result
+    known = {key: result.get(key) for key in result.keys() - {"weights", "environment"}}
+    if isinstance(result.get("weights"), dict) and nearly_equal(known, expected):
+        return result
     raise RunError(f"{path} does not hold the summary of this study")
 
 

@@ -1,13 +1,58 @@
-"""From the records of spectra to their numbers. Pure functions of JSON; no tensor is seen."""
+"""What records of spectra hold, and from them to their numbers. Pure functions of JSON; no tensor is seen."""
 
 import math
 import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 Json = dict[str, Any]
 _QUANTILES = (5, 25, 50, 75, 95)
+_LARGEST = 1e150  # its square is a number, too
+
+
+@dataclass(frozen=True)
+class PartForm:
+    """What is known of a part's records beforehand; `dense` where there is a `row_column`."""
+
+    group: str
+    kind: str
+    values: int
+    dense: bool
+
+
+def is_record(record: Json, sample: int, label: int, forms: Mapping[str, PartForm]) -> bool:
+    """Whether this can be the record of this image, with parts of these names, in this order, and forms."""
+    match record:
+        case {"sample": int(number), "label": int(known), "parts": dict(parts), **rest}:
+            fits = (number, known, tuple(parts), rest) == (sample, label, tuple(forms), {})
+            return fits and all(is_part_record(parts[name], form) for name, form in forms.items())
+    return False
+
+
+def is_part_record(record: object, form: PartForm) -> bool:
+    """Whether this can be what is recorded of a part at an image: nothing missing, all numbers real."""
+    match record:
+        case {
+            "group": str(group),
+            "kind": str(kind),
+            "sigma": list(sigma),
+            "residual": list(residual),
+            "converged": bool(),
+            "step": step,
+            "entering": entering,
+            "leaving": leaving,
+            "row_column": norm,
+            **rest,
+        }:
+            norms = [] if norm is None else [norm]
+            found = PartForm(group, kind, len(sigma), bool(norms))
+            numbers = (*sigma, *residual, step, entering, leaving, *norms)
+            real = all(isinstance(number, float) and 0 <= number < _LARGEST for number in numbers)
+            return found == form and len(residual) == len(sigma) and not rest and real
+    return False
 
 
 def spectral_summary(records: list[Json], names: list[str]) -> Json:
@@ -16,7 +61,7 @@ def spectral_summary(records: list[Json], names: list[str]) -> Json:
     `sigma` is of J_F and `step` of I + J_F; for a part without a skip connection both are of its Jacobian. Of the
     blocks that were looked at, `exponent` is the sum of `sigma`, that of Eq. (15); `log_product` the sum of
     `log step`, which bounds the growth to first order without reading steps as a flow; and `growth` the logarithm
-    of how much longer a PGD perturbation is behind the last of them than before the first.
+    of how much longer they make a PGD perturbation.
     """
     parts = [_part(name, [record["parts"][name] for record in records]) for name in names]
     blocks = [part["name"] for part in parts if part["group"] == "block"]
@@ -30,11 +75,10 @@ def spectral_summary(records: list[Json], names: list[str]) -> Json:
 def path_of(record: Json, blocks: list[str]) -> dict[str, float]:
     """What the blocks do to one image: the exponent of Eq. (15), the product of steps, the growth under attack."""
     rows = [record["parts"][name] for name in blocks]
-    entering, leaving = rows[0]["entering"], rows[-1]["leaving"]
     return {
         "exponent": sum(row["sigma"][0] for row in rows),
         "log_product": sum(_log(row["step"]) for row in rows),
-        "growth": _log(leaving) - _log(entering) if entering > 0 else math.nan,
+        "growth": sum(_log(row["leaving"]) - _log(row["entering"]) for row in rows),
     }
 
 

@@ -12,21 +12,26 @@ from specguard.linalg.norms import (
 )
 from specguard.linalg.operator import LinearOperator, dense_operator, identity, kronecker
 from specguard.linalg.power import power_step, top_right_vectors
+from specguard.linalg.rounding import UNIT, gamma, lifted, upper_length
 
 __all__ = [
+    "UNIT",
     "LinearOperator",
     "SingularTriplets",
     "dense_operator",
     "exact_row_column",
+    "gamma",
     "identity",
     "jacobian",
     "kronecker",
+    "lifted",
     "lower_singular_values",
     "power_step",
     "top_right_vectors",
     "upper_cholesky",
     "upper_frobenius",
     "upper_gram",
+    "upper_length",
     "upper_randomised",
     "upper_row_column",
     "upper_svd",

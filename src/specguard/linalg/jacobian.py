@@ -45,6 +45,8 @@ def exact_row_column(
     Cost: as many products as there are input entries, `chunk` at once; the memory of `chunk` columns.
     Reference: "ViT as a Cauchy problem", Eq. (16); Golub and Van Loan, Corollary 2.3.2.
     """
+    if chunk < 1:
+        raise ValueError(f"at least one column must be taken at once, not {chunk}")
     found = []
     for sample in x.detach():
         row, column = x.new_zeros(()), x.new_zeros(())
@@ -65,4 +67,4 @@ def _columns(
         basis = torch.zeros(count, size, dtype=sample.dtype, device=sample.device)
         basis[torch.arange(count), start + torch.arange(count)] = 1
         copies = sample.expand(count, *sample.shape).contiguous()
-        yield jvp(function, (copies,), (basis.view_as(copies),))[1].flatten(1)
+        yield jvp(function, (copies,), (basis.view_as(copies),))[1].reshape(count, -1)

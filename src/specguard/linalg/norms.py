@@ -1,7 +1,6 @@
 """Spectral norms from above: what a certificate may rest on.
 
-Matrices of any floating type are taken to float64, exactly, and every rounding that follows is accounted for with
-`u = 2^-53` and `gamma(k) = k u / (1 - k u)` (Higham, Lemma 3.1), which bounds a sum of k products in any order.
+Matrices of any floating type are taken to float64, exactly, and every rounding that follows is accounted for.
 """
 
 import math
@@ -11,10 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specguard.linalg.operator import LinearOperator
+from specguard.linalg.rounding import UNIT, gamma, lifted, upper_length
 
 Matrices = Float[Tensor, "stack row column"]
 Norms = Float[Tensor, " stack"]
-_U = 2.0**-53
 
 
 def upper_frobenius(A: Matrices) -> Norms:
@@ -23,11 +22,7 @@ def upper_frobenius(A: Matrices) -> Norms:
     Guarantee: upper bound, rounding included; tight for rank one.
     Cost: one pass.
     """
-    A = _double(A)
-    largest = A.abs().amax((1, 2))
-    scaled = A / _nonzero(largest)[:, None, None]  # squares neither overflow nor vanish
-    # Division, square, sum, root and product: (entries + 8) roundings at most on any path.
-    return _lifted(largest * scaled.square().sum((1, 2)).sqrt(), A.shape[1] * A.shape[2] + 8)
+    return upper_length(_double(A).flatten(1))
 
 
 def upper_row_column(A: Matrices) -> Norms:
@@ -39,7 +34,7 @@ def upper_row_column(A: Matrices) -> Norms:
     """
     A = _double(A).abs()
     column, row = A.sum(1).amax(1), A.sum(2).amax(1)
-    return _lifted(column.sqrt() * row.sqrt(), A.shape[1] + A.shape[2] + 8)
+    return lifted(column.sqrt() * row.sqrt(), A.shape[1] + A.shape[2] + 8)
 
 
 def upper_svd(A: Matrices) -> Norms:
@@ -57,9 +52,9 @@ def upper_svd(A: Matrices) -> Norms:
     P, sigma, Qt = torch.linalg.svd(B, full_matrices=False)
     top = sigma.abs().amax(1)
     wrong = upper_frobenius(B - (P * sigma[:, None, :]) @ Qt) + _product_error(P * sigma[:, None, :], Qt)
-    wrong = wrong + 4 * _U * (upper_frobenius(B) + upper_frobenius(P) * top)  # B, P * sigma, the difference
+    wrong = wrong + 4 * UNIT * (upper_frobenius(B) + upper_frobenius(P) * top)  # B, P * sigma, the difference
     stretch = (1 + _defect(P)) * (1 + _defect(Qt.mT))
-    return torch.where(A.abs().amax((1, 2)) > 0, _lifted(scale * (top * stretch.sqrt() + wrong), 16), 0.0)
+    return torch.where(A.abs().amax((1, 2)) > 0, lifted(scale * (top * stretch.sqrt() + wrong), 16), 0.0)
 
 
 def upper_gram(A: Matrices, squarings: int = 12) -> Norms:
@@ -76,24 +71,25 @@ def upper_gram(A: Matrices, squarings: int = 12) -> Norms:
     if squarings < 1:
         raise ValueError(f"Gram iteration needs at least one squaring, not {squarings}")
     G = _double(A if A.shape[1] >= A.shape[2] else A.mT)
-    sizes, gammas = [], []
+    sizes, errors = [], []
     for _ in range(squarings):
         size = upper_frobenius(G)
         H = G / _nonzero(size)[:, None, None]
         sizes.append(size)
-        gammas.append(_gamma(H.shape[1] + 3))  # ||H||_F <= 1 + u, so the product is off by this much at most
+        errors.append(gamma(H.shape[1] + 3))  # ||H||_F <= 1 + u, so the product is off by this much at most
         G = H.mT @ H
     bound = upper_frobenius(G)
-    for size, gamma in zip(reversed(sizes), reversed(gammas), strict=True):
-        bound = _lifted(size * ((bound + gamma).sqrt() + _U), 8)
+    for size, error in zip(reversed(sizes), reversed(errors), strict=True):
+        bound = lifted(size * ((bound + error).sqrt() + UNIT), 8)
     return torch.where(sizes[0] > 0, bound, 0.0)
 
 
-def upper_cholesky(A: Matrices, excess: float = 1e-9) -> Norms:
+def upper_cholesky(A: Matrices, excess: float = 1e-9, steps: int | None = None) -> Norms:
     """A candidate c, `excess` above a computed norm, for which `c^2 I - A^T A` is verified to be positive definite.
 
     A Cholesky factorisation of the matrix, shifted down by more than it can be wrong by, runs to completion only if
-    the matrix is positive definite. Where it breaks down, c is raised tenfold in its excess and tried again.
+    the matrix is positive definite. Where it breaks down, its excess is made four times as large and tried again. The
+    computed norm is the SVD's, or, much cheaper, that of `steps` power iterations: nothing is taken from it on trust.
 
     Guarantee: upper bound, rounding included.
     Cost: the singular values, one product and one factorisation of the smaller side.
@@ -106,20 +102,20 @@ def upper_cholesky(A: Matrices, excess: float = 1e-9) -> Norms:
     B = A / _nonzero(scale)[:, None, None]  # ||B||_F <= 1 + u
     rows, side = B.shape[1:]
     gram, eye = B.mT @ B, torch.eye(side, dtype=A.dtype, device=A.device)
-    off = _gamma(rows + 3)
-    norm = torch.linalg.svdvals(B)[:, 0]
+    off = gamma(rows + 3)
+    norm = torch.linalg.svdvals(B)[:, 0] if steps is None else _power_norm(gram, steps)
     bound = torch.full_like(norm, torch.inf)
     while bound.isinf().any():
         square = (norm * (1 + excess)) ** 2 + 2 * off
         # The trace is at most side * square; the factorisation is off by gamma(side + 2) of it, the diagonal by 3u.
-        shift = off + (_gamma(side + 2) / (1 - _gamma(side + 2)) + 4 * _U) * side * square
+        shift = off + (gamma(side + 2) / (1 - gamma(side + 2)) + 4 * UNIT) * side * square
         shifted = (square - shift)[:, None, None] * eye - gram
         passed = torch.linalg.cholesky_ex(shifted).info == 0
         bound = torch.where(passed & bound.isinf(), square.sqrt(), bound)
-        excess *= 10
+        excess *= 4
         if excess > 1e6:  # the trivial bound needs no factorisation
             bound = torch.where(bound.isinf(), 1.0, bound)
-    return _lifted(scale * torch.minimum(bound, torch.ones_like(bound)), 8)
+    return lifted(scale * torch.minimum(bound, torch.ones_like(bound)), 8)
 
 
 def upper_randomised(
@@ -158,7 +154,7 @@ def upper_randomised(
         longest, largest = torch.maximum(longest, start), torch.maximum(largest, length)
     count = 2 * powers + 1
     factor = 0.5 * math.log(2 / math.pi) - math.log(failure) / probes
-    rest = 1 - math.exp(factor) * math.expm1(count * math.log1p(accuracy + 8 * _U)) * longest.exp()
+    rest = 1 - math.exp(factor) * math.expm1(count * math.log1p(accuracy + 8 * UNIT)) * longest.exp()
     if (rest <= 0).any():
         raise ValueError(f"products of accuracy {accuracy} are too coarse for {powers} powers of such an operator")
     return ((largest + factor - rest.log()) / count).exp() * (1 + 1e-12)
@@ -175,6 +171,14 @@ def _unit(x: Tensor) -> tuple[Tensor, Tensor]:
     return (flat / _nonzero(length)[:, None]).reshape(x.shape), largest.log() + length.log()
 
 
+def _power_norm(gram: Tensor, steps: int) -> Tensor:
+    """The root of what `steps` power iterations make of the largest eigenvalue: from below, and no more than a guess."""
+    v = gram.sum(2, keepdim=True) + gram.diagonal(dim1=1, dim2=2)[..., None]
+    for _ in range(steps):
+        v = gram @ (v / _nonzero(torch.linalg.vector_norm(v, dim=(1, 2)))[:, None, None])
+    return torch.linalg.vector_norm(v, dim=(1, 2)).sqrt()
+
+
 def _double(A: Tensor) -> Tensor:
     if not A.isfinite().all():
         raise ValueError("a matrix with entries that are not finite has no norm")
@@ -183,27 +187,19 @@ def _double(A: Tensor) -> Tensor:
     return A.detach().double()
 
 
-def _lifted(values: Tensor, count: int) -> Tensor:
-    """Raised by what `count` roundings may have taken, and by the least normal number, where shares mean little."""
-    return torch.where(values > 0, values * (1 + _gamma(count)) + torch.finfo(values.dtype).tiny, values)
-
-
-def _gamma(count: int) -> float:
-    """gamma(k), rounded up."""
-    if count * _U >= 0.01:
-        raise ValueError("the matrix is too large for the account of rounding")
-    return count * _U / (1 - count * _U) * (1 + 1e-10)
-
-
 def _product_error(A: Tensor, B: Tensor) -> Tensor:
     """How far the computed A B may be from the exact one, in the Frobenius norm."""
-    return _gamma(A.shape[2] + 2) * upper_frobenius(A) * upper_frobenius(B)
+    return gamma(A.shape[2] + 2) * upper_frobenius(A) * upper_frobenius(B)
 
 
 def _defect(Q: Tensor) -> Tensor:
     """A bound on `||Q^T Q - I||_F`, and so on how far `||Q||^2` is above 1."""
     eye = torch.eye(Q.shape[2], dtype=Q.dtype, device=Q.device)
-    return upper_frobenius(Q.mT @ Q - eye) * (1 + 2 * _U) + _product_error(Q.mT, Q) + 2 * _U * math.sqrt(Q.shape[2])
+    return (
+        upper_frobenius(Q.mT @ Q - eye) * (1 + 2 * UNIT)
+        + _product_error(Q.mT, Q)
+        + 2 * UNIT * math.sqrt(Q.shape[2])
+    )
 
 
 def _nonzero(values: Tensor) -> Tensor:

@@ -90,6 +90,38 @@ class GatedPositionalAttention(nn.Module):
         return f"heads={self.heads}, fused={self.fused}"
 
 
+class SkipAttention(nn.Module):
+    """Attention with the skip connection inside the value space: P = (1 - mix) I + mix softmax(Q K^T / sqrt(head_dim)).
+
+    With orthogonal W^V and W^O its linear part has the norm of P, near one while no token draws all attention.
+    """
+
+    def __init__(self, dim: int, heads: int, mix: float = 0.5, bias: bool = True, fused: bool = True) -> None:
+        super().__init__()
+        if not 0 <= mix <= 1:
+            raise ConfigError(f"mix must lie between 0 and 1, not {mix}")
+        self.heads = _dividing(dim, heads)
+        self.mix = mix
+        self.fused = fused
+        self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
+        self.out = nn.Linear(dim, dim)
+
+    def probabilities(self, x: Tokens) -> Maps:
+        """The mixed attention maps, one per head; rows sum to one."""
+        q, k, _ = _queries_keys_values(self.qkv(x), self.heads)
+        return torch.lerp(
+            torch.eye(x.shape[1], dtype=x.dtype, device=x.device), _softmax_of_products(q, k), self.mix
+        )
+
+    def forward(self, x: Tokens) -> Tokens:
+        q, k, v = _queries_keys_values(self.qkv(x), self.heads)
+        content = scaled_dot_product_attention(q, k, v) if self.fused else _softmax_of_products(q, k) @ v
+        return self.out(torch.lerp(v, content, self.mix).transpose(1, 2).flatten(2))
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, mix={self.mix}, fused={self.fused}"
+
+
 @dataclass(frozen=True)
 class AttentionWeights:
     """The weights of one attention layer, as it stores them: gradients flow to its parameters.
@@ -117,6 +149,9 @@ class AttentionWeights:
         return self.matrix(which).unflatten(0, (self.heads, -1))
 
 
+_KINDS = (Attention, GatedPositionalAttention, SkipAttention)
+
+
 def attention_weights(model: nn.Module) -> tuple[AttentionWeights, ...]:
     """The q, k, v and o of every attention layer of `model`, in order."""
     return tuple(
@@ -134,8 +169,8 @@ def _attention_layers(model: nn.Module) -> dict[Any, str]:
 
 def _find_attention(module: nn.Module, name: str, found: dict[Any, str]) -> None:
     """As `named_modules`, at a quarter of its cost: a penalty asks at every step."""
-    if isinstance(module, Attention | GatedPositionalAttention):
-        if type_before_parametrizations(module) not in (Attention, GatedPositionalAttention):
+    if isinstance(module, _KINDS):
+        if type_before_parametrizations(module) not in _KINDS:
             raise ConfigError(
                 f"{name or 'the model'} is a subclass of attention, {type(module).__name__}, unknown here"
             )

@@ -219,6 +219,16 @@ class Squareplus(nn.Module):
         return f"b={self.b}"
 
 
+class MaxMin(nn.Module):
+    """Channels i and i + half, the larger first: a permutation at every point, so the norm of a gradient is kept."""
+
+    def forward(self, x: Float[Tensor, "*shape dim"]) -> Float[Tensor, "*shape dim"]:
+        if x.shape[-1] % 2:
+            raise ConfigError(f"MaxMin pairs channels and cannot pair {x.shape[-1]}")
+        first, second = x.chunk(2, -1)
+        return torch.cat([torch.maximum(first, second), torch.minimum(first, second)], -1)
+
+
 def _positive(name: str, value: float) -> float:
     if not (math.isfinite(value) and value > 0):
         raise ConfigError(f"{name} must be positive and finite, not {value}")

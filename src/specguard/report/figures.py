@@ -2,16 +2,20 @@
 
 import io
 import math
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 from numpy.typing import NDArray
 
 Json = dict[str, Any]
+_UNREADABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # by XML, or by a person
 _COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b83280", "#4a5568", "#b7791f", "#2c7a7b")
 
 
@@ -26,17 +30,17 @@ def violin_figure(
     parts = _names(runs, groups)
     if not parts:
         raise ValueError(f"the records hold no part of the groups {', '.join(groups)}")
-    width = max(6.4, 1.5 + 0.35 * len(parts) * len(runs))
-    figure = Figure(figsize=(min(width, 24.0), 5.6), layout="constrained")
+    width = min(max(6.4, 1.5 + 0.35 * len(parts) * len(runs)), 24.0)
+    columns = max(1, int(15 * width / (6 + max(len(label) for label in runs))))  # of the legend; 15 letters an inch
+    figure = Figure(figsize=(width, 5.2 + 0.2 * math.ceil(len(runs) / columns)), layout="constrained")
     axes = figure.subplots(2, 1, sharex=True)
+    colours = [_COLOURS[number % len(_COLOURS)] for number in range(len(runs))]
     for axis, key, title in (
         (axes[0], "sigma", r"$\sigma_{\max}(J_F)$"),
         (axes[1], "step", r"$\sigma_{\max}(I + J_F)$, or of $J$ where nothing is skipped"),
     ):
-        for number, (label, records) in enumerate(runs.items()):
-            colour = _COLOURS[number % len(_COLOURS)]
-            _violins(axis, [_values(records, part, key) for part in parts], number, len(runs), colour)
-            axis.plot([], [], color=colour, linewidth=4, label=_plain(label))
+        for number, records in enumerate(runs.values()):
+            _violins(axis, [_values(records, part, key) for part in parts], number, len(runs), colours[number])
         axis.set_title(title, fontsize=10, loc="left")
         axis.set_yscale("log")
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -44,8 +48,9 @@ def violin_figure(
         axis.yaxis.set_minor_formatter(NullFormatter())
         axis.grid(axis="y", linewidth=0.4, alpha=0.5)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[1].set_xticks(range(len(parts)), parts, rotation=60 if len(parts) > 10 else 20, ha="right", fontsize=8)
-    axes[0].legend(frameon=False, fontsize=8, ncols=min(len(runs), 4))
+    names, turned = [_plain(part) for part in parts], 60 if len(parts) > 10 else 20
+    axes[1].set_xticks(range(len(parts)), names, rotation=turned, ha="right", fontsize=8, parse_math=False)
+    _add_legend(figure, dict(zip(runs, colours, strict=True)), columns)
     return figure
 
 
@@ -54,6 +59,8 @@ def direction_figure(
 ) -> Figure:
     """Images, and beside each the change of pixels that the named parts amplify most; grey is no change."""
     count = len(images)
+    if images.shape[1] not in (1, 3):
+        raise ValueError(f"images have one channel or three, not {images.shape[1]}")
     figure = Figure(figsize=(1.3 * (1 + len(directions)), 1.3 * count + 0.3), layout="constrained")
     axes = figure.subplots(count, 1 + len(directions), squeeze=False)
     for row in range(count):
@@ -63,15 +70,17 @@ def direction_figure(
             axis.imshow(shown[..., 0] if shown.shape[2] == 1 else shown, cmap="gray", vmin=0, vmax=1)
             axis.set(xticks=[], yticks=[])
             if row == 0:
-                axis.set_title(_plain(name), fontsize=8)
-        axes[row][0].set_ylabel(_plain(labels[row]), fontsize=8)
+                axis.set_title(_plain(name), fontsize=8, parse_math=False)
+        axes[row][0].set_ylabel(_plain(labels[row]), fontsize=8, parse_math=False)
     return figure
 
 
 def save_figure(figure: Figure) -> dict[str, bytes]:
     """The figure as the contents of files, by suffix; no date and no random name is in them."""
     found = {}
-    with matplotlib.rc_context({"svg.hashsalt": "specguard", "savefig.dpi": 150}):
+    fixed = matplotlib.rc_context({"svg.hashsalt": "specguard", "savefig.dpi": 150})
+    with fixed, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # it is drawn as a box
         for suffix, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
             buffer = io.BytesIO()
             figure.savefig(buffer, format=suffix, metadata=metadata)
@@ -81,7 +90,10 @@ def save_figure(figure: Figure) -> dict[str, bytes]:
 
 def _names(runs: Mapping[str, Sequence[Json]], groups: Sequence[str]) -> list[str]:
     """The parts of any run, in order: where runs differ in depth, the longest gives the order."""
-    found = [[n for n, part in records[0]["parts"].items() if part["group"] in groups] for records in runs.values()]
+    found = [
+        [name for record in records[:1] for name, part in record["parts"].items() if part["group"] in groups]
+        for records in runs.values()
+    ]
     longest = max(found, key=len, default=[])
     return longest + list(dict.fromkeys(n for names in found for n in names if n not in longest))
 
@@ -105,11 +117,19 @@ def _violins(axis: Any, values: list[list[float]], number: int, runs: int, colou
     bodies["cmedians"].set(color=colour, linewidth=1.6)
 
 
+def _add_legend(figure: Figure, colours: Mapping[str, str], columns: int) -> None:
+    lines = [Line2D([], [], color=colour, linewidth=4) for colour in colours.values()]
+    places = [str(number) for number in range(len(lines))]  # a label that begins with "_" would be left out
+    legend = figure.legend(lines, places, loc="outside upper left", frameon=False, fontsize=8, ncols=columns)
+    for text, label in zip(legend.get_texts(), colours, strict=True):
+        text.set(text=_plain(label), parse_math=False)
+
+
 def _signed(direction: NDArray[np.floating]) -> NDArray[np.floating]:
     largest = float(np.abs(direction).max())
     return 0.5 + 0.5 * direction / (largest if largest > 0 else 1.0)
 
 
 def _plain(text: str) -> str:
-    """A name as it is: matplotlib would read dollar signs as mathematics."""
-    return text.replace("$", r"\$")
+    """A name as it is, but for what cannot be shown."""
+    return _UNREADABLE.sub("\ufffd", text)

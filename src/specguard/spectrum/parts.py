@@ -7,7 +7,7 @@ the network does with it, so that the two cannot be confused.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from jaxtyping import Float
@@ -72,32 +72,41 @@ def parts(model: ViT, images: Float[Tensor, "batch channel height width"]) -> It
 
 def part_names(model: ViT, wanted: str = "all") -> tuple[str, ...]:
     """The names of parts, in order: all of them, or those of the groups and names in a list with commas."""
+    return tuple(part.name for part in blank_parts(model, wanted))
+
+
+def blank_parts(model: ViT, wanted: str = "all") -> tuple[Part, ...]:
+    """The parts of these names or groups, in order, where one image of zeros meets them."""
     c = model.config
     image = torch.zeros(
         1, c.channels, c.image, c.image, dtype=model.head.weight.dtype, device=model.head.weight.device
     )
-    known = [(part.name, part.group) for part in parts(model, image)]
+    known = list(parts(model, image))
     asked = [word.strip() for word in wanted.split(",")]
     for word in asked:
-        if word != "all" and not any(word in pair for pair in known):
-            groups = ", ".join(dict.fromkeys(group for _, group in known))
+        if word != "all" and not any(word in (part.name, part.group) for part in known):
+            groups = ", ".join(dict.fromkeys(part.group for part in known))
             raise ConfigError(
-                f"the model has no part {word!r}; there are {groups}, and names from {known[0][0]} to "
-                f"{known[-3][0]}"
+                f"the model has no part {word!r}; there are {groups}, and names from {known[0].name} to "
+                f"{known[-3].name}"
             )
-    return tuple(name for name, group in known if {"all", name, group} & set(asked))
+    return tuple(part for part in known if {"all", part.name, part.group} & set(asked))
 
 
 def _blocks(child: nn.Module) -> list[Block]:
+    """The blocks of a sequence of blocks; anything else has none."""
     layers = list(child.children()) if type(child) is nn.Sequential else []
-    return [layer for layer in layers if type(layer) is Block]
+    blocks = [layer for layer in layers if type(layer) is Block]
+    if blocks and len(blocks) != len(layers):
+        raise ConfigError("a model with other layers among its blocks cannot be taken apart")
+    return blocks
 
 
 def _branches(block: Block) -> dict[Group, Residual]:
     found: dict[Group, Residual] = {}
-    for name in get_args(Group):
-        if isinstance(branch := getattr(block, name, None), Residual):
-            found[name] = branch
+    for name, branch in block.named_children():
+        if name in get_args(Group) and isinstance(branch, Residual):
+            found[cast(Group, name)] = branch
     if len(found) != len(block):
         raise ConfigError("a block with a branch of an unknown kind cannot be taken apart")
     return found

@@ -28,7 +28,8 @@ class WeightSpectrum:
 def exact_weight_spectra(model: nn.Module) -> tuple[WeightSpectrum, ...]:
     """The spectra of every head of q, k, v and o, and of every other linear map, in order, by SVD in float64.
 
-    Convolutions that overlap are left out: the norm of such a map is not that of its kernel.
+    Convolutions are left out unless they are one matrix on patches that do not overlap: the norm of any other is
+    not that of its kernel.
 
     Guarantee: exact up to the rounding of a float64 SVD; not an upper bound.
     Cost: one SVD per head and map.
@@ -46,5 +47,9 @@ def _matrices(model: nn.Module) -> Iterator[tuple[str, str, Float[Tensor, "head 
             yield from ((name, kind, attention[name].per_head(kind)) for kind in _KINDS)
         elif name.rpartition(".")[0] in attention:
             continue
-        elif isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.stride == layer.kernel_size):
+        elif isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and _one_matrix(layer)):
             yield name, name.rpartition(".")[2], layer.weight.flatten(1).unsqueeze(0)
+
+
+def _one_matrix(layer: nn.Conv2d) -> bool:
+    return layer.stride == layer.kernel_size and layer.dilation == (1, 1) and layer.groups == 1
