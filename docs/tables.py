@@ -4,14 +4,15 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-README, FIGURE = ROOT / "README.md", ROOT / "docs" / "figures" / "cifar10_deit_tiny.svg"
+README, FIGURE = ROOT / "README.md", ROOT / "docs" / "figures" / "digits_certified.svg"
 RECIPES = ROOT / "recipes"
 RECIPE = RECIPES / "cifar10_deit_tiny"
+CERTIFIED = RECIPES / "digits_certified"
 ROWS = {"plain": "standard training", "msvp": "with MSVP 1e-4"}
 
 
@@ -29,6 +30,31 @@ def cifar10_deit_tiny() -> str:
 def cifar10_deit_tiny_pgd() -> str:
     rows = {"plain": "PGD training", "msvp": "PGD training with MSVP 1e-4"}
     return attacked(RECIPES / "cifar10_deit_tiny_pgd", rows, {"pgd": ("pgd", "cw"), "autoattack": ("autoattack",)})
+
+
+def digits_certified() -> str:
+    """Certified accuracy per family at a few radii, with the attack above and the linear classifier below."""
+    shown = (0.02, 0.05, 0.1, 0.15)
+    lines = [
+        f"| l2 radius | clean | {' | '.join(f'{radius:g}' for radius in shown)} |",
+        "|---" * (2 + len(shown)) + "|",
+    ]
+    for folder, label in {"weak": "penalty 0.03", "strong": "penalty 0.1"}.items():
+        record = json.loads((CERTIFIED / folder / "certificates.json").read_text())
+        found = {row["radius"]: row for row in record["radii"]}
+        clean = interval(record["clean"])
+        lines.append(f"| {label}, attacked | {clean} | {percents(found[r]['attacked'] for r in shown)} |")
+        for family in ("lofast", "local", "adjoint"):
+            lines.append(f"| certified by {family} | | {percents(found[r]['by'][family] for r in shown)} |")
+    record = json.loads((CERTIFIED / "linear.json").read_text())
+    found = {row["radius"]: row for row in record["radii"]}
+    cells = percents(found[r]["certified"] for r in shown)
+    lines.append(f"| linear classifier, certified | {interval(record['clean'])} | {cells} |")
+    return "\n".join(lines)
+
+
+def percents(shares: Iterable[dict[str, Any]]) -> str:
+    return " | ".join(f"{100 * share['value']:.1f} %" for share in shares)
 
 
 def digits_pgd() -> str:
@@ -131,9 +157,8 @@ def jacobian_norm() -> str:
             row += [f"{ms['ours_one']:.0f} ms", megabytes(memory["ours_one"])]
             if "dense" in ms:
                 ratio = found["dense_over_ours"]
-                row.append(
-                    f"{ms['dense'] / 1e3:.3g} s ({ratio['seconds']:.0f} x, per batch {ratio['seconds_batched']:.0f} x)"
-                )
+                faster = f"{ratio['seconds']:.0f} x, per batch {ratio['seconds_batched']:.0f} x"
+                row.append(f"{ms['dense'] / 1e3:.3g} s ({faster})")
                 row.append(f"{megabytes(memory['dense'])} ({ratio['bytes']:.0f} x)")
             else:
                 row += ["", ""]
@@ -148,6 +173,7 @@ def megabytes(count: float) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "cifar10_deit_tiny": cifar10_deit_tiny,
     "cifar10_deit_tiny_pgd": cifar10_deit_tiny_pgd,
+    "digits_certified": digits_certified,
     "digits_pgd": digits_pgd,
     "attack_throughput": attack_throughput,
     "msvp_overhead": msvp_overhead,
@@ -167,8 +193,8 @@ def with_tables(text: str) -> str:
 
 def source_hash() -> str:
     """What the figure was drawn from."""
-    content = b"".join((RECIPE / folder / "metrics.jsonl").read_bytes() for folder in ROWS)
-    return hashlib.sha256(content).hexdigest()
+    files = (CERTIFIED / "strong" / "certificates.json", CERTIFIED / "linear.json")
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def draw() -> None:
@@ -178,13 +204,22 @@ def draw() -> None:
     matplotlib.rcParams.update({"svg.hashsalt": "specguard", "font.size": 9})
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(6.4, 2.6), layout="constrained")
-    for folder, label in ROWS.items():
-        lines = (RECIPE / folder / "metrics.jsonl").read_text().splitlines()
-        records = [json.loads(line) for line in lines]
-        axes.plot([r["epoch"] for r in records], [100 * r["test_accuracy"] for r in records], label=label)
-    axes.set(xlabel="epoch", ylabel="clean test accuracy, %", title="DeiT-Ti on CIFAR-10, from scratch")
-    axes.legend(frameon=False)
+    record = json.loads((CERTIFIED / "strong" / "certificates.json").read_text())
+    linear = json.loads((CERTIFIED / "linear.json").read_text())
+    rows, clean = record["radii"], 100 * record["clean"]["value"]
+    radii = [0.0, *(row["radius"] for row in rows)]
+    series = {"attacked (PGD-40)": [row["attacked"] for row in rows]}
+    series |= {f"certified: {name}": [row["by"][name] for row in rows] for name in ("adjoint", "local", "lofast")}
+    figure, axes = plt.subplots(figsize=(6.4, 2.9), layout="constrained")
+    axes.axhline(clean, color="0.6", linewidth=1, linestyle=":", label="clean")
+    for label, shares in series.items():
+        style = "--" if label.startswith("attacked") else "-"
+        axes.plot(radii, [clean, *(100 * share["value"] for share in shares)], style, marker=".", label=label)
+    straight = [100 * linear["clean"]["value"], *(100 * row["certified"]["value"] for row in linear["radii"])]
+    axes.plot(radii, straight, color="0.6", linewidth=1, label="linear classifier, certified")
+    axes.set(xlabel="l2 radius", ylabel="accuracy, %", title=f"Digits, dot-product attention, n = {record['n']}")
+    axes.set_ylim(0, 100)
+    axes.legend(frameon=False, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     FIGURE.parent.mkdir(exist_ok=True)
     figure.savefig(FIGURE, metadata={"Date": None, "Description": f"source sha256 {source_hash()}"})

@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from commandline import contents
 from specguard import __version__, runs
 from specguard.adapt import from_run
+from specguard.certify import FAMILIES
 from specguard.cli import app
 from specguard.cli.train import train_command
 from specguard.nn import PRESETS, ViT
@@ -157,10 +159,12 @@ def test_the_demo_trains_both_models_and_prints_both_rows(specguard, tmp_path):
     folder = tmp_path / "a folder with a [bold]long[/bold] name, longer than a line of a terminal" / "demo"
     ended = specguard("demo", "--run", folder, "--epochs", 1)
     ended.succeeds()
-    _, accuracies, _ = tables = _tables(ended.out)
+    _, accuracies, _, _ = tables = _tables(ended.out)
     assert [[name for name, _ in table] for table in tables] == [
-        ["before training", "plain", "msvp"], ["plain", "msvp"], ["plain", "msvp"]
+        ["before training", "plain", "msvp"], ["plain", "msvp"], ["plain", "msvp"],
+        ["clean", "attacked", *FAMILIES, "certified"],
     ]  # fmt: skip
+    assert re.search(r"^radius 0\.1: \d+ certified, \d+ broken, 0 both, of 360$", ended.out, re.MULTILINE)
     rows = dict(accuracies)
     for name in ("plain", "msvp"):
         accuracy = runs.read_json(folder / name / "result.json")["test_accuracy"]

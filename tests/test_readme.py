@@ -54,15 +54,16 @@ def test_every_recipes_result_says_where_and_how_it_was_measured(path):
     assert record["metrics"] == metrics[record["best"]["epoch"] - 1 if "best" in record else -1]
 
 
-ATTACKED = [p for p in sorted(ROOT.glob("recipes/*/*/*.json")) if p.name != "result.json"]
+STUDIES = [p for p in sorted(ROOT.glob("recipes/*/*/*.json")) if p.name != "result.json"]
 
 
-@pytest.mark.parametrize("path", ATTACKED, ids=lambda p: f"{p.parent.name}/{p.stem}")
-def test_every_attack_of_a_recipe_says_where_and_how_it_was_made(path):
+@pytest.mark.parametrize("path", STUDIES, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_every_study_of_a_recipe_says_where_and_how_it_was_made(path):
     record = json.loads(path.read_text())
     result = json.loads((path.parent / "result.json").read_text())
     assert record["environment"]["hardware"]
     assert re.fullmatch(r"[0-9a-f]{40}\+?", record["environment"]["commit"])
-    assert record["settings"]["model"] == result["fingerprint"], "the model that was trained is the one attacked"
+    assert record["settings"]["model"] == result["fingerprint"], "the model that was trained is the one studied"
     assert record["settings"]["seed"] is not None
-    assert record["n"] == sum(row["n"] for row in record["per_class"]) > 0
+    assert record["n"] == record["clean"]["n"] > 0
+    assert record["n"] == sum(row["n"] for row in record.get("per_class", [{"n": record["n"]}]))

@@ -2,6 +2,7 @@
 
 from specguard.adapt import from_run
 from specguard.attacks import APGD, CWL2, FAB, FGSM, PGD, AutoAttack, Square
+from specguard.certify import Certificate
 from specguard.geometry import Ball
 from specguard.nn import ViT, ViTConfig, preset
 from specguard.penalties import MSVP, SpectralNorm
@@ -16,6 +17,7 @@ __all__ = [
     "PGD",
     "AutoAttack",
     "Ball",
+    "Certificate",
     "SpectralNorm",
     "Square",
     "ViT",

@@ -25,5 +25,9 @@ class TrainingError(SpecGuardError):
     """Training that cannot go on, such as a loss that is no longer finite."""
 
 
+class SoundnessError(SpecGuardError):
+    """A proof and a counterexample at once: a defect of this package, and reason enough to stop everything."""
+
+
 class AttackError(SpecGuardError):
     """A model that cannot be attacked this way: no logits, no gradients, or numbers that are not finite."""

@@ -11,7 +11,9 @@ from rich.table import Table
 
 from specguard import __version__
 from specguard.cli.attack import attack_command
+from specguard.cli.certify import certify_command
 from specguard.cli.console import err, interruptible, out, progress_bar, study_bar
+from specguard.cli.sensitivity import sensitivity_command
 from specguard.cli.spectrum import spectrum_command
 from specguard.cli.train import train_command
 from specguard.demo import demo as run_demo
@@ -22,6 +24,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.command("train")(train_command)
 app.command("attack")(attack_command)
 app.command("spectrum")(spectrum_command)
+app.command("sensitivity")(sensitivity_command)
+app.command("certify")(certify_command)
 
 
 @app.callback(invoke_without_command=True)

@@ -69,6 +69,14 @@ def _used(root: Path | None, name: object) -> Path | None:
     return root
 
 
+def folder_within(name: str) -> str:
+    """A folder's name that stays within a run."""
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ConfigError(f"--out takes the name of a folder within the run, not {name!r}")
+    return name
+
+
 def first_images(data: Data, count: int) -> Dataset:
     """The first test images, none missing."""
     if count > len(data.test):

@@ -24,7 +24,7 @@ from specguard.cli.console import (
     readable,
     study_bar,
 )
-from specguard.cli.names import DataName, first_images, number, run_data
+from specguard.cli.names import DataName, first_images, folder_within, number, run_data
 from specguard.data import Dataset
 from specguard.errors import ConfigError
 from specguard.evaluate import Spectra, spectra
@@ -163,10 +163,7 @@ def _labels(runs: list[Path]) -> list[str]:
 def _folder_name(settings: Spectra, count: int, chosen: str | None) -> str:
     """Where the records go, within the run: another place for other settings, unless one was chosen."""
     if chosen is not None:
-        path = Path(chosen)
-        if path.is_absolute() or ".." in path.parts or not path.parts:
-            raise ConfigError(f"--out takes the name of a folder within the run, not {chosen!r}")
-        return chosen
+        return folder_within(chosen)
     text = json.dumps([str(settings), count])
     return f"spectrum/{count}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 

@@ -1,21 +1,29 @@
 """What was found out about a model: a record per image, and numbers with their uncertainty."""
 
+from specguard.evaluate.certification import Certification, certification
+from specguard.evaluate.certified_summary import certified_summary
 from specguard.evaluate.correlation import RankCorrelation, rank_correlation
 from specguard.evaluate.folder import Progress
 from specguard.evaluate.robustbench import robustbench_record
 from specguard.evaluate.run import Evaluation, evaluate
+from specguard.evaluate.sensitivity import Sensitivity, sensitivity
 from specguard.evaluate.spectra import Spectra, spectra
 from specguard.evaluate.spectral_summary import spectral_summary
 from specguard.evaluate.summary import summary
 
 __all__ = [
+    "Certification",
     "Evaluation",
     "Progress",
     "RankCorrelation",
+    "Sensitivity",
     "Spectra",
+    "certification",
+    "certified_summary",
     "evaluate",
     "rank_correlation",
     "robustbench_record",
+    "sensitivity",
     "spectra",
     "spectral_summary",
     "summary",

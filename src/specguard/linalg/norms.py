@@ -88,8 +88,8 @@ def upper_cholesky(A: Matrices, excess: float = 1e-9, steps: int | None = None) 
     """A candidate c, `excess` above a computed norm, for which `c^2 I - A^T A` is verified to be positive definite.
 
     A Cholesky factorisation of the matrix, shifted down by more than it can be wrong by, runs to completion only if
-    the matrix is positive definite. Where it breaks down, its excess is made four times as large and tried again. The
-    computed norm is the SVD's, or, much cheaper, that of `steps` power iterations: nothing is taken from it on trust.
+    the matrix is positive definite. Where it breaks down, the excess is made four times as large and tried again.
+    The computed norm is the SVD's or, much cheaper, that of `steps` power iterations; neither is taken on trust.
 
     Guarantee: upper bound, rounding included.
     Cost: the singular values, one product and one factorisation of the smaller side.
@@ -172,7 +172,7 @@ def _unit(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _power_norm(gram: Tensor, steps: int) -> Tensor:
-    """The root of what `steps` power iterations make of the largest eigenvalue: from below, and no more than a guess."""
+    """The root of the largest eigenvalue by power iteration: from below, and no more than a guess."""
     v = gram.sum(2, keepdim=True) + gram.diagonal(dim1=1, dim2=2)[..., None]
     for _ in range(steps):
         v = gram @ (v / _nonzero(torch.linalg.vector_norm(v, dim=(1, 2)))[:, None, None])

@@ -1,8 +1,8 @@
 """The account of rounding in float64: what a computed number may be wrong by, and how it is raised above that.
 
-`u = 2^-53`, and `gamma(k) = k u / (1 - k u)` bounds the relative error of a sum of k products, in whatever order it is
-formed (Higham, Lemma 3.1). Elementary functions (exp, erf, tanh, log) are taken to be right to 16 units in the last
-place, several times what the makers of the libraries state.
+`u = 2^-53`, and `gamma(k) = k u / (1 - k u)` bounds the relative error of a sum of k products, in whatever order it
+is formed (Higham, Lemma 3.1). Elementary functions (exp, erf, tanh, log) are taken to be right to 16 units in the
+last place, several times what the makers of the libraries state.
 """
 
 import torch

@@ -91,7 +91,7 @@ class GatedPositionalAttention(nn.Module):
 
 
 class SkipAttention(nn.Module):
-    """Attention with the skip connection inside the value space: P = (1 - mix) I + mix softmax(Q K^T / sqrt(head_dim)).
+    """Attention with the skip inside the value space: P = (1 - mix) I + mix softmax(Q K^T / sqrt(head_dim)).
 
     With orthogonal W^V and W^O its linear part has the norm of P, near one while no token draws all attention.
     """

@@ -220,7 +220,7 @@ class Squareplus(nn.Module):
 
 
 class MaxMin(nn.Module):
-    """Channels i and i + half, the larger first: a permutation at every point, so the norm of a gradient is kept."""
+    """Channels i and i + half, the larger first: a permutation, which keeps the norm of gradients."""
 
     def forward(self, x: Float[Tensor, "*shape dim"]) -> Float[Tensor, "*shape dim"]:
         if x.shape[-1] % 2:

@@ -82,7 +82,22 @@ PRESETS: MappingProxyType[str, ViTConfig] = MappingProxyType(
     {
         "tiny": ViTConfig(
             image=8, patch=2, channels=1, dim=48, depth=4, heads=4, mlp_ratio=2.0, mean=(0.305,), std=(0.376,)
-        )
+        ),
+        # One smooth block without normalisation: small enough, and smooth enough, to be certified.
+        "tiny_smooth": ViTConfig(
+            image=8,
+            patch=4,
+            channels=1,
+            dim=32,
+            depth=1,
+            heads=4,
+            mlp_ratio=1.0,
+            mean=(0.305,),
+            std=(0.376,),
+            norm="none",
+            activation="squareplus",
+            pool="mean",
+        ),
     }
     | {f"{name}_patch4_32": _cifar(c) for name, c in _BACKBONES.items()}
     | {f"{name}_patch16_224": _imagenet(c) for name, c in _BACKBONES.items()}

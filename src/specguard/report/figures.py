@@ -48,7 +48,7 @@ def violin_figure(
         axis.yaxis.set_minor_formatter(NullFormatter())
         axis.grid(axis="y", linewidth=0.4, alpha=0.5)
         axis.spines[["top", "right"]].set_visible(False)
-    names, turned = [_plain(part) for part in parts], 60 if len(parts) > 10 else 20
+    names, turned = [plain(part) for part in parts], 60 if len(parts) > 10 else 20
     axes[1].set_xticks(range(len(parts)), names, rotation=turned, ha="right", fontsize=8, parse_math=False)
     _add_legend(figure, dict(zip(runs, colours, strict=True)), columns)
     return figure
@@ -70,8 +70,8 @@ def direction_figure(
             axis.imshow(shown[..., 0] if shown.shape[2] == 1 else shown, cmap="gray", vmin=0, vmax=1)
             axis.set(xticks=[], yticks=[])
             if row == 0:
-                axis.set_title(_plain(name), fontsize=8, parse_math=False)
-        axes[row][0].set_ylabel(_plain(labels[row]), fontsize=8, parse_math=False)
+                axis.set_title(plain(name), fontsize=8, parse_math=False)
+        axes[row][0].set_ylabel(plain(labels[row]), fontsize=8, parse_math=False)
     return figure
 
 
@@ -122,7 +122,7 @@ def _add_legend(figure: Figure, colours: Mapping[str, str], columns: int) -> Non
     places = [str(number) for number in range(len(lines))]  # a label that begins with "_" would be left out
     legend = figure.legend(lines, places, loc="outside upper left", frameon=False, fontsize=8, ncols=columns)
     for text, label in zip(legend.get_texts(), colours, strict=True):
-        text.set(text=_plain(label), parse_math=False)
+        text.set(text=plain(label), parse_math=False)
 
 
 def _signed(direction: NDArray[np.floating]) -> NDArray[np.floating]:
@@ -130,6 +130,6 @@ def _signed(direction: NDArray[np.floating]) -> NDArray[np.floating]:
     return 0.5 + 0.5 * direction / (largest if largest > 0 else 1.0)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """A name as it is, but for what cannot be shown."""
     return _UNREADABLE.sub("\ufffd", text)

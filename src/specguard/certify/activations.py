@@ -1,0 +1,98 @@
+"""What proofs know of activations: value, slope, and constants of either."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from specguard.errors import ConfigError
+from specguard.nn import Softplus, Squareplus
+
+_GELU_SLOPE = 1.1289042 * (1 + 1e-7)  # at sqrt 2, where the second derivative changes its sign
+_GELU_CURVATURE = 0.7978846 * (1 + 1e-7)  # sqrt(2 / pi), at 0
+_TANH_GELU_SLOPE = 1.128994  # 1.1289930686...
+_TANH_GELU_CURVATURE = _GELU_CURVATURE
+_TANH_CURVATURE = 0.7698004  # 4 / sqrt 27, where tanh^2 is 1/3
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An elementwise function, `|slope| <= steepest`, and `|second derivative| <= curvature`, infinite at a kink.
+
+    The computed value is right to `roundings` of `|x| + scale`, the computed slope to `roundings` of 1.
+    """
+
+    value: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+    steepest: float
+    curvature: float
+    scale: float = 1.0
+    roundings: int = 128
+
+
+def gelu(layer: nn.GELU) -> Activation:
+    """`x Phi(x)`, or its approximation by tanh."""
+    if layer.approximate == "none":
+        return Activation(_gelu, _gelu_slope, _GELU_SLOPE, _GELU_CURVATURE)
+    if layer.approximate == "tanh":
+        return Activation(_tanh_gelu, _tanh_gelu_slope, _TANH_GELU_SLOPE, _TANH_GELU_CURVATURE)
+    raise ConfigError(f"GELU with approximate={layer.approximate!r} is unknown")
+
+
+def relu(layer: nn.ReLU) -> Activation:
+    """`max(x, 0)`."""
+    return Activation(lambda x: x.clamp(min=0), lambda x: (x > 0).to(x.dtype), 1.0, math.inf)
+
+
+def softplus(layer: Softplus) -> Activation:
+    """`log(1 + exp(beta x)) / beta`."""
+    beta = layer.beta
+    return Activation(
+        lambda x: torch.logaddexp(torch.zeros_like(x), beta * x) / beta,
+        lambda x: (beta * x).sigmoid(),
+        1.0,
+        beta / 4 * (1 + 1e-15),
+        scale=1 / beta,
+    )
+
+
+def squareplus(layer: Squareplus) -> Activation:
+    """`(x + sqrt(x^2 + b)) / 2`."""
+    b = layer.b
+    return Activation(
+        lambda x: (x + (x * x + b).sqrt()) / 2,
+        lambda x: (1 + x / (x * x + b).sqrt()) / 2,
+        1.0,
+        1 / (2 * math.sqrt(b)) * (1 + 1e-15),
+        scale=math.sqrt(b),
+    )
+
+
+def tanh(layer: nn.Tanh) -> Activation:
+    """`tanh(x)`."""
+    return Activation(torch.tanh, lambda x: 1 - x.tanh().square(), 1.0, _TANH_CURVATURE)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return x * torch.special.ndtr(x)
+
+
+def _gelu_slope(x: Tensor) -> Tensor:
+    return torch.special.ndtr(x) + x * (-x * x / 2).exp() / math.sqrt(2 * math.pi)
+
+
+def _tanh_gelu(x: Tensor) -> Tensor:
+    return x * (1 + _inner(x).tanh()) / 2
+
+
+def _tanh_gelu_slope(x: Tensor) -> Tensor:
+    x = x.clamp(-20, 20)  # nothing changes beyond, and no product overflows
+    t = _inner(x).tanh()
+    steep = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
+    return (1 + t) / 2 + x * (1 - t * t) * steep / 2
+
+
+def _inner(x: Tensor) -> Tensor:
+    return math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)

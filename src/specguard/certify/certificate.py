@@ -1,0 +1,194 @@
+"""Certificates: what no perturbation of a ball can do to these images, and the largest such ball."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from specguard.certify.families import FAMILIES, Fall, Family, Problem, described, problem, upper_falls
+from specguard.certify.network import located
+from specguard.certify.rules import Step, program
+from specguard.errors import ConfigError, DataError
+from specguard.geometry import Ball
+from specguard.linalg import UNIT
+
+_MOST_RIVALS = 32  # taken back through the whole network; the rest have the local bound
+_OCTAVES = 50  # how far below the first guess a radius is looked for
+_STEPS = 16  # of bisection: a radius is known to a part in a thousand
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """For every image and family: lower bounds on the margins within `ball`, and the largest certified l2 radius.
+
+    `lower[family][b, j]` bounds `f_y - f_j` from below for every perturbation of image b in the ball; at the label
+    it is infinite. `certified` is where all are positive. `largest` is 0 where nothing is certified, the image is
+    misclassified, or rounding alone could change the verdict. `terms` say, for the family that certifies most and
+    the rival that is closest to winning, what the margin can lose by which layer. All of it is deterministic, and
+    about the exact function of the stored weights.
+    """
+
+    ball: Ball
+    labels: Int[Tensor, " batch"]
+    predicted: Int[Tensor, " batch"]
+    margins: Float[Tensor, "batch class_"]
+    lower: Mapping[Family, Float[Tensor, "batch class_"]]
+    largest: Mapping[Family, Float[Tensor, " batch"]]
+    terms: tuple[Mapping[str, float], ...]
+
+    @property
+    def certified(self) -> Bool[Tensor, " batch"]:
+        """Whether any of the families certifies the image."""
+        return torch.stack([self.certified_by(family) for family in self.lower]).any(0)
+
+    def certified_by(self, family: Family) -> Bool[Tensor, " batch"]:
+        """Whether this family certifies the image."""
+        return (self.lower[family] > 0).all(1)
+
+    @property
+    def family(self) -> list[Family]:
+        """The family with the best worst margin, image by image."""
+        names = list(self.lower)
+        worst = torch.stack([self.lower[name].amin(1) for name in names])
+        return [names[i] for i in worst.argmax(0).tolist()]
+
+    @property
+    def radius(self) -> Float[Tensor, " batch"]:
+        """The largest certified l2 radius of any family."""
+        return torch.stack(list(self.largest.values())).amax(0)
+
+
+def certify(
+    model: nn.Module | tuple[Step, ...],
+    images: Float[Tensor, "batch *shape"],
+    labels: Int[Tensor, " batch"],
+    ball: Ball,
+    families: tuple[Family, ...] = FAMILIES,
+    *,
+    search: bool = True,
+) -> Certificate:
+    """A proof, for every image and family, of what perturbations within `ball` cannot do.
+
+    An linf ball is certified through the l2 ball around it, of radius sqrt(numbers) times as large. With `search`
+    the largest certified l2 radius is looked for too, by bisection from below. `model` may be the program of a
+    model, which saves taking its weights apart again.
+
+    Guarantee: lower bounds on the margins of the exact function of the stored weights, and radii from below;
+    float64, rounding included.
+    """
+    _check(images, labels, ball, families)
+    labels = labels.long()
+    p = posed(program(model) if isinstance(model, nn.Module) else model, images, labels, families)
+    size = l2_radius(ball, images[0].numel())
+    radius = torch.full((len(images),), size, dtype=torch.float64, device=images.device)
+    falls = upper_falls(p, radius, families)
+    lower = {family: p.margins - fall.total for family, fall in falls.items()}
+    zero = torch.zeros_like(radius)
+    largest = {family: lower_radius(p, family) if search else zero for family in families}
+    return Certificate(
+        ball,
+        labels,
+        p.predicted,
+        _by_class(p, p.margins),
+        {family: _by_class(p, value) for family, value in lower.items()},
+        largest,
+        _explained(falls, lower),
+    )
+
+
+def posed(
+    steps: tuple[Step, ...],
+    images: Float[Tensor, "batch *shape"],
+    labels: Int[Tensor, " batch"],
+    families: tuple[Family, ...],
+) -> Problem:
+    """The network at these images, with what the families need: asked for many radii, it is looked at once."""
+    path, output = located(steps, images.double())
+    if output.ndim == 2 and int(labels.max()) >= output.shape[1]:
+        raise DataError(f"label {int(labels.max())} is out of range for {output.shape[1]} classes")
+    return problem(path, output, labels, _MOST_RIVALS if {"adjoint", "mixed"} & set(families) else 0)
+
+
+def l2_radius(ball: Ball, size: int) -> float:
+    """The radius of the l2 ball that contains `ball`, for images of `size` numbers, rounded up."""
+    return ball.radius if ball.norm == "l2" else ball.radius * math.sqrt(size) * (1 + 4 * UNIT)
+
+
+def lower_radius(p: Problem, family: Family) -> Float[Tensor, " batch"]:
+    """The largest radius that this family certifies, from below to a part in a thousand; 0 where it certifies none.
+
+    Bisection on the logarithm of the radius, for all images together, below the first guess `margin / ||g||`.
+
+    Guarantee: every positive radius returned was certified itself.
+    """
+
+    def holds(radius: Tensor) -> Tensor:
+        fall = upper_falls(p, radius, (family,))[family].total
+        return (p.margins > fall).all(0)
+
+    guess = _first_guess(p)
+    low = torch.full_like(guess, -float(_OCTAVES))  # logarithms to the base 2, relative to the guess
+    high = torch.full_like(guess, 1.0)
+    best = torch.zeros_like(guess)
+    for step in range(_STEPS + 2):
+        middle = high if step == 0 else low if step == 1 else (low + high) / 2
+        radius = guess * torch.exp2(middle)
+        good = holds(radius) & (guess > 0)
+        best = torch.where(good & (radius > best), radius, best)
+        low, high = torch.where(good, middle, low), torch.where(good, high, middle)
+    return best
+
+
+def _first_guess(p: Problem) -> Float[Tensor, " batch"]:
+    """About where the first-order bound of the hardest rival ends: only where to look, not a bound."""
+    if p.whole is not None:
+        size = p.whole.before[0][1]
+    else:
+        size = p.tail.before[0][1] if p.tail.before else torch.ones_like(p.margins)
+    ratio = p.margins[: len(size)] / torch.where(size > 0, size, 1.0)
+    return ratio.amin(0).clamp(min=0)
+
+
+def _by_class(p: Problem, values: Float[Tensor, "rival batch"]) -> Float[Tensor, "batch class_"]:
+    """Values of rivals in the places of their classes, infinity in the label's."""
+    whole = values.new_full((values.shape[1], values.shape[0] + 1), torch.inf)
+    return whole.scatter(1, p.rivals.mT, values.mT)
+
+
+def _explained(
+    falls: Mapping[Family, Fall], lower: Mapping[Family, Float[Tensor, "rival batch"]]
+) -> tuple[Mapping[str, float], ...]:
+    """The terms of each image's best family at its hardest rival, largest first."""
+    names = list(falls)
+    best = torch.stack([lower[name].amin(0) for name in names]).argmax(0).tolist()
+    hardest = {name: lower[name].argmin(0).tolist() for name in names}
+    columns = {
+        name: {key: term.cpu() for key, term in falls[name].terms.items()} for name in {names[i] for i in best}
+    }
+    explained = []
+    for image, number in enumerate(best):
+        name = names[number]
+        rival = hardest[name][image]
+        terms = {described(key): float(term[rival, image]) for key, term in columns[name].items()}
+        explained.append(dict(sorted(terms.items(), key=lambda item: -item[1])))
+    return tuple(explained)
+
+
+def _check(images: Tensor, labels: Tensor, ball: Ball, families: tuple[Family, ...]) -> None:
+    if not len(images):
+        raise DataError("there are no images to certify")
+    if not images.isfinite().all():
+        raise DataError("the images have entries that are not finite")
+    if ball.box and not ((images >= 0) & (images <= 1)).all():
+        raise DataError("pixels must lie in [0, 1]")
+    if labels.ndim != 1 or len(labels) != len(images) or labels.is_floating_point() or labels.dtype == torch.bool:
+        raise DataError("every image needs one label, a whole number")
+    if int(labels.min()) < 0:
+        raise DataError("a label cannot be negative")
+    if unknown := [family for family in families if family not in FAMILIES]:
+        raise ConfigError(f"family {unknown[0]!r} is unknown; choose among {', '.join(FAMILIES)}")
+    if not families:
+        raise ConfigError("at least one family is needed")

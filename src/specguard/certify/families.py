@@ -1,0 +1,196 @@
+"""How far a margin can fall, by family: LoFAST and the papers' other bounds, the local one, and the adjoint.
+
+Everything is about `m_j = f_y - f_j`, the margin of the label over a rival, on a ball of inputs.
+
+naive, specformer, lofast   radii through the network, then Proposition 1: `m_j` falls by `sqrt(2) delta` at most
+local                       radii by T1, T2 and local constants, then `||w_y - w_j|| delta` at the last linear layer
+adjoint                     the identity `m_j(x + d) = m_j(x) + <g_0, d> + sum_k <g_{k+1}, r_k>`, remainders bounded
+mixed                       the identity from the k-th step on and the local radius there, for the best k
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specguard.certify.network import Path, Place, Pulled, Radii, pulled, upper_radii
+from specguard.certify.node import Method, Radius, length, up
+from specguard.errors import ConfigError
+from specguard.linalg import UNIT
+
+Family = Literal["naive", "specformer", "lofast", "local", "adjoint", "mixed"]
+FAMILIES: tuple[Family, ...] = get_args(Family)
+Drops = Float[Tensor, "*point rival batch"]
+Term = tuple[str, str]  # a layer and what it adds; no layer for what belongs to the whole
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Images at which a network is looked at, the margins there, and the functionals of all rivals taken back.
+
+    `rivals[r, b]` is the r-th rival class of image b. `tail` has gone through the last linear layer only, for every
+    rival; `whole` through the network, for the first `whole.adjoint.shape[0]` of them.
+    """
+
+    path: Path
+    labels: Int[Tensor, " batch"]
+    predicted: Int[Tensor, " batch"]
+    rivals: Int[Tensor, "rival batch"]
+    margins: Float[Tensor, "rival batch"]  # as computed, lowered by the rounding of the difference
+    tail: Pulled
+    whole: Pulled | None
+
+
+def problem(
+    path: Path, output: Float[Tensor, "batch class_"], labels: Int[Tensor, " batch"], most_rivals: int
+) -> Problem:
+    """The margins of every rival, those first that the local bound leaves the least room.
+
+    `most_rivals` of them are taken back through the whole network; zero leaves the adjoint out.
+    """
+    if output.ndim != 2 or output.shape[1] < 2:
+        raise ConfigError(f"a classifier gives at least two logits for every image, not {tuple(output.shape[1:])}")
+    count, classes = output.shape
+    others = torch.arange(classes, device=output.device).expand(count, -1)
+    rivals = others[others != labels[:, None]].view(count, classes - 1).mT
+    chosen, given = output.gather(1, labels[:, None]), output.gather(1, rivals.mT)
+    margins = (chosen - given - 2 * UNIT * (chosen.abs() + given.abs())).mT
+    tail = _tail(path)
+    g = _functionals(rivals, labels, classes)
+    size = pulled(tail, g).before[0][1] if tail else length(g, 2)
+    order = (margins / torch.where(size > 0, size, 1.0)).argsort(0)
+    rivals, margins = rivals.gather(0, order), margins.gather(0, order)
+    g = g.gather(0, order[..., None].expand_as(g))
+    whole = pulled(path, g[:most_rivals]) if most_rivals else None
+    return Problem(path, labels, output.argmax(1), rivals, margins, pulled(tail, g), whole)
+
+
+def _functionals(rivals: Tensor, labels: Tensor, classes: int) -> Float[Tensor, "rival batch class_"]:
+    eye = torch.eye(classes, dtype=torch.float64, device=labels.device)
+    return eye[labels] - eye[rivals]
+
+
+def described(term: Term) -> str:
+    """A term in words, such as "blocks.0.attention: curvature"."""
+    layer, what = term
+    return f"{layer}: {what}" if layer else what
+
+
+def _tail(path: Path) -> Path:
+    """The last step, if it is an affine layer."""
+    last = path[-1]
+    return path[-1:] if isinstance(last, Place) and last.node.affine else ()
+
+
+@dataclass(frozen=True)
+class Fall:
+    """How far each margin can fall, what that is made of, and from which step on it was linearised."""
+
+    total: Drops
+    terms: Mapping[Term, Drops]
+
+
+def upper_falls(p: Problem, radius: Radius, families: tuple[Family, ...]) -> dict[Family, Fall]:
+    """How far every margin can fall within `radius` of the images, by each of the families.
+
+    Guarantee: upper bounds on `m_j(x) - m_j(x + d)` over `||d||_2 <= radius`, m_j(x) as computed and lowered, for
+    the exact function of the stored weights; rounding included.
+    Reference: LoFAST, Proposition 1; certificates, sections 2 and 3.
+    """
+    found: dict[Family, Fall] = {}
+    radii: dict[Method, Radii] = {}
+
+    def reach(method: Method) -> Radii:
+        if method not in radii:
+            radii[method] = upper_radii(p.path, radius, method)
+        return radii[method]
+
+    for family in families:
+        match family:
+            case "naive" | "specformer" | "lofast":
+                found[family] = _at_the_output(p, reach(family))
+            case "local":
+                found[family] = _local(p, reach("local"))
+            case "adjoint" | "mixed":
+                found[family] = _adjoint(p, reach("local"), mixed=family == "mixed")
+    return found
+
+
+def _at_the_output(p: Problem, radii: Radii) -> Fall:
+    """LoFAST, Proposition 1: two logits differ by `sqrt(2) delta` at most."""
+    total = up(math.sqrt(2) * radii.out)[..., None, :].expand(*radii.out.shape[:-1], *p.margins.shape)
+    return Fall(total, {("", "output radius"): total})
+
+
+def _local(p: Problem, radii: Radii) -> Fall:
+    """`||g|| delta` where the last linear layer begins."""
+    if not p.tail.before:
+        return _at_the_output(p, radii)
+    name, size = p.tail.before[0]
+    terms = {(name, "radius"): up(size * radii.at[name][..., None, :]), **_contributions(p.tail, radii)}
+    return Fall(_sum(terms), terms)
+
+
+def _adjoint(p: Problem, radii: Radii, mixed: bool) -> Fall:
+    """The identity from the first step on, or from the best; rivals beyond those taken back fall as in `local`."""
+    if p.whole is None:
+        raise ValueError("the functionals were not taken back through the network")
+    terms = _contributions(p.whole, radii)
+    order = list(radii.at)  # as the network is walked through
+    best: Drops | None = None
+    kept: dict[Term, Drops] = {}
+    for number, (name, size) in enumerate(p.whole.before if mixed else p.whole.before[:1]):
+        behind = set(order[order.index(name) :])
+        first = up(size * radii.at[name][..., None, :])
+        label = ("", "first order") if number == 0 else (name, "first order from here on")
+        here = {label: first, **{key: term for key, term in terms.items() if key[0] in behind}}
+        total = _sum(here)
+        if best is None:
+            best, kept = total, here
+            continue
+        better = total < best
+        best = torch.where(better, total, best)
+        kept = {
+            key: torch.where(better, here.get(key, torch.zeros_like(total)), kept.get(key, torch.zeros_like(total)))
+            for key in {**kept, **here}
+        }
+    assert best is not None
+    if mixed:  # where the last layer is not affine, Proposition 1 may still be better
+        output = _at_the_output(p, radii).total[..., : len(p.whole.adjoint), :]
+        better, zero = output < best, torch.zeros_like(best)
+        best = torch.where(better, output, best)
+        kept = {key: torch.where(better, zero, term) for key, term in kept.items()}
+        kept["", "output radius"] = torch.where(better, output, zero)
+    if len(p.margins) == len(p.whole.adjoint):
+        return Fall(best, kept)
+    rest = _local(p, radii)
+    count = len(p.whole.adjoint)
+    kept = {key: _padded(term, rest.total) for key, term in kept.items()}
+    kept["", "local"] = torch.cat([torch.zeros_like(best), rest.total[..., count:, :]], -2)
+    return Fall(torch.cat([best, rest.total[..., count:, :]], -2), kept)
+
+
+def _padded(term: Drops, like: Drops) -> Drops:
+    return torch.cat([term, torch.zeros_like(like[..., term.shape[-2] :, :])], -2)
+
+
+def _contributions(pulls: Pulled, radii: Radii) -> dict[Term, Drops]:
+    """Every remainder, and every layer's rounding."""
+    found: dict[Term, Drops] = {}
+    for name, pull in pulls.pulls.items():
+        for term, value in pull.remainder(radii.at[name]).items():
+            found[name, term] = value
+    for name, (forward, backward) in pulls.rounding.items():
+        wrong = forward + backward * radii.at[name][..., None, :]
+        if name in pulls.scaling:
+            wrong = wrong + pulls.scaling[name] * radii.ends[name][..., None, :]
+        found[name, "rounding"] = up(wrong)
+    return found
+
+
+def _sum(terms: Mapping[Term, Drops]) -> Drops:
+    return up(torch.stack(torch.broadcast_tensors(*terms.values())).sum(0))

@@ -1,0 +1,79 @@
+"""A layer at a point: what a rule knows of it, and what a proof may ask.
+
+The point z is a number in the machine. Every claim is about the exact function f of the stored weights at exactly
+this z, and whatever a computed tensor may differ from the exact one is a `slack` that comes with it. So radii
+measure distances from *computed* points, a slack is one more addend of a radius, and so rounding is accounted for.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from specguard.linalg import gamma, lifted, upper_length
+
+Method = Literal["naive", "specformer", "lofast", "lofast2", "local"]
+Radius = Float[Tensor, "*point batch"]
+Adjoint = Float[Tensor, "rival batch *_"]
+Terms = Mapping[str, Float[Tensor, "*point rival batch"]]
+
+
+@dataclass(frozen=True)
+class Pull:
+    """A linear functional g of a layer's output, seen from its input.
+
+    `adjoint` is `Df(z)^T g` up to `slack`. `remainder(delta)` bounds, term by term, what the linear part leaves
+    out: their sum is at least `sup |<g, f(z + D) - f(z) - Df(z) D>|` over `||D|| <= delta`.
+    """
+
+    adjoint: Adjoint
+    slack: Float[Tensor, "rival batch"]
+    remainder: Callable[[Radius], Terms]
+
+
+@runtime_checkable
+class Node(Protocol):
+    """A layer f at a point z, for a batch of images.
+
+    `output` is f(z) up to `slack`, an l2 distance per image. An `affine` layer has no remainder.
+    """
+
+    affine: bool
+
+    @property
+    def output(self) -> Tensor: ...
+
+    @property
+    def slack(self) -> Float[Tensor, " batch"]: ...
+
+    def spread(self, radius: Radius, method: Method) -> Radius:
+        """At least `sup ||f(z + D) - f(z)||` over `||D|| <= radius`, by the means of `method`."""
+
+    def pull(self, g: Adjoint) -> Pull: ...
+
+
+Rule = Callable[[Tensor], Node]
+
+
+def up(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """A bound made of sums, products, quotients and roots of non-negative numbers, rounded up; NaN is no bound.
+
+    4,096 roundings are far more than any formula here has.
+    """
+    return lifted(torch.where(values.isnan(), torch.inf, values), 4096)
+
+
+def length(x: Float[Tensor, "batch *shape"], axes: int = 1) -> Float[Tensor, "..."]:
+    """The l2 norm over all but the first `axes` axes, rounded up."""
+    return upper_length(x.reshape(*x.shape[:axes], -1))
+
+
+def product_slack(terms: int, *sizes: Tensor | float) -> Tensor:
+    """What a computed product may be wrong by in the Frobenius norm: sums of `terms`, factors of these sizes."""
+    total = torch.as_tensor(gamma(terms + 4), dtype=torch.float64)
+    for size in sizes:
+        total = total * size
+    return up(total)

@@ -1,0 +1,250 @@
+"""From a model to a program of rules: a table from the exact type of a layer to its rule, and a walk over it.
+
+A subclass is another type: it may do anything, so it has no rule of its parent's. Train mode, hooks and replaced
+forward functions are refused by name. Weights are taken to float64, exactly, with parametrisations folded in.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from specguard.certify import activations, affine, neurons, radial
+from specguard.certify.attention_rule import attention
+from specguard.certify.node import Rule
+from specguard.errors import ConfigError
+from specguard.nn import (
+    Attention,
+    Block,
+    ClassPool,
+    ClassToken,
+    GatedPositionalAttention,
+    LayerProject,
+    LayerScale,
+    MaxMin,
+    MeanPool,
+    Normalise,
+    PatchEmbedding,
+    Positions,
+    Residual,
+    Resize,
+    SkipAttention,
+    SmoothProject,
+    Softplus,
+    Squareplus,
+    TokenBatchNorm,
+    TokenConvolution,
+    ViT,
+    materialised,
+)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A layer with its rule."""
+
+    name: str
+    rule: Rule
+
+
+@dataclass(frozen=True)
+class Skip:
+    """`x + scale branch(x)`."""
+
+    name: str
+    scale: float
+    branch: "tuple[Step, ...]"
+
+
+Step = Leaf | Skip
+Maker = Callable[[Any], Rule]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    maker: Maker
+    forward: object  # as it was when the rule was made
+    children: tuple[type[nn.Module], ...]
+
+
+_RULES: dict[type[nn.Module], _Entry] = {}
+_PAIRS: dict[tuple[type[nn.Module], type[nn.Module]], Callable[[Any, Any], Rule]] = {}
+_SEQUENCES: dict[type[nn.Module], object] = {}
+
+
+def register_rule(layer: type[nn.Module], maker: Maker, *, children: tuple[type[nn.Module], ...] = ()) -> None:
+    """Teach proofs a layer: `maker(layer)` is its rule, a function from a point (float64) to a `Node`.
+
+    The rule serves this exact type, with its forward function as it is now. `children` are the exact types of the
+    layers inside it that the rule reads. `specguard.testing.check_rule` tries to break a rule.
+    """
+    if not (isinstance(layer, type) and issubclass(layer, nn.Module)):
+        raise ConfigError(f"a rule belongs to a type of layer, not to {layer!r}")
+    if layer in _RULES or layer in _SEQUENCES or layer is Residual:
+        raise ConfigError(f"there is a rule for {layer.__name__} already")
+    _RULES[layer] = _Entry(maker, layer.forward, children)
+
+
+def program(model: nn.Module) -> tuple[Step, ...]:
+    """The layers of `model` in order, each with its rule; what has none raises an error that names it."""
+    _refuse_surprises(model)
+    plain = materialised(model).eval().requires_grad_(False)
+    for name, tensor in plain.state_dict().items():
+        if not (tensor.is_floating_point() or tensor.dtype == torch.int64):
+            raise ConfigError(f"{name} is of type {tensor.dtype}, for which there are no proofs")
+        if not tensor.isfinite().all():
+            raise ConfigError(f"{name} has entries that are not finite")
+    steps = _steps("", plain.double())
+    if not steps:
+        raise ConfigError("the model has no layers")
+    return steps
+
+
+def _steps(name: str, layer: nn.Module) -> tuple[Step, ...]:
+    kind = type(layer)
+    if kind in _SEQUENCES:
+        _check_forward(name, layer, _SEQUENCES[kind])
+        return (*_guard(name, layer), *_sequence(name, _children(name, layer)))
+    if kind is Residual:
+        _check_forward(name, layer, _RESIDUAL)
+        return (_residual(name, layer),)  # type: ignore[arg-type]
+    return (Leaf(name, _rule(name, layer)),)
+
+
+def _sequence(name: str, layers: list[tuple[str, nn.Module]]) -> tuple[Step, ...]:
+    """One step per layer, or per two where both together have a rule of their own."""
+    steps: list[Step] = []
+    position = 0
+    while position < len(layers):
+        inner_name, layer = layers[position]
+        following = layers[position + 1][1] if position + 1 < len(layers) else None
+        pair = _PAIRS.get((type(layer), type(following))) if following is not None else None
+        if pair is not None and following is not None:
+            for each_name, each in layers[position : position + 2]:
+                _check_entry(each_name, each)
+            steps.append(Leaf(layers[position + 1][0], _made(layers[position + 1][0], pair, layer, following)))
+            position += 2
+        else:
+            steps.extend(_steps(inner_name, layer))
+            position += 1
+    return tuple(steps)
+
+
+def _residual(name: str, layer: Residual) -> Step:
+    """A branch that is attention alone is one map with its skip connection; any other is walked through."""
+    branch = _layers(f"{name}.branch", layer.branch)
+    busy = [(inner_name, inner) for inner_name, inner in branch if type(inner) is not nn.Identity]
+    if len(busy) == 1 and type(busy[0][1]) in _ATTENTION:
+        _check_entry(*busy[0])
+        return Leaf(busy[0][0], _made(busy[0][0], attention, busy[0][1], layer.scale))
+    return Skip(name, layer.scale, _steps(f"{name}.branch", layer.branch))
+
+
+def _layers(name: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:
+    """A layer, or those of a sequence of layers."""
+    if type(layer) is not nn.Sequential:
+        return [(name, layer)]
+    return [pair for child, inner in _children(name, layer) for pair in _layers(child, inner)]
+
+
+def _children(name: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The layers of a sequence as its forward function meets them: twice where they stand twice, but in a ViT."""
+    found = layer.named_children() if type(layer) is ViT else layer._modules.items()
+    return [(f"{name}.{child}".lstrip("."), inner) for child, inner in found if inner is not None]
+
+
+def _guard(name: str, layer: nn.Module) -> tuple[Step, ...]:
+    """A ViT takes images of one shape only."""
+    if not isinstance(layer, ViT):
+        return ()
+    config = layer.config
+    shape = (config.channels, config.image, config.image)
+    return (Leaf(f"{name}.input".lstrip("."), affine.of_shape(shape)),)
+
+
+def _rule(name: str, layer: nn.Module) -> Rule:
+    return _made(name, _check_entry(name, layer).maker, layer)
+
+
+def _check_entry(name: str, layer: nn.Module) -> _Entry:
+    entry = _RULES.get(type(layer))
+    if entry is None:
+        raise ConfigError(
+            f"{name or 'the model'} is a {type(layer).__name__}, for which there is no rule; "
+            f"specguard.certify.register_rule adds one"
+        )
+    _check_forward(name, layer, entry.forward)
+    for child, inner in layer.named_modules():
+        if inner is not layer and type(inner) not in (*entry.children, nn.ModuleList):
+            raise ConfigError(f"{name}.{child} is a {type(inner).__name__}, which its rule does not know")
+    return entry
+
+
+def _check_forward(name: str, layer: nn.Module, forward: object) -> None:
+    if type(layer).forward is not forward:
+        raise ConfigError(f"{name or 'the model'} has another forward function than its rule was made for")
+
+
+def _made(name: str, maker: Callable[..., Rule], *arguments: Any) -> Rule:
+    try:
+        return maker(*arguments)
+    except ConfigError as error:
+        raise ConfigError(f"{name or 'the model'}: {error}") from None
+
+
+def _refuse_surprises(model: nn.Module) -> None:
+    """Whatever can make a layer compute something else than its type says."""
+    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+        raise ConfigError("hooks are set on all modules; a proof cannot see what they do")
+    for name, layer in model.named_modules():
+        what = name or "the model"
+        if layer.training:
+            raise ConfigError(f"{what} is in train mode; proofs are about eval mode")
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            raise ConfigError(f"{what} has a forward hook; a proof cannot see what it does")
+        if "forward" in vars(layer) or "__call__" in vars(layer):
+            raise ConfigError(f"{what} has a replaced forward function; a proof cannot see what it does")
+
+
+_ATTENTION = (Attention, GatedPositionalAttention, SkipAttention)
+_RESIDUAL = Residual.forward
+_SEQUENCES.update({kind: kind.forward for kind in (ViT, Block, nn.Sequential)})
+_LAYERS: tuple[tuple[type[nn.Module], Maker, tuple[type[nn.Module], ...]], ...] = (
+    (nn.Linear, affine.linear, ()),
+    (nn.Identity, affine.identity, ()),
+    (nn.Dropout, affine.identity, ()),
+    (nn.Flatten, affine.flatten, ()),
+    (Normalise, affine.normalise, ()),
+    (Resize, affine.resize, ()),
+    (PatchEmbedding, affine.patch_embedding, (nn.Conv2d,)),
+    (ClassToken, affine.class_token, ()),
+    (Positions, affine.positions, ()),
+    (ClassPool, affine.class_pool, ()),
+    (MeanPool, affine.mean_pool, ()),
+    (LayerScale, affine.layer_scale, ()),
+    (TokenBatchNorm, affine.batch_norm, (nn.BatchNorm1d,)),
+    (TokenConvolution, affine.token_convolution, (nn.Conv1d, nn.Linear)),
+    (LayerProject, radial.projection, ()),
+    (SmoothProject, radial.projection, ()),
+    (nn.LayerNorm, radial.layer_norm, ()),
+    (nn.RMSNorm, radial.rms_norm, ()),
+    (MaxMin, neurons.max_min, ()),
+    *((kind, attention, (nn.Linear,)) for kind in _ATTENTION),
+)
+_ACTIVATIONS: dict[type[nn.Module], Callable[[Any], activations.Activation]] = {
+    nn.GELU: activations.gelu,
+    nn.ReLU: activations.relu,
+    nn.Tanh: activations.tanh,
+    Softplus: activations.softplus,
+    Squareplus: activations.squareplus,
+}
+for _kind, _maker, _inner in _LAYERS:
+    register_rule(_kind, _maker, children=_inner)
+for _kind, _function in _ACTIVATIONS.items():
+    register_rule(_kind, neurons.activation(_function))
+    _PAIRS[nn.Linear, _kind] = neurons.behind_linear(neurons.activation(_function))
+_PAIRS[nn.Linear, MaxMin] = neurons.behind_linear(neurons.max_min)
+_PAIRS[Normalise, PatchEmbedding] = lambda before, layer: affine.patch_embedding(layer, before)

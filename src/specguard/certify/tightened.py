@@ -1,0 +1,105 @@
+"""Attention bounded more tightly than by LoFAST: T1, T2, and the remainders of its linearisation.
+
+Three facts do it: the softmax of a row that looks at many tokens has a Jacobian of norm `max p`, far below 1; rows
+of a change of P sum to zero and shifts of a row of logits change nothing, so values and keys may be centred; and
+heads are concatenated, not added.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from specguard.certify.attention import AttentionPoint, upper_spectral
+from specguard.certify.lofast import lofast
+from specguard.certify.node import Radius, Terms, length, up
+from specguard.linalg import gamma, upper_length
+
+_SECOND = math.sqrt(6) / 18 * (1 + 1e-15)  # |softmax(z + u) - softmax(z) - J u| <= this |C u|^2
+
+
+def smallest(node: AttentionPoint, radius: Radius) -> Radius:
+    """The smallest of LoFAST, T1, and T2 where the derivative can be formed: `||F(X') - F(X)||_F` from above."""
+    best = torch.minimum(lofast(node, radius, node.mu_uncentred), upper_t1(node, radius))
+    return best if node.derivative_norm is None else torch.minimum(best, upper_t2(node, radius))
+
+
+def upper_t1(node: AttentionPoint, radius: Radius) -> Radius:
+    """`zeta eps + ||W^O|| sqrt(sum_l [lam_l tau eps (||M_l|| + eps ||B_l||) (||C V_l|| + eps ||W_l^V||)]^2)`.
+
+    Guarantee: upper bound on `||F(X') - F(X)||_F`, rounding included. Not always below LoFAST's.
+    Reference: certificates, section 2, item 4.
+    """
+    lam = node.lam(radius).amax(-1)
+    values = node.norm_cv + radius[..., None] * node.w.norm_v
+    each = node.w.mix * lam * node.logit_move(radius, node.mu) * values
+    return up(node.zeta * radius + node.w.norm_o * each.square().sum(-1).sqrt())
+
+
+def upper_t2(node: AttentionPoint, radius: Radius) -> Radius:
+    """`||DF(X)|| eps + ||W^O|| sqrt(sum_l t_l^2)`, where the derivative's matrix is small enough to be formed.
+
+    `t = lam0 tau eps^2 ||B|| ||C V|| + (sqrt 6 / 18) s^2 ||C V|| + lam s eps ||W^V||`, with the move of the logits
+    `s = tau eps (||M|| + eps ||B||)` and lam0 at the clean X, the only place where its probabilities may be used.
+
+    Guarantee: upper bound on `||F(X') - F(X)||_F`, rounding included.
+    Reference: certificates, section 2, item 5.
+    """
+    if node.derivative_norm is None:
+        raise ValueError("the derivative of this layer is too large to be formed")
+    w, eps = node.w, radius[..., None]
+    s, lam = node.logit_move(radius, node.mu), node.lam(radius).amax(-1)
+    product = node.lam_clean * w.tau * eps.square() * w.norm_b * node.norm_cv
+    each = w.mix * (product + _SECOND * s.square() * node.norm_cv + lam * s * eps * w.norm_v)
+    return up(node.derivative_norm * radius + w.norm_o * each.square().sum(-1).sqrt())
+
+
+def attention_remainder(
+    node: AttentionPoint,
+    G: Float[Tensor, "rival batch head token head_dim"],
+    M: Float[Tensor, "rival batch head token key"],
+    K: Float[Tensor, "rival batch head token key"],
+    size_g: Float[Tensor, "rival batch"],
+) -> Callable[[Radius], Terms]:
+    """What linearising attention leaves out, against the adjoint, in three terms summed over heads.
+
+    `product`    `||K|| tau ||B|| delta^2`: the product of moving queries and moving keys, through the softmax
+    `curvature`  `1/2 max_i lam_i range(M_i) s^2`, or `sqrt 6 / 18 max_i |C M_i| s^2`: the softmax bends
+    `values`     `lam s ||N|| delta`: moving probabilities times moving values
+
+    with `M = dm/dP`, `K = P (M - rowsum(P M))`, `N = dm/d(PV) W^V^T` and s the move of the logits.
+
+    Guarantee: their sum is at least `sup |<g, r(D)>|` over `||D|| <= delta`, rounding included.
+    Reference: certificates, section 3.
+    """
+    w = node.w
+    # M is right to this much, and so are K (as a share of it), the ranges of its rows and their lengths.
+    v = length(node.v, 2)
+    wrong_m = (gamma(2 * (node.X.shape[1] + node.X.shape[2]) + 64) * v + node.slack_v) * w.size_o * w.mix
+    wrong_m = up(wrong_m * size_g[..., None])
+    size_m = upper_length(M.flatten(3))
+    norm_k = upper_spectral(K, 6) + 2 * wrong_m + 4 * (node.relative_slack + gamma(node.X.shape[1] + 16)) * size_m
+    product = up((w.tau * norm_k * w.norm_b).sum(2))
+    rows = M.amax(-1) - M.amin(-1) + 2 * wrong_m[..., None]
+    centred = upper_length(M - M.mean(-1, keepdim=True)).amax(-1) + wrong_m + gamma(node.X.shape[1] + 8) * size_m
+    N = G @ w.Wv.mT * w.mix[:, None, None]
+    wrong_n = gamma(node.X.shape[2] + node.v.shape[-1] + 16) * w.size_v * w.size_o * w.mix
+    norm_n = torch.minimum(upper_spectral(N, 6), upper_spectral(G, 6) * w.norm_v * w.mix)
+    norm_n = up(norm_n + wrong_n * size_g[..., None])
+    rows, centred = up(rows), up(centred)
+
+    def terms(radius: Radius) -> Terms:
+        lam = node.lam(radius)
+        s = node.logit_move(radius, node.mu)
+        bent = (lam[..., None, :, :, :] * rows).amax(-1) / 2
+        bent = torch.minimum(bent, _SECOND * centred) * s.square()[..., None, :, :]
+        moving = (lam.amax(-1) * s * radius[..., None])[..., None, :, :] * norm_n
+        return {
+            "product": up(product * radius.square()[..., None, :]),
+            "curvature": up(bent.sum(-1)),
+            "values": up(moving.sum(-1)),
+        }
+
+    return terms

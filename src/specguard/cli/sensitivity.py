@@ -1,0 +1,169 @@
+"""`specguard sensitivity`: how far one attention layer of a run can move, against every bound on it."""
+
+import hashlib
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from specguard.adapt import from_run
+from specguard.cli.console import (
+    chosen_device,
+    err,
+    interruptible,
+    option,
+    out,
+    plain_warnings,
+    readable,
+    study_bar,
+)
+from specguard.cli.names import DataName, first_images, folder_within, number, run_data
+from specguard.errors import ConfigError
+from specguard.evaluate import Sensitivity, sensitivity
+from specguard.nn import fingerprint
+from specguard.report import save_figure, sensitivity_figure
+from specguard.runs import Json, write_file
+
+_WHAT, _HOW, _WHERE = "Layer and studies", "Images and arithmetic", "Output"
+_LABELS = {
+    "found": "found",
+    "naive": "naive",
+    "specformer_printed": "SpecFormer printed",
+    "specformer": "SpecFormer",
+    "specformer_tight": "SpecFormer tight",
+    "lofast1": "LoFAST (1)",
+    "lofast2": "LoFAST (2)",
+    "t1": "T1",
+    "t2": "T2",
+    "best": "best",
+}
+
+
+def sensitivity_command(
+    run: Annotated[Path, typer.Argument(help="directory of a finished training run")],
+    layer: Annotated[int, option("which attention layer, counted from 0", _WHAT)] = 0,
+    radius: Annotated[
+        list[str], option("of the input's change, in Frobenius norm; may be given more than once", _WHAT)
+    ] = ["0.01", "0.02", "0.03", "0.05", "0.07", "0.09", "0.1"],  # noqa: B006
+    input_norm: Annotated[
+        list[str], option("spectral norm inputs are brought to; may be given more than once", _WHAT)
+    ] = ["1", "3", "10", "30"],  # noqa: B006
+    weight_change: Annotated[
+        list[str], option("share by which a matrix is changed; may be given more than once", _WHAT)
+    ] = ["0.05", "0.1", "0.2", "0.5", "1"],  # noqa: B006
+    weight_radius: Annotated[str, option("of the bounds of changed matrices", _WHAT)] = "0.1",
+    samples: Annotated[int, option("random changes of each matrix and size", _WHAT, min=1)] = 10,
+    steps: Annotated[int, option("of the ascent that looks for the largest change", _WHAT, min=1)] = 60,
+    starts: Annotated[int, option("random starts of it, besides the most fragile direction", _WHAT, min=0)] = 2,
+    images: Annotated[int, option("the first N test images", _HOW, min=1)] = 8,
+    data: Annotated[DataName | None, option("data set [default: the one trained on]", _HOW)] = None,
+    data_root: Annotated[Path | None, option("where the data set lies [default: as in training]", _HOW)] = None,
+    verify_data: Annotated[bool, option("check the official checksums", _HOW)] = True,
+    batch: Annotated[int, option("images looked at together", _HOW, min=1)] = 8,
+    seed: Annotated[int, option("the only source of randomness", _HOW)] = 0,
+    device: Annotated[str, option("auto, cpu, cuda or cuda:N", _HOW)] = "auto",
+    out_name: Annotated[
+        str | None,
+        option("folder for the result, within RUN/sensitivity [default: any]", _WHERE, "--out"),
+    ] = None,
+    figure: Annotated[
+        Path | None, option("write the figure as FIGURE.svg and FIGURE.png [default: beside the result]", _WHERE)
+    ] = None,
+) -> None:
+    """Compare the largest change of an attention layer's output that is found with all bounds on it."""
+    settings = Sensitivity(
+        layer,
+        _numbers(radius, "--radius"),
+        _numbers(input_norm, "--input-norm"),
+        _numbers(weight_change, "--weight-change"),
+        number(weight_radius, "--weight-radius"),
+        images,
+        samples,
+        steps,
+        starts,
+        batch,
+        seed,
+    )
+    if figure is not None and figure.name in ("", ".."):
+        raise ConfigError(f"--figure takes the name of a file, not {str(figure)!r}")
+    name = _folder_name(settings) if out_name is None else folder_within(out_name)
+    target = chosen_device(device)
+    model = from_run(run)
+    loaded = run_data(run, model, data, data_root, verify_data)
+    split = first_images(loaded, images)
+    identity = {"model": fingerprint(model), "data": loaded.fingerprint(), "dataset": loaded.name}
+    folder = run / "sensitivity" / name
+    err.print(readable(f"{run} on {len(split)} images, {target}, result in {folder}"), soft_wrap=True)
+    advice = f"start again with: {shlex.join(['specguard', *sys.argv[1:]])}"
+    with interruptible(advice), plain_warnings(), study_bar("pieces") as watch:
+        result = sensitivity(model, split, folder, settings, identity=identity, device=target, watch=watch)
+    label = readable(f"{run.resolve().name}: {result['layer']}, n = {result['n']}")
+    _print(label, result)
+    _write_figure(result, label, folder / "sensitivity" if figure is None else figure)
+
+
+def _numbers(texts: list[str], flag: str) -> tuple[float, ...]:
+    """In order, each once."""
+    return tuple(sorted({number(text, flag) for text in texts}))
+
+
+def _folder_name(settings: Sensitivity) -> str:
+    """Readable, and another one for other settings."""
+    code = hashlib.sha256(json.dumps(str(settings)).encode()).hexdigest()[:8]
+    return f"{settings.layer}-{settings.images}-{code}"
+
+
+def _print(label: str, result: Json) -> None:
+    """The paper's Table 3 with all bounds, and how many times what was found each bound is."""
+    rows = result["radii"]
+    values, ratios = (_table(first, rows) for first in ("||F(X') - F(X)||", "bound / found"))
+    for name, shown in _LABELS.items():
+        means = [None if row[name] is None else row[name]["mean"] for row in rows]
+        if all(mean is None for mean in means):
+            continue
+        values.add_row(shown, *(_short(mean) for mean in means))
+        if name != "found":
+            ratios.add_row(shown, *(_ratio(mean, row["found"]) for mean, row in zip(means, rows, strict=True)))
+    out.print(label, soft_wrap=True)
+    out.print(values)
+    out.print(ratios)
+    failed = [row["radius"] for row in (*rows, *result["input_norms"]) if row["exceeded"]]
+    if failed:
+        err.print(
+            f"warning: SpecFormer's printed bound is exceeded {len(failed)} times, at radius {min(failed):g} first",
+            style="yellow",
+            soft_wrap=True,
+        )
+
+
+def _table(first: str, rows: list[Json]) -> Table:
+    """One column per radius, as narrow as can be."""
+    table = Table(padding=(0, 1, 0, 0))
+    table.add_column(first, no_wrap=True)
+    for row in rows:
+        table.add_column(f"{row['radius']:g}", overflow="fold")
+    return table
+
+
+def _short(value: float | None) -> str:
+    """Three digits, and no exponent before it is needed."""
+    return "" if value is None else f"{value:.0f}" if 100 <= value < 1e6 else f"{value:.3g}"
+
+
+def _ratio(mean: float | None, found: Json | None) -> str:
+    """Four digits: the best bounds differ from what was found in the third."""
+    if mean is None or found is None or not found["mean"] > 0:
+        return ""
+    ratio = mean / found["mean"]
+    return f"{ratio:.3f}" if ratio < 10 else _short(ratio)
+
+
+def _write_figure(result: Json, label: str, path: Path) -> None:
+    base = path.with_suffix("") if path.suffix in (".svg", ".png") else path
+    for suffix, content in save_figure(sensitivity_figure(result, label)).items():
+        write_file(base.with_name(f"{base.name}.{suffix}"), content)
+    out.print(readable(f"figure in {base}.svg and {base}.png"), soft_wrap=True)

@@ -1,0 +1,267 @@
+"""Certificates on disk: every image proved, attacked, and given one of three verdicts; killed and continued.
+
+certification.json  what is certified, by which families; written once, at the start
+environment.jsonl   versions, commit, hardware and command of every start
+records.jsonl       one line per image
+seconds.jsonl       how long each family took, batch by batch
+summary.json        the numbers; its presence means that the study is complete
+"""
+
+import copy
+import hashlib
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from specguard.attacks import PGD
+from specguard.certify import FAMILIES, Family, program
+from specguard.certify.certificate import l2_radius, lower_radius, posed
+from specguard.certify.families import Problem, upper_falls
+from specguard.certify.families import described as in_words
+from specguard.data import Dataset
+from specguard.errors import ConfigError, RunError, SoundnessError
+from specguard.evaluate.certified_summary import certified_summary, is_record
+from specguard.evaluate.folder import Progress, Watcher, as_stored, nearly_equal, open_folder
+from specguard.geometry import Ball, Norm, per_sample
+from specguard.nn import ViT
+from specguard.runs import (
+    Json,
+    append_lines,
+    described,
+    locked,
+    read_json,
+    read_lines,
+    record_start,
+    rewrite_lines,
+    write_json,
+)
+
+_TERMS = 8  # of a margin's losses that a record keeps, the largest first
+
+
+@dataclass(frozen=True)
+class Certification:
+    """What to prove, and with which attack to try to refute it.
+
+    A norm of linf is certified through the l2 ball around the linf ball. `search` also looks for the largest l2
+    radius of every image.
+    """
+
+    radii: tuple[float, ...] = (0.1,)
+    norm: Norm = "l2"
+    families: tuple[Family, ...] = FAMILIES
+    search: bool = True
+    attack: PGD = PGD(steps=40, loss="margin")
+    batch: int = 25
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ConfigError(f"batch must be at least 1, not {self.batch}")
+        if not self.radii or not self.families:
+            raise ConfigError("a certification needs at least one radius and one family")
+        if len(set(self.radii)) < len(self.radii) or len(set(self.families)) < len(self.families):
+            raise ConfigError("the same radius or family was given twice")
+        if unknown := [family for family in self.families if family not in FAMILIES]:
+            raise ConfigError(f"family {unknown[0]!r} is unknown; choose among {', '.join(FAMILIES)}")
+        _ = self.balls
+
+    @property
+    def balls(self) -> tuple[Ball, ...]:
+        return tuple(Ball(self.norm, radius) for radius in self.radii)
+
+
+def certification(
+    model: ViT,
+    split: Dataset,
+    folder: Path,
+    settings: Certification,
+    *,
+    identity: Json,
+    device: torch.device,
+    watch: Watcher = lambda progress: None,
+) -> Json:
+    """Prove and attack every image of `split`, leave records in `folder`, and return the summary.
+
+    `identity` says which model and which data this is; a folder that holds a study of another is refused, and one
+    of the same is continued. An image that is both certified and broken ends everything with an error.
+    """
+    stored = as_stored({**identity, "n": len(split), **described(settings)})
+    with locked(folder):
+        open_folder(folder, "certification", stored)
+        study = _Study(model, split, folder, settings, device, watch)
+        records = study.stored()
+        if (folder / "summary.json").exists():
+            return _stored_summary(folder / "summary.json", records, settings, stored, len(split))
+        record_start(folder, device)
+        records = study.completed(records)
+        result = {
+            **certified_summary(records, settings.radii, settings.families),
+            "seconds_per_image": _seconds(folder, len(split)),
+            "settings": stored,
+            "environment": read_lines(folder / "environment.jsonl")[-1],
+        }
+        write_json(folder / "summary.json", result)
+        return result
+
+
+class _Study:
+    """The batches of a study, from wherever the records on disk stand."""
+
+    def __init__(
+        self,
+        model: ViT,
+        split: Dataset,
+        folder: Path,
+        settings: Certification,
+        device: torch.device,
+        watch: Watcher,
+    ) -> None:
+        self.model = copy.deepcopy(model).to(device).eval()
+        self.exact = copy.deepcopy(self.model).double()
+        self.program = program(self.model)
+        self.split, self.labels = split.to(device), split.labels.tolist()
+        self.folder, self.settings, self.watch = folder, settings, watch
+        self.path = folder / "records.jsonl"
+
+    def stored(self) -> list[Json]:
+        """The records on disk, which are those of the first images."""
+        records = read_lines(self.path)
+        for number, record in enumerate(records):
+            known = number < len(self.labels) and is_record(
+                record, number, self.labels[number], self.settings.radii, self.settings.families
+            )
+            if not known:
+                raise RunError(f"{self.path} holds a record that does not belong to this study")
+        return records
+
+    def completed(self, records: list[Json]) -> list[Json]:
+        """All records, given those on disk; a batch that was cut short is done again."""
+        batch = self.settings.batch
+        if len(records) < len(self.split):
+            records = records[: len(records) // batch * batch]
+        for path, kept in ((self.path, records), (self.folder / "seconds.jsonl", None)):
+            if path.exists():
+                rewrite_lines(path, read_lines(path) if kept is None else kept)
+        total = math.ceil(len(self.split) / batch)
+        for begin in range(len(records), len(self.split), batch):
+            self.watch(Progress(begin // batch, total, "certifying"))
+            found, seconds = self.batch(begin)
+            append_lines(self.folder / "seconds.jsonl", {"begin": begin, **seconds})
+            append_lines(self.path, *found)
+            records += found
+        self.watch(Progress(total, total, "done"))
+        return records
+
+    def batch(self, begin: int) -> tuple[list[Json], dict[str, float]]:
+        """The records of a batch, and the seconds of every family."""
+        settings = self.settings
+        samples = torch.arange(begin, min(begin + settings.batch, len(self.split)), device=self.split.labels.device)
+        images, labels = self.split.batch(samples)
+        seconds: dict[str, float] = {}
+        begun = time.perf_counter()
+        p = posed(self.program, images, labels, settings.families)
+        seconds["network"] = _since(begun, images)
+        lower: dict[Family, list[Tensor]] = {}
+        largest: dict[Family, Tensor] = {}
+        terms: dict[Family, list[dict[str, float]]] = {}
+        for family in settings.families:
+            begun = time.perf_counter()
+            lower[family], terms[family] = self._lower(p, family, images[0].numel())
+            seconds[family] = _since(begun, images)
+            begun = time.perf_counter()
+            largest[family] = lower_radius(p, family) if settings.search else torch.zeros(len(images))
+            seconds[f"{family} search"] = _since(begun, images)
+        broken = [self._broken(images, labels, ball, samples) for ball in settings.balls]
+        margins, predicted = p.margins.amin(0).tolist(), p.predicted.tolist()
+        records = []
+        for i, (sample, label) in enumerate(zip(samples.tolist(), labels.tolist(), strict=True)):
+            radii = []
+            for number, radius in enumerate(settings.radii):
+                bounds = {family: float(lower[family][number][i]) for family in settings.families}
+                radii.append(_verdict(radius, bounds, bool(broken[number][i]), sample))
+            best = max(settings.families, key=lambda family: float(lower[family][-1][i]))
+            record: Json = {"sample": sample, "label": label, "predicted": predicted[i], "margin": margins[i]}
+            record |= {"input": _digest(images[i]), "radii": radii, "family": best, "loses": terms[best][i]}
+            record["largest"] = {family: float(largest[family][i]) for family in settings.families}
+            records.append(record)
+        return records, seconds
+
+    def _lower(
+        self, p: Problem, family: Family, size: int
+    ) -> tuple[list[Float[Tensor, " batch"]], list[dict[str, float]]]:
+        """The worst margin's lower bound at every radius, and what that margin loses at the last, per image."""
+        found = []
+        for ball in self.settings.balls:
+            radius = torch.full_like(p.margins[0], l2_radius(ball, size))
+            fall = upper_falls(p, radius, (family,))[family]
+            left = p.margins - fall.total
+            found.append(left.amin(0).cpu())
+        hardest = left.argmin(0)[None]
+        columns = {in_words(key): term.gather(0, hardest)[0].tolist() for key, term in fall.terms.items()}
+        losses = []
+        for i in range(len(hardest[0])):
+            ordered = sorted(((name, column[i]) for name, column in columns.items()), key=lambda item: -item[1])
+            losses.append({name: value for name, value in ordered[:_TERMS] if 0 < value < math.inf})
+        return found, losses
+
+    def _broken(self, images: Tensor, labels: Tensor, ball: Ball, samples: Tensor) -> Tensor:
+        """Where the attack leads to another class, in float64 and strictly within the ball."""
+        attack = self.settings.attack
+        found = attack(self.model, images, labels, ball, ids=samples, seed=self.settings.seed).images.double()
+        offset = found - images.double()
+        length = ball.distance(offset, torch.zeros_like(offset))
+        shrink = torch.where(length > ball.radius, ball.radius / length * (1 - 1e-12), 1.0)
+        with torch.no_grad():
+            moved = self.exact(images.double() + offset * per_sample(shrink, offset)).argmax(1)
+            clean = self.exact(images.double()).argmax(1)
+        return (moved != labels) | (clean != labels)
+
+
+def _verdict(radius: float, bounds: dict[Family, float], broken: bool, sample: int) -> Json:
+    certified = [family for family, bound in bounds.items() if bound > 0]
+    if certified and broken:
+        raise SoundnessError(
+            f"image {sample} is certified by {certified[0]} and broken at radius {radius:g}, which cannot be"
+        )
+    verdict = "certified" if certified else "broken" if broken else "unknown"
+    finite = {family: bound if math.isfinite(bound) else None for family, bound in bounds.items()}
+    return {"radius": radius, "verdict": verdict, "lower": finite}
+
+
+def _digest(image: Float[Tensor, "*shape"]) -> str:
+    """SHA-256 of an image's numbers in float64, so that it is the same whatever type it was stored in."""
+    return hashlib.sha256(image.double().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+def _since(begun: float, like: Tensor) -> float:
+    if like.is_cuda:
+        torch.cuda.synchronize(like.device)
+    return time.perf_counter() - begun
+
+
+def _seconds(folder: Path, count: int) -> dict[str, float]:
+    """Seconds per image of every stage; of the last time a batch was done, if it was done twice."""
+    batches = {line["begin"]: line for line in read_lines(folder / "seconds.jsonl")}
+    totals: dict[str, float] = {}
+    for line in batches.values():
+        for name, value in line.items():
+            if name != "begin":
+                totals[name] = totals.get(name, 0.0) + float(value)
+    return {name: value / count for name, value in totals.items()}
+
+
+def _stored_summary(path: Path, records: list[Json], settings: Certification, stored: Json, count: int) -> Json:
+    """The summary on disk, which says what the records say."""
+    result = read_json(path)
+    if len(records) == count:
+        expected = {**certified_summary(records, settings.radii, settings.families), "settings": stored}
+        known = {key: result.get(key) for key in result.keys() - {"seconds_per_image", "environment"}}
+        if nearly_equal(known, expected):
+            return result
+    raise RunError(f"{path} does not hold the summary of this study")

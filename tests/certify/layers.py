@@ -1,0 +1,97 @@
+"""Layers of every kind at points of their own, sizes pairwise distinct, over which the laws of rules run."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from specguard.nn import (
+    Attention,
+    ClassPool,
+    ClassToken,
+    GatedPositionalAttention,
+    LayerProject,
+    LayerScale,
+    MaxMin,
+    MeanPool,
+    Normalise,
+    PatchEmbedding,
+    Positions,
+    Residual,
+    Resize,
+    SkipAttention,
+    SmoothProject,
+    Softplus,
+    Squareplus,
+    TokenBatchNorm,
+    TokenConvolution,
+)
+
+PIXELS, TOKENS, SIX = (2, 2, 6, 9), (2, 5, 7), (2, 4, 6)  # batch 2; 2 channels; 5 tokens of 7; 4 tokens of 6
+
+
+def batch_norm() -> nn.Module:
+    layer = TokenBatchNorm(7)
+    layer.norm.running_mean.copy_(torch.linspace(-1, 2, 7))
+    layer.norm.running_var.copy_(torch.linspace(0.01, 4, 7))
+    return layer
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(7, 5), TOKENS),
+    "linear without bias": (lambda: nn.Linear(7, 5, bias=False), TOKENS),
+    "pooled linear": (lambda: nn.Linear(7, 5), (2, 7)),
+    "identity": (nn.Identity, TOKENS),
+    "dropout": (lambda: nn.Dropout(0.5), TOKENS),
+    "flatten": (nn.Flatten, TOKENS),
+    "normalise": (lambda: Normalise((0.4, 0.6), (0.3, 0.2)), PIXELS),
+    "resize": (lambda: Resize(8), PIXELS),
+    "patches": (lambda: PatchEmbedding(2, 3, 5), PIXELS),
+    "normalised patches": (
+        lambda: nn.Sequential(Normalise((0.4, 0.6), (0.3, 0.2)), PatchEmbedding(2, 3, 5)), PIXELS,
+    ),
+    "class token": (lambda: ClassToken(7), TOKENS),
+    "positions": (lambda: Positions(5, 7), TOKENS),
+    "class pool": (ClassPool, TOKENS),
+    "mean pool": (MeanPool, TOKENS),
+    "layer scale": (lambda: LayerScale(7, 1.0), TOKENS),
+    "batch norm": (batch_norm, TOKENS),
+    "token convolution": (lambda: TokenConvolution(6, (3, 5, 1)), (2, 5, 6)),
+    "layer project": (lambda: LayerProject(2.0), TOKENS),
+    "smooth project": (lambda: SmoothProject(1.5), TOKENS),
+    "layer norm": (lambda: nn.LayerNorm(7), TOKENS),
+    "pooled layer norm": (lambda: nn.LayerNorm(7, eps=1e-3), (2, 7)),
+    "layer norm without weights": (lambda: nn.LayerNorm(7, eps=0.5, elementwise_affine=False), TOKENS),
+    "rms norm": (lambda: nn.RMSNorm(7, eps=1e-2), TOKENS),
+    "gelu": (nn.GELU, TOKENS),
+    "gelu by tanh": (lambda: nn.GELU("tanh"), TOKENS),
+    "relu": (nn.ReLU, TOKENS),
+    "tanh": (nn.Tanh, TOKENS),
+    "softplus": (lambda: Softplus(3.0), TOKENS),
+    "squareplus": (lambda: Squareplus(0.5), TOKENS),
+    "max min": (MaxMin, (2, 5, 8)),
+    "neurons, gelu": (lambda: nn.Sequential(nn.Linear(7, 11), nn.GELU()), TOKENS),
+    "neurons, relu": (lambda: nn.Sequential(nn.Linear(7, 11), nn.ReLU()), TOKENS),
+    "neurons, max min": (lambda: nn.Sequential(nn.Linear(7, 12), MaxMin()), TOKENS),
+    "attention": (lambda: Attention(6, 3), SIX),
+    "attention without bias": (lambda: Attention(6, 2, bias=False), SIX),
+    "attention of one token": (lambda: Attention(6, 2), (2, 1, 6)),
+    "residual attention": (lambda: Residual(Attention(6, 2), 0.5), SIX),
+    "skip attention": (lambda: SkipAttention(6, 2, 0.3), SIX),
+    "gated attention": (lambda: GatedPositionalAttention(6, 2, 2), SIX),
+    "residual mlp": (
+        lambda: Residual(nn.Sequential(LayerProject(1.0), nn.Linear(7, 11), nn.Tanh(), nn.Linear(11, 7)), 0.7),
+        TOKENS,
+    ),
+}  # fmt: skip
+
+
+def made(name: str, scale: float = 1.0, seed: int = 0) -> tuple[nn.Module, Tensor]:
+    """A layer in eval mode with weights of that size, and points for it."""
+    maker, shape = LAYERS[name]
+    generator = torch.Generator().manual_seed(seed)
+    layer = maker().eval()
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.copy_(scale * torch.randn(p.shape, generator=generator) / max(1, p.shape[-1]) ** 0.5)
+    return layer, torch.randn(shape, generator=generator)

@@ -1,0 +1,375 @@
+"""The laws bite: every planted error, each a real one of a paper or an easy one to make, is caught.
+
+Every case passes as it is; with the error planted, a law or a sandwich fails.
+"""
+
+from fractions import Fraction
+
+import pytest
+import torch
+from jaxtyping import config
+from torch import nn
+
+from specguard import testing
+from specguard.certify import activations, affine, attention, certify, families, network, neurons, radial, tightened
+from specguard.certify.attention import AttentionPoint, Weights
+from specguard.geometry import Ball
+from specguard.nn import Attention, LayerProject, MaxMin, Residual
+from specguard.testing import BrokenLawError, check_rule
+
+pytestmark = pytest.mark.usefixtures("one_thread", "as_shipped")
+
+
+@pytest.fixture
+def as_shipped(monkeypatch):
+    """Planted functions need not obey the types of those they stand for."""
+    monkeypatch.setattr(config, "jaxtyping_disable", True)
+
+
+class Case:
+    """A layer at a point, with the radii and methods that are checked."""
+
+    def __init__(self, layer, X, radii, methods=("local",)):
+        self.layer, self.X, self.radii, self.methods = layer.eval(), X, radii, methods
+
+    def check(self):
+        check_rule(self.layer, self.X, radii=self.radii, methods=self.methods)
+
+    def caught(self):
+        with pytest.raises(BrokenLawError) as error:
+            self.check()
+        return str(error.value)
+
+
+def one_head(dim, q, k, v, bq=None, o=None):
+    """Attention of one head with the given matrices (maps of rows, x @ W) and no other bias than the queries'."""
+    layer = Attention(dim, 1).eval().double()
+    with torch.no_grad():
+        layer.qkv.weight.copy_(torch.cat([torch.as_tensor(W, dtype=torch.float64).mT for W in (q, k, v)]))
+        layer.qkv.bias.zero_()
+        layer.out.weight.copy_((torch.eye(dim) if o is None else torch.as_tensor(o)).double().mT)
+        layer.out.bias.zero_()
+        if bq is not None:
+            layer.qkv.bias[:dim] = torch.as_tensor(bq, dtype=torch.float64)
+    return layer
+
+
+def diag(*entries):
+    return torch.diag(torch.tensor(entries, dtype=torch.float64))
+
+
+def unit(dim, row, column, value=1.0):
+    W = torch.zeros(dim, dim, dtype=torch.float64)
+    W[row, column] = value
+    return W
+
+
+def equal_logits(tokens=2, bias=True, o=None, radii=(1e-2,), methods=("local",)):
+    """All logits are equal, and the change of P is the whole change: T1 is attained for two tokens.
+
+    Channel 0 makes the queries (or a bias does), channel 1 the keys, channel 2 values of 1 out of entries of 1000.
+    """
+    q = torch.zeros(3, 3) if bias else unit(3, 0, 0)
+    layer = one_head(3, q, unit(3, 1, 0), unit(3, 2, 2, 1e-3), (1.0, 0.0, 0.0) if bias else None, o)
+    X = torch.zeros(1, tokens, 3, dtype=torch.float64)
+    X[0, :, 0] = 0.0 if bias else 1.0
+    X[0, 0, 2] = 1000.0
+    X[0, 1, 2] = -1000.0 if tokens == 2 else 0.0
+    return Case(layer, X, radii, methods)
+
+
+# Attention ------------------------------------------------------------------------------------------------------
+
+
+def test_a_softmax_constant_of_049_is_caught(monkeypatch):
+    case, true = equal_logits(), attention.upper_probability
+    case.check()
+    monkeypatch.setattr(attention, "upper_probability", lambda *given: true(*given).clamp(max=0.49))
+    assert "the spread by local" in case.caught()
+
+
+def test_a_query_bias_left_out_of_the_bounds_is_caught(monkeypatch):
+    case = equal_logits(methods=("lofast", "lofast2", "local"))
+    case.check()
+
+    def without_bias(self):
+        a, q = self.k @ self.w.Wq.mT, self.q - self.w.bq[:, None]
+        zero = torch.zeros_like(a[..., 0, 0])
+        return a - a.mean(-2, keepdim=True), q @ self.w.Wk.mT, zero, zero
+
+    monkeypatch.setattr(AttentionPoint, "_a_and_b", property(without_bias))
+    assert "the spread by" in case.caught()
+
+
+def test_eq_25_as_printed_is_caught(monkeypatch):
+    case = equal_logits(bias=False, methods=("lofast",))
+    case.check()
+
+    def printed(self):
+        a, _, wrong, _ = self._a_and_b
+        a = self._uncentred
+        return self._operator_norm(a, a, wrong, wrong, centred=False)
+
+    monkeypatch.setattr(AttentionPoint, "mu_uncentred", property(printed))
+    assert "the spread by lofast" in case.caught()
+
+
+def test_queries_centred_with_the_keys_are_caught(monkeypatch):
+    case = equal_logits()
+    case.check()
+
+    def centred(self):
+        a, b = self.k @ self.w.Wq.mT, self.q @ self.w.Wk.mT
+        zero = torch.zeros_like(a[..., 0, 0])
+        return a - a.mean(-2, keepdim=True), b - b.mean(-2, keepdim=True), zero, zero
+
+    monkeypatch.setattr(AttentionPoint, "_a_and_b", property(centred))
+    assert "the spread by local" in case.caught()
+
+
+def test_the_clean_probabilities_in_place_of_those_of_the_ball_are_caught(monkeypatch):
+    case = equal_logits(tokens=9, radii=(7.0,))
+    case.check()
+
+    def clean(self, radius):
+        return self.lam_clean[..., None].expand(*radius.shape, -1, self.X.shape[1])
+
+    monkeypatch.setattr(AttentionPoint, "lam", clean)
+    case.caught()
+
+
+def power_step(A):
+    """What one power step from a vector of ones finds: a norm from below."""
+    v = torch.ones(*A.shape[:-2], A.shape[-1], 1, dtype=A.dtype)
+    return torch.linalg.vector_norm(A @ (v / torch.linalg.vector_norm(v, dim=-2, keepdim=True)), dim=(-2, -1))
+
+
+def test_one_power_step_for_the_norm_of_the_output_map_is_caught(monkeypatch):
+    case = equal_logits(o=diag(0.1, 0.1, 1.0))
+    case.check()
+    monkeypatch.setattr(Weights, "norm_o", property(lambda self: power_step(self.Wo.flatten(0, 1).mT)))
+    case.caught()
+
+
+def linear_attention():
+    """With W^Q = 0 attention is the mean of all values: a linear map, which zeta describes exactly."""
+    v = torch.outer(torch.tensor([0.6, 0.8, 0.0]), torch.tensor([0.0, 0.6, 0.8])).double()
+    o = torch.outer(torch.tensor([0.0, 0.6, 0.8]), torch.tensor([1.0, 0.0, 0.0])).double()
+    X = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return Case(one_head(3, torch.zeros(3, 3), torch.eye(3), v, o=o), X, (0.1, 1.0))
+
+
+def test_one_power_step_for_the_linear_part_is_caught(monkeypatch):
+    case = linear_attention()
+    case.check()
+    monkeypatch.setattr(AttentionPoint, "zeta", property(lambda self: power_step(self._linear_part)))
+    monkeypatch.setattr(AttentionPoint, "derivative_norm", property(lambda self: None))
+    case.caught()
+
+
+def test_a_bound_a_thousandth_too_small_is_caught_where_attention_is_linear(monkeypatch):
+    case, true = linear_attention(), tightened.smallest
+    case.check()
+    monkeypatch.setattr(tightened, "smallest", lambda node, radius: true(node, radius) * 0.999)
+    assert "the spread by local" in case.caught()
+
+
+def test_values_weighed_head_by_head_in_the_linear_part_are_caught(monkeypatch):
+    layer = Attention(3, 3, bias=False).eval().double()  # three equal heads: 3, not sqrt(3)
+    with torch.no_grad():
+        layer.qkv.weight.zero_()
+        layer.qkv.weight[6:] = torch.tensor([1.0, 0.0, 0.0])
+        layer.out.weight.zero_()
+        layer.out.weight[0] = 1.0
+        layer.out.bias.zero_()
+    X = torch.randn(1, 4, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    case = Case(layer, X, (0.5,))
+    monkeypatch.setattr(attention, "DENSE", 1)
+    case.check()
+    monkeypatch.setattr(Weights, "norm_all_v", property(lambda self: self.norm_v.amax()))
+    case.caught()
+
+
+def test_a_forgotten_product_of_moving_queries_and_keys_is_caught(monkeypatch):
+    layer = one_head(3, unit(3, 0, 0), unit(3, 1, 0), unit(3, 2, 2, 1e-3))
+    X = torch.zeros(1, 2, 3, dtype=torch.float64)
+    X[0, :, 2] = torch.tensor([1000.0, -1000.0])
+    case = Case(layer, X, (0.1, 1.0))
+    case.check()
+    monkeypatch.setattr(Weights, "norm_b", property(lambda self: torch.zeros(1, dtype=torch.float64)))
+    assert "says" in case.caught()
+
+
+@pytest.mark.parametrize("term", ["product", "curvature", "values"])
+def test_a_forgotten_remainder_of_attention_is_caught(term, monkeypatch):
+    value = 1.0 if term == "values" else 1e-3
+    layer = one_head(3, unit(3, 0, 0), unit(3, 1, 0), unit(3, 2, 2, value))
+    X = torch.zeros(1, 3, 3, dtype=torch.float64)
+    X[0, :, 0] = 0.0 if term == "product" else 5.0
+    X[0, :, 1] = torch.tensor([1.0, 0.0, -0.5]) if term == "curvature" else 0.0
+    X[0, :, 2] = 0.0 if term == "values" else torch.tensor([1000.0, -500.0, 0.0])
+    case = Case(layer, X, (0.1,))
+    case.check()
+    true = tightened.attention_remainder
+
+    def without(*given):
+        terms = true(*given)
+        return lambda radius: {key: size for key, size in terms(radius).items() if key != term}
+
+    monkeypatch.setattr(tightened, "attention_remainder", without)
+    assert "the remainder" in case.caught()
+
+
+def test_a_second_order_constant_a_third_too_small_is_caught():
+    """sqrt(6) / 18 is attained: the worst p and u found by search come close, so two thirds of it are too few."""
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(4000, 3, generator=generator, dtype=torch.float64) * 2
+    u = torch.randn(4000, 3, generator=generator, dtype=torch.float64)
+    u = (u - u.mean(1, keepdim=True)) * 1e-2
+    p = z.softmax(1)
+    linear = p * (u - (p * u).sum(1, keepdim=True))
+    ratio = ((z + u).softmax(1) - p - linear).norm(dim=1) / u.square().sum(1)
+    assert float(ratio.max()) <= tightened._SECOND * (1 + 1e-9)
+    assert float(ratio.max()) > tightened._SECOND * 2 / 3
+
+
+# Layers ---------------------------------------------------------------------------------------------------------
+
+
+def rank_one():
+    """A linear layer of rank one, whose norm is attained wherever one starts."""
+    layer = nn.Linear(5, 3).double()
+    with torch.no_grad():
+        layer.weight.copy_(torch.outer(torch.linspace(-1, 1, 3), torch.linspace(1, 2, 5)))
+    return Case(layer, torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0)), (0.1, 3.0))
+
+
+def test_a_norm_a_thousandth_too_small_is_caught_in_a_linear_layer(monkeypatch):
+    case, true = rank_one(), affine.upper_norm
+    case.check()
+    monkeypatch.setattr(affine, "upper_norm", lambda W: true(W) * 0.999)
+    assert "the spread by local" in case.caught()
+
+
+def test_a_curvature_of_07_is_caught_in_gelu(monkeypatch):
+    case = Case(nn.GELU(), torch.zeros(2, 3, 4), (0.1,))
+    case.check()
+    monkeypatch.setattr(activations, "_GELU_CURVATURE", 0.7)
+    assert "the remainder" in case.caught()
+
+
+def test_the_tokens_of_a_projection_taken_by_the_largest_alone_are_caught(monkeypatch):
+    case = Case(LayerProject(1.0), torch.full((2, 9, 1), 1 - 1e-6), (0.1,))
+    case.check()
+    monkeypatch.setattr(radial, "upper_length", lambda x: x.abs().amax(-1))
+    assert "the remainder" in case.caught()
+
+
+def test_a_local_slope_of_a_projection_at_the_point_itself_is_caught(monkeypatch):
+    X = torch.zeros(1, 2, 3, dtype=torch.float64)
+    X[..., 0] = 4.0
+    case = Case(LayerProject(1.0), X, (3.5,))
+    case.check()
+    monkeypatch.setattr(radial.Radial, "_lowest", lambda self, radius: self.length.expand(*radius.shape, -1))
+    assert "the spread by local" in case.caught()
+
+
+@pytest.mark.parametrize("kind", [nn.ReLU, MaxMin])
+def test_kinks_that_are_looked_for_at_the_point_alone_are_caught(kind, monkeypatch):
+    X = 0.05 + torch.rand(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    case, true = Case(kind(), X, (1.0,)), neurons._crossing
+    case.check()
+    monkeypatch.setattr(neurons, "_crossing", lambda g, distance, rates, *rest: true(g, distance, 0.0, *rest))
+    assert "the remainder" in case.caught()
+
+
+def test_branches_that_do_not_add_are_caught(monkeypatch):
+    layer = nn.Linear(3, 3, bias=False).double()
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(3))
+    case = Case(
+        nn.Sequential(Residual(nn.Sequential(layer), 0.5)), torch.randn(2, 4, 3, dtype=torch.float64), (1.0,)
+    )
+    case.check()
+    true = network.upper_radii
+
+    def larger_alone(path, radius, method):
+        (fork,) = path
+        inner = true(fork.branch, radius, method)
+        out = torch.maximum(radius, inner.out * fork.scale)
+        return network.Radii({fork.name: radius, **inner.at}, {fork.name: inner.out}, out)
+
+    monkeypatch.setattr(testing, "upper_radii", larger_alone)
+    assert "the spread by local" in case.caught()
+
+
+# Whole certificates ---------------------------------------------------------------------------------------------
+
+
+def two_classes():
+    """f = (w x, -w x): the margin falls by exactly sqrt(2) times what the output moves by."""
+    model = nn.Linear(3, 2).double().eval()
+    w = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.copy_(torch.stack([w, -w]))
+        model.bias.zero_()
+    return model, w
+
+
+def violation(family):
+    """By how much a margin that is attained is below its lower bound."""
+    model, w = two_classes()
+    x, radius = torch.tensor([[0.2, 0.1, 0.9]], dtype=torch.float64), 0.3
+    given = certify(model, x, torch.tensor([0]), Ball("l2", radius), (family,)).lower[family][0, 1]
+    moved = model(x - radius * w / w.norm())[0].detach()
+    return float(given - (moved[0] - moved[1]))
+
+
+@pytest.mark.parametrize("family", ["naive", "specformer", "lofast"])
+def test_proposition_1_without_its_root_of_two_is_caught(family, monkeypatch):
+    assert -1e-9 < violation(family) <= 0
+
+    def without(p, radii):
+        total = radii.out[..., None, :].expand(*radii.out.shape[:-1], *p.margins.shape)
+        return families.Fall(total, {("", "output radius"): total})
+
+    monkeypatch.setattr(families, "_at_the_output", without)
+    assert violation(family) > 0.1
+
+
+@pytest.mark.parametrize("family", ["local", "adjoint", "mixed"])
+def test_a_fall_a_thousandth_too_small_is_caught_in_a_linear_network(family, monkeypatch):
+    assert -1e-9 < violation(family) <= 0
+    true = families._sum
+    monkeypatch.setattr(families, "_sum", lambda terms: true(terms) * 0.999)
+    assert violation(family) > 1e-4
+
+
+def exact_margin(model, x):
+    """f_0 - f_1 in rational arithmetic."""
+    W, b = model.weight.tolist(), model.bias.tolist()
+    rows = [
+        sum((Fraction(w) * Fraction(v) for w, v in zip(row, x.tolist(), strict=True)), Fraction(c))
+        for row, c in zip(W, b, strict=True)
+    ]
+    return rows[0] - rows[1]
+
+
+def too_high_at_radius_zero():
+    """How many margins of linear maps that cancel are claimed to be above the exact ones."""
+    generator, count = torch.Generator().manual_seed(0), 0
+    for _ in range(20):
+        model = nn.Linear(31, 2).double().eval()
+        with torch.no_grad():
+            model.weight.copy_(1e10 * torch.randn(2, 31, generator=generator, dtype=torch.float64))
+            x = torch.rand(3, 31, generator=generator, dtype=torch.float64)
+            model.bias.copy_(-(model.weight @ x[0]))
+        given = certify(model, x, torch.zeros(3, dtype=torch.int64), Ball("l2", 0.0), ("local",), search=False)
+        count += sum(Fraction(float(given.lower["local"][i, 1])) > exact_margin(model, x[i]) for i in range(3))
+    return count
+
+
+def test_a_forgotten_slack_is_caught_by_exact_arithmetic(monkeypatch):
+    assert too_high_at_radius_zero() == 0
+    monkeypatch.setattr(affine, "product_slack", lambda terms, *sizes: torch.zeros_like(sizes[-1]))
+    assert too_high_at_radius_zero() >= 5
