@@ -137,6 +137,19 @@ def msvp_overhead() -> str:
     return "\n".join(lines)
 
 
+def certify_speed() -> str:
+    record = json.loads((ROOT / "benchmarks" / "certify_speed.json").read_text())
+    names = ("lofast", "local", "adjoint", "mixed")
+    lines = [f"| tokens x dim x blocks | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+    for r in record.values():
+        hardware = r["environment"]["hardware"]
+        place = hardware.get("gpu", f"CPU, {hardware['threads']} threads")
+        for size, found in r["sizes"].items():
+            cells = " | ".join(f"{found['milliseconds_per_image'][name]:.3g} ms" for name in names)
+            lines.append(f"| {size.replace('x', ' x ')}, {place} | {cells} |")
+    return "\n".join(lines)
+
+
 def jacobian_norm() -> str:
     record = json.loads((ROOT / "benchmarks" / "jacobian_norm.json").read_text())
     cells = (
@@ -177,6 +190,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "digits_pgd": digits_pgd,
     "attack_throughput": attack_throughput,
     "msvp_overhead": msvp_overhead,
+    "certify_speed": certify_speed,
     "jacobian_norm": jacobian_norm,
 }
 
