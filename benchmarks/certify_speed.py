@@ -1,8 +1,8 @@
 """Milliseconds per image for a proof at one radius, ten classes, family by family, and the memory it takes.
 
     python benchmarks/certify_speed.py --device cpu --sizes 4x128x3,4x128x6,64x256x6 --batch 4 --out FILE
-    python benchmarks/certify_speed.py --device cpu --sizes 4x128x3,64x256x6 --batch 4 --out FILE
     python benchmarks/certify_speed.py --device cuda --sizes 4x128x12,64x256x6,196x192x12 --batch 64 --out FILE
+
 A size is TOKENSxDIMxBLOCKS: a ViT with smooth projections and random weights, as at the start of training, on
 images of 32 pixels (4 or 64 tokens) or 224 (196 tokens). Every family is timed from the images on, forward pass
 included; the norms of the weights, which are found once per model, are not. `local` and `lofast` include the dense
