@@ -12,12 +12,15 @@ from specguard.certify import certify, program
 from specguard.errors import ConfigError, DataError
 from specguard.geometry import Ball
 from specguard.nn import (
+    GatedPositionalAttention,
+    LayerProject,
     LayerScale,
     MeanPool,
     Normalise,
     PatchEmbedding,
     Positions,
     Residual,
+    SmoothProject,
     TokenConvolution,
     ViT,
     ViTConfig,
@@ -188,3 +191,58 @@ def test_hidden_state_beside_the_layers_is_no_part_of_the_program():
 
 def test_a_pooled_model_of_one_image_obeys_the_laws():
     check_rule(filled(nn.Sequential(MeanPool(), nn.LayerNorm(3), nn.Linear(3, 2))), points(1, 5, 3), radii=(0.1,))
+
+
+# Numbers that vanish or overflow ------------------------------------------------------------------------------
+
+
+def _scaled(*factors: float) -> list[nn.Module]:
+    layers = []
+    for factor in factors:
+        layer = nn.Linear(2, 2, bias=False).double()
+        with torch.no_grad():
+            layer.weight.copy_(factor * torch.eye(2, dtype=torch.float64))
+        layers.append(layer)
+    return layers
+
+
+def _last(weight: float, bias: float) -> nn.Module:
+    """(bias, weight x_0)."""
+    layer = nn.Linear(2, 2).double()
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[0.0, 0.0], [weight, 0.0]], dtype=torch.float64))
+        layer.bias.copy_(torch.tensor([bias, 0.0], dtype=torch.float64))
+    return layer
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        lambda: [*_scaled(1e160), LayerProject(1.0), _last(1.0, 0.1)],
+        lambda: [*_scaled(3e38, 3e38, 3e38), SmoothProject(1.0), _last(1.0, 0.1)],
+        lambda: [*_scaled(1e-170, 1e-170, 1e150), _last(1e150, 1e-41)],
+        lambda: [SmoothProject(1e70), _last(1.0, 0.1)],
+        lambda: [Residual(nn.Sequential(*_scaled(1.0), nn.Tanh()), 1e100), _last(1.0, 0.1)],
+    ],
+    ids=["weights", "activations", "small weights", "radius", "scale"],
+)
+def test_sizes_that_vanish_or_overflow_in_a_proof_are_refused(layers):
+    model = nn.Sequential(*layers()).eval()
+    with pytest.raises(ConfigError, match="beyond what the account of rounding can bear"):
+        certify(model, torch.tensor([[0.9, 0.1]]), torch.tensor([0]), Ball("l2", 0.5))
+
+
+def test_small_numbers_that_vanish_are_never_certified_away():
+    """Every factor is within bounds, but not their product: 1e-200 before the last layers bring it back."""
+    model = nn.Sequential(*_scaled(*[1e-50] * 7, *[1e50] * 6), _last(1e50, 0.1)).eval()
+    image, label, ball = torch.tensor([[0.9, 0.1]]), torch.tensor([0]), Ball("l2", 0.5)
+    assert not certify(model, image, label, ball, ("naive", "lofast", "local")).certified.any()
+    with pytest.raises(ConfigError, match=r"derivative of .* is not finite"):
+        certify(model, image, label, ball, ("adjoint",))
+
+
+def test_a_replaced_method_that_forward_calls_is_refused():
+    layer = GatedPositionalAttention(6, 2, 2).eval()
+    layer._gate = lambda: torch.zeros(2, 1, 1)
+    with pytest.raises(ConfigError, match="replaced _gate function"):
+        program(nn.Sequential(layer).eval())

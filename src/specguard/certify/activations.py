@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from specguard.certify.node import accountable
 from specguard.errors import ConfigError
 from specguard.nn import Softplus, Squareplus
 
@@ -48,7 +49,7 @@ def relu(layer: nn.ReLU) -> Activation:
 
 def softplus(layer: Softplus) -> Activation:
     """`log(1 + exp(beta x)) / beta`."""
-    beta = layer.beta
+    beta = accountable("beta", layer.beta)
     return Activation(
         lambda x: torch.logaddexp(torch.zeros_like(x), beta * x) / beta,
         lambda x: (beta * x).sigmoid(),
@@ -60,7 +61,7 @@ def softplus(layer: Softplus) -> Activation:
 
 def squareplus(layer: Squareplus) -> Activation:
     """`(x + sqrt(x^2 + b)) / 2`."""
-    b = layer.b
+    b = accountable("b", layer.b)
     return Activation(
         lambda x: (x + (x * x + b).sqrt()) / 2,
         lambda x: (1 + x / (x * x + b).sqrt()) / 2,

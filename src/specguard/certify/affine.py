@@ -174,15 +174,16 @@ def resize(layer: Resize) -> Rule:
     def at(x: Tensor) -> Affine:
         R, C = (_interpolation(side, layer.size, x) for side in x.shape[-2:])
         sizes = [float(length(A[None])[0]) for A in (R, C)]
-        norm = upper_norm(R) * upper_norm(C) * (1 + 64 * UNIT * math.prod(sizes)) + 64 * UNIT * math.prod(sizes)
-        error = gamma(sum(x.shape[-2:]) + 128) * math.prod(sizes)
+        entry = gamma(64 + 8 * max(x.shape[-2:]))  # of the matrices: positions are computed from the old side
+        norm = upper_norm(R) * upper_norm(C) + 3 * entry * math.prod(sizes)
+        error = gamma(9 * sum(x.shape[-2:]) + 128) * math.prod(sizes)
         return Affine(R @ x @ C.mT, up(error * length(x)), norm, lambda g: R.mT @ g @ C, error + norm * UNIT)
 
     return at
 
 
 def _interpolation(old: int, new: int, like: Tensor) -> Tensor:
-    """The matrix of linear interpolation from `old` to `new` points, its entries right to 32 roundings of 1."""
+    """The matrix of linear interpolation from `old` to `new` points."""
     eye = torch.eye(old, dtype=like.dtype, device=like.device)
     return interpolate(eye[None], new, mode="linear", align_corners=False)[0].mT
 

@@ -277,7 +277,11 @@ class AttentionPoint:
         factored = self.norm_p.amax(1) * self.w.norm_all_v * self.w.norm_o + (1.0 if self.w.skip else 0.0)
         if not self._small:
             return up(factored)
-        wrong = (self.slack_P + gamma(self.v.shape[-1] + 8) * length(self.P, 2)) * self.w.size_v * self.w.size_o
+        wrong = (
+            (self.slack_P + gamma(self.v.shape[-1] + len(self.w.Wo) + 8) * length(self.P, 2))
+            * self.w.size_v
+            * self.w.size_o
+        )
         return torch.minimum(up(factored), up(_verified(self._linear_part) + wrong.sum(1) + 4 * UNIT))
 
     @cached_property
@@ -287,7 +291,9 @@ class AttentionPoint:
             return None
         part, wrong = self._softmax_part
         P = length(self.P, 2)
-        wrong = wrong + ((self.slack_P + gamma(self.v.shape[-1] + 8) * P) * self.w.size_v * self.w.size_o).sum(1)
+        wrong = wrong + (
+            (self.slack_P + gamma(self.v.shape[-1] + len(self.w.Wo) + 8) * P) * self.w.size_v * self.w.size_o
+        ).sum(1)
         return up(_verified(self._linear_part + part) + wrong + 8 * UNIT)
 
     @cached_property
@@ -310,7 +316,7 @@ class AttentionPoint:
         index = torch.arange(n, device=U.device)
         whole[:, index, :, index] += own.transpose(0, 1)
         size_v = length(self.v, 2) + self.slack_v
-        share = self.relative_slack * 8 + gamma(8 * (n + self.v.shape[-1]) + 64)
+        share = self.relative_slack * 8 + gamma(8 * (n + self.v.shape[-1] + len(self.w.Wo)) + 64)
         # Every entry is a sum of products of p, v, W^O and a or b: absolute values bound what rounding can do.
         size_u = 2 * math.sqrt(n) * size_v * self.w.size_o
         size_k, size_q = length(self.k, 2) + self.slack_k, length(self.q, 2) + self.slack_q

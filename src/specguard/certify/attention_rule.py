@@ -53,7 +53,7 @@ class AttentionNode(AttentionPoint):
         share = gamma(terms) + 4 * self.relative_slack
         wrong = share * (through_p + P * w.size_v) + self.slack_P * w.size_v
         wrong = wrong + 2 * w.mix * tau * self.slack_v * (k * w.size_q + q * w.size_k)
-        wrong = wrong + 2 * w.mix * tau * v * (self.slack_k * w.size_q + self.slack_q * w.size_k)
+        wrong = wrong + 2 * w.mix * tau * (v + self.slack_v) * (self.slack_k * w.size_q + self.slack_q * w.size_k)
         slack = up(size_g * (wrong * w.size_o).sum(1) + (2 * UNIT * size_g if w.skip else 0.0))
         return Pull(adjoint, slack, tightened.attention_remainder(self, G, M, K, size_g))
 
@@ -91,5 +91,6 @@ def _mixture(layer: AnyAttention) -> tuple[Tensor, Callable[[int], Tensor] | Non
         positional = layer.positional().detach() * gate[:, None, None]
         reach = float((layer.offsets.abs() @ layer.position.weight.detach().abs().mT).amax())
         reach += float(layer.position.bias.detach().abs().amax())
-        return 1 - gate, lambda tokens: positional, 4 * gamma(32) * (1 + reach) + gamma(positional.shape[-1] + 64)
+        mix = (-layer.gate.detach()).sigmoid()
+        return mix, lambda tokens: positional, 4 * gamma(32) * (1 + reach) + gamma(positional.shape[-1] + 64)
     return ones, None, 0.0

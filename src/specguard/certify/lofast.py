@@ -57,10 +57,10 @@ def specformer(node: AttentionPoint, radius: Radius, *, tight: bool = False) -> 
     query = w.norm_q * reach + math.sqrt(n) * upper_length(w.bq)
     slope = w.tau * w.norm_k * (w.norm_q * reach + query) / 2
     moving = slope * w.norm_v * reach
-    fixed = 0.0 if w.fixed is None else upper_length(w.fixed(n).flatten(1)) * w.norm_v
+    fixed = 0.0 if w.fixed is None else upper_length(w.fixed(n).flatten(1)) * (1 + w.fixed_error) * w.norm_v
     constant = (moving + w.norm_v * math.sqrt(n)) if tight else n * (n + 1) * (moving + w.norm_v)
     each = w.mix * constant + fixed
-    return up(((1.0 if w.skip else 0.0) + w.norm_o * each.square().sum(-1).sqrt()) * radius)
+    return up(((1.0 if w.skip else 0.0) + w.norm_o * upper_length(each)) * radius)
 
 
 def printed_specformer(node: AttentionPoint, radius: Radius) -> Radius:

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specguard.certify import rules
-from specguard.certify.node import Adjoint, Method, Node, Pull, Radius, length, up
+from specguard.certify.node import LARGEST, Adjoint, Method, Node, Pull, Radius, accountable, length, up
 from specguard.errors import ConfigError
 from specguard.linalg import UNIT
 
@@ -53,6 +53,8 @@ def located(program: tuple[rules.Step, ...], x: Float[Tensor, "batch *shape"]) -
             x = total
         if not x.isfinite().all():
             raise ConfigError(f"{step.name} gives numbers that are not finite")
+        if (largest := float(x.abs().max())) > LARGEST:
+            accountable(f"what {step.name} gives", largest)
     return tuple(path), x
 
 

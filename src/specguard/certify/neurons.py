@@ -13,7 +13,7 @@ from specguard.certify.activations import Activation
 from specguard.certify.affine import Affine, linear, upper_norm
 from specguard.certify.node import Adjoint, Method, Pull, Radius, Rule, length, up
 from specguard.errors import ConfigError
-from specguard.linalg import UNIT, gamma, upper_length
+from specguard.linalg import UNIT, gamma, lifted, upper_length
 from specguard.nn import MaxMin
 
 
@@ -80,7 +80,8 @@ class Neurons:
         most = g.abs().amax(-1) * self.map.norm**2
         if self.map.sizes is not None:
             sizes = self.map.sizes
-            most = torch.minimum(most, ((g.abs() * sizes.sum(1)) @ sizes).amax(-1))
+            rows = lifted(((g.abs() * sizes.sum(1)) @ sizes).amax(-1), sum(sizes.shape) + 16)
+            most = torch.minimum(most, rows)
         weight = up(self.phi.curvature / 2 * most.reshape(*g.shape[:2], -1).amax(2))
         return lambda radius: {"bend": up(weight * radius[..., None, :].square())}
 

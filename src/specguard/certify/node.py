@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from specguard.errors import ConfigError
 from specguard.linalg import gamma, lifted, upper_length
 
 Method = Literal["naive", "specformer", "lofast", "lofast2", "local"]
@@ -56,14 +57,24 @@ class Node(Protocol):
 
 
 Rule = Callable[[Tensor], Node]
+LARGEST = 1e60  # of weights and activations; no model in float32 has weights beyond
+FLOOR = 1e-140
 
 
 def up(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """A bound made of sums, products, quotients and roots of non-negative numbers, rounded up; NaN is no bound.
 
-    4,096 roundings are far more than any formula here has.
+    4,096 roundings are more than any formula here has, but for sums over channels, which are lifted by themselves.
+    What squares of small numbers lose by vanishing is far less than `FLOOR`, which is far below any margin.
     """
-    return lifted(torch.where(values.isnan(), torch.inf, values), 4096)
+    return lifted(torch.where(values.isnan(), torch.inf, values), 4096) + FLOOR
+
+
+def accountable(what: str, value: float) -> float:
+    """A size that neither vanishes nor overflows in products and powers; any other is refused."""
+    if value and not 1 / LARGEST <= abs(value) <= LARGEST:
+        raise ConfigError(f"{what} is of size {abs(value):.3g}, beyond what the account of rounding can bear")
+    return value
 
 
 def length(x: Float[Tensor, "batch *shape"], axes: int = 1) -> Float[Tensor, "..."]:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from specguard.certify.affine import expect
-from specguard.certify.node import Adjoint, Method, Pull, Radius, Rule, Terms, length, up
+from specguard.certify.node import Adjoint, Method, Pull, Radius, Rule, Terms, accountable, length, up
 from specguard.errors import ConfigError
 from specguard.linalg import UNIT, gamma, upper_length
 from specguard.nn import LayerProject, SmoothProject
@@ -60,7 +60,8 @@ class Radial:
         # The exact point is off by `blur`, so its derivative is by the curvature times that. Near the kink of a
         # hard projection any L with 0 <= L <= I will do: the remainder holds for each.
         bend = self._curvature(self.blur) * self.blur
-        bend = torch.where(bend.isinf(), 0.0, bend)
+        if self.hard:
+            bend = torch.where(bend.isinf(), 0.0, bend)
         steepest = (self.radius / self._width((self.length - self.blur).clamp(min=0))).amax(-1)
         wrong = gamma(3 * g.shape[-1] + 32) * steepest + bend.amax(-1)
         return Pull(adjoint, up(length(h, 2) * self.stretch * wrong), lambda radius: self._bend(weight, radius))
@@ -133,6 +134,8 @@ def _as_projection(layer: nn.LayerNorm | nn.RMSNorm, eps: float) -> tuple[float,
 def _radial(
     R: float, stretch: float, weight: Tensor | None, bias: Tensor | None, *, hard: bool, centred: bool
 ) -> Rule:
+    accountable("its radius", R)
+
     def at(point: Tensor) -> Radial:
         for constant in (weight, bias):
             if constant is not None:

@@ -14,7 +14,7 @@ from torch.nn.modules import module as torch_module
 
 from specguard.certify import activations, affine, neurons, radial
 from specguard.certify.attention_rule import attention
-from specguard.certify.node import Rule
+from specguard.certify.node import Rule, accountable
 from specguard.errors import ConfigError
 from specguard.nn import (
     Attention,
@@ -97,6 +97,8 @@ def program(model: nn.Module) -> tuple[Step, ...]:
             raise ConfigError(f"{name} is of type {tensor.dtype}, for which there are no proofs")
         if not tensor.isfinite().all():
             raise ConfigError(f"{name} has entries that are not finite")
+        if tensor.is_floating_point() and tensor.numel():
+            accountable(name, float(tensor.abs().max()))
     steps = _steps("", plain.double())
     if not steps:
         raise ConfigError("the model has no layers")
@@ -135,10 +137,12 @@ def _sequence(name: str, layers: list[tuple[str, nn.Module]]) -> tuple[Step, ...
 
 def _residual(name: str, layer: Residual) -> Step:
     """A branch that is attention alone is one map with its skip connection; any other is walked through."""
+    accountable(f"the scale of {name}", layer.scale)
     branch = _layers(f"{name}.branch", layer.branch)
     busy = [(inner_name, inner) for inner_name, inner in branch if type(inner) is not nn.Identity]
     if len(busy) == 1 and type(busy[0][1]) in _ATTENTION:
-        _check_entry(*busy[0])
+        for each in branch:
+            _check_entry(*each)
         return Leaf(busy[0][0], _made(busy[0][0], attention, busy[0][1], layer.scale))
     return Skip(name, layer.scale, _steps(f"{name}.branch", layer.branch))
 
@@ -147,6 +151,7 @@ def _layers(name: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:
     """A layer, or those of a sequence of layers."""
     if type(layer) is not nn.Sequential:
         return [(name, layer)]
+    _check_forward(name, layer, _SEQUENCES[nn.Sequential])
     return [pair for child, inner in _children(name, layer) for pair in _layers(child, inner)]
 
 
@@ -205,8 +210,9 @@ def _refuse_surprises(model: nn.Module) -> None:
             raise ConfigError(f"{what} is in train mode; proofs are about eval mode")
         if layer._forward_hooks or layer._forward_pre_hooks:
             raise ConfigError(f"{what} has a forward hook; a proof cannot see what it does")
-        if "forward" in vars(layer) or "__call__" in vars(layer):
-            raise ConfigError(f"{what} has a replaced forward function; a proof cannot see what it does")
+        for attribute, value in vars(layer).items():
+            if attribute in ("forward", "__call__") or (callable(value) and hasattr(type(layer), attribute)):
+                raise ConfigError(f"{what} has a replaced {attribute} function; a proof cannot see what it does")
 
 
 _ATTENTION = (Attention, GatedPositionalAttention, SkipAttention)

@@ -35,7 +35,7 @@ def upper_t1(node: AttentionPoint, radius: Radius) -> Radius:
     lam = node.lam(radius).amax(-1)
     values = node.norm_cv + radius[..., None] * node.w.norm_v
     each = node.w.mix * lam * node.logit_move(radius, node.mu) * values
-    return up(node.zeta * radius + node.w.norm_o * each.square().sum(-1).sqrt())
+    return up(node.zeta * radius + node.w.norm_o * upper_length(each))
 
 
 def upper_t2(node: AttentionPoint, radius: Radius) -> Radius:
@@ -53,7 +53,7 @@ def upper_t2(node: AttentionPoint, radius: Radius) -> Radius:
     s, lam = node.logit_move(radius, node.mu), node.lam(radius).amax(-1)
     product = node.lam_clean * w.tau * eps.square() * w.norm_b * node.norm_cv
     each = w.mix * (product + _SECOND * s.square() * node.norm_cv + lam * s * eps * w.norm_v)
-    return up(node.derivative_norm * radius + w.norm_o * each.square().sum(-1).sqrt())
+    return up(node.derivative_norm * radius + w.norm_o * upper_length(each))
 
 
 def attention_remainder(
