@@ -14,7 +14,7 @@ from commandline import contents
 from specguard import runs
 from specguard.adapt import from_run
 from specguard.cli import app
-from specguard.cli import sensitivity as command_module
+from specguard.cli import figure as figure_module
 from specguard.data import digits
 from specguard.evaluate import sensitivity
 from specguard.nn import fingerprint
@@ -48,7 +48,7 @@ def run(trained, tmp_path) -> Path:
 
 @pytest.fixture
 def undrawn(monkeypatch) -> None:
-    monkeypatch.setattr(command_module, "save_figure", lambda figure: {})
+    monkeypatch.setattr(figure_module, "save_figure", lambda figure: {})
 
 
 def studies(run: Path) -> list[Path]:

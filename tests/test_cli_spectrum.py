@@ -21,6 +21,7 @@ from specguard import runs
 from specguard.adapt import from_run
 from specguard.adapt import run as adapt_module
 from specguard.cli import app
+from specguard.cli import figure as figure_module
 from specguard.cli import spectrum as command_module
 from specguard.cli.console import readable
 from specguard.data import digits
@@ -79,7 +80,7 @@ def partial(whole) -> Path:
 @pytest.fixture
 def undrawn(monkeypatch) -> None:
     """Figures take most of the time of so small a study."""
-    monkeypatch.setattr(command_module, "save_figure", lambda figure: {})
+    monkeypatch.setattr(figure_module, "save_figure", lambda figure: {})
 
 
 def studies(run: Path) -> list[Path]:
@@ -847,7 +848,7 @@ def test_control_c_while_drawing_has_its_exit_code_and_leaves_the_study_whole(sp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(command_module, "save_figure", interrupted)
+        patch.setattr(figure_module, "save_figure", interrupted)
         ended = specguard("spectrum", run, *STUDY)
     assert ended.code == 130
     assert "Traceback" not in ended.err
@@ -888,7 +889,7 @@ def test_a_disk_that_is_full_when_the_figure_is_written_is_one_sentence(specguar
             raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(command_module, "write_file", full)
+        patch.setattr(figure_module, "write_file", full)
         specguard("spectrum", run, *STUDY).refuses("No space left on device")
     specguard("spectrum", run, *STUDY).succeeds()
     same_study(only(run), only(studied))

@@ -13,7 +13,7 @@ from specguard.adapt import from_run
 from specguard.attacks import PGD, Suite
 from specguard.data import Data, Dataset, digits
 from specguard.geometry import Ball
-from specguard.nn import ViT, fingerprint, preset
+from specguard.nn import ViT, preset
 from specguard.penalties import MSVP, SpectralNorm
 from specguard.proportion import Proportion
 from specguard.report import certification_tables, certification_verdict, save_figure, violin_figure
@@ -86,7 +86,7 @@ def _certified(run: Path, data: Data, epochs: int, out: Console, bar: Bar, study
             data.test,
             run / "certificates" / "demo",
             evaluate.Certification(_RADII),
-            identity=_identity(trained, data),
+            identity=evaluate.identity(trained, data),
             device=_DEVICE,
             watch=watch_proofs,
         )
@@ -104,7 +104,7 @@ def _attacked(model: ViT, data: Data, folder: Path, watch: Watcher) -> Json:
         data.classes,
         folder,
         evaluation,
-        identity=_identity(model, data),
+        identity=evaluate.identity(model, data),
         device=_DEVICE,
         watch=watch,
     )
@@ -114,12 +114,8 @@ def _looked_into(model: ViT, data: Data, folder: Path, watch: Watcher) -> Json:
     split = Dataset(data.test.images[:_SEEN], data.test.labels[:_SEEN])
     settings = evaluate.Spectra("embedding,block,head", ball=_BALLS[-1])
     return evaluate.spectra(
-        model, split, folder, settings, identity=_identity(model, data), device=_DEVICE, watch=watch
+        model, split, folder, settings, identity=evaluate.identity(model, data), device=_DEVICE, watch=watch
     )
-
-
-def _identity(model: ViT, data: Data) -> Json:
-    return {"model": fingerprint(model), "data": data.fingerprint(), "dataset": data.name}
 
 
 def _brief(part: Json) -> str:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from specguard.certify import lofast, tightened
 from specguard.certify.affine import expect
-from specguard.certify.attention import AttentionPoint, Weights
+from specguard.certify.attention import AttentionPoint
+from specguard.certify.attention_weights import Weights
 from specguard.certify.node import Adjoint, Method, Pull, Radius, Rule, length, up
 from specguard.errors import ConfigError
 from specguard.linalg import UNIT, gamma

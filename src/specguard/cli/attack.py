@@ -1,7 +1,5 @@
 """`specguard attack`: a run directory and names become an evaluation under attack."""
 
-import hashlib
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -16,11 +14,10 @@ from specguard.attacks import Suite, named_attack, named_suite
 from specguard.attacks.suites import AttackName, SuiteName
 from specguard.attacks.victim import Precision
 from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
-from specguard.cli.names import DataName, first_images, number, run_data
+from specguard.cli.names import DataName, first_images, number, run_data, settings_hash
 from specguard.errors import ConfigError
-from specguard.evaluate import Evaluation, evaluate, robustbench_record
+from specguard.evaluate import Evaluation, evaluate, identity, robustbench_record
 from specguard.geometry import Ball, Norm
-from specguard.nn import fingerprint
 from specguard.proportion import Proportion
 
 _WHAT, _HOW, _WHERE = "Attacks", "Images and arithmetic", "Output"
@@ -61,7 +58,7 @@ def attack_command(
     balls = tuple(Ball(norm, number(text, "--radius")) for text in radius)
     evaluation = Evaluation(chosen, balls, seed, batch, precision, diagnose, save_images)
     split = loaded.test if images is None else first_images(loaded, images)
-    identity = {"model": fingerprint(model), "data": loaded.fingerprint(), "dataset": loaded.name}
+    subject = identity(model, loaded)
     where = folder or run / "attacks" / _folder_name(evaluation, len(split))
     target = chosen_device(device)
     err.print(f"{run} on {len(split)} images, {target}, records in {where}", markup=False, soft_wrap=True)
@@ -73,7 +70,7 @@ def attack_command(
             loaded.classes,
             where,
             evaluation,
-            identity=identity,
+            identity=subject,
             device=target,
             watch=watch,
         )
@@ -101,11 +98,10 @@ def _suite(names: list[str], suite: SuiteName | None, classes: int, **changes: A
 
 def _folder_name(evaluation: Evaluation, count: int) -> str:
     """Readable, and another one for other settings."""
-    settings = json.dumps([evaluation.settings(), count], sort_keys=True)
     attacks = "+".join(name for name, _ in evaluation.suite.attacks)
     radii = "+".join(f"{ball.radius:.4g}" for ball in evaluation.balls)
     norm = evaluation.balls[0].norm
-    return f"{attacks}-{norm}-{radii}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"[-200:]
+    return f"{attacks}-{norm}-{radii}-{settings_hash([evaluation.settings(), count])}"[-200:]
 
 
 def _architecture(run: Path) -> str:

@@ -1,7 +1,5 @@
 """`specguard certify`: a run directory becomes certificates, side by side with an attack."""
 
-import hashlib
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -12,10 +10,9 @@ import typer
 from specguard.adapt import from_run
 from specguard.certify import FAMILIES, Family
 from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
-from specguard.cli.names import DataName, first_images, folder_within, number, run_data
-from specguard.evaluate import Certification, certification
+from specguard.cli.names import DataName, first_images, folder_within, number, run_data, settings_hash
+from specguard.evaluate import Certification, certification, identity
 from specguard.geometry import Norm
-from specguard.nn import fingerprint
 from specguard.report import certification_tables, certification_verdict
 
 _WHAT, _HOW, _WHERE = "Proofs", "Images and arithmetic", "Output"
@@ -51,11 +48,11 @@ def certify_command(
     split = first_images(loaded, min(_IMAGES, len(loaded.test)) if images is None else images)
     folder = run / (_folder_name(settings, len(split)) if out_name is None else folder_within(out_name))
     target = chosen_device(device)
-    identity = {"model": fingerprint(model), "data": loaded.fingerprint(), "dataset": loaded.name}
+    subject = identity(model, loaded)
     err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
     with interruptible(advice), plain_warnings(), study_bar("batches") as watch:
-        result = certification(model, split, folder, settings, identity=identity, device=target, watch=watch)
+        result = certification(model, split, folder, settings, identity=subject, device=target, watch=watch)
     for table in certification_tables(result):
         out.print(table)
     for line in certification_verdict(result):
@@ -78,5 +75,4 @@ def _families(text: str) -> tuple[Family, ...]:
 
 
 def _folder_name(settings: Certification, count: int) -> str:
-    text = json.dumps([str(settings), count])
-    return f"certificates/{count}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"certificates/{count}-{settings_hash([str(settings), count])}"

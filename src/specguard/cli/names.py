@@ -1,5 +1,7 @@
 """Names on the command line as what they stand for: data sets, those of runs too, and numbers such as 8/255."""
 
+import hashlib
+import json
 import math
 from pathlib import Path
 from typing import Literal, get_args
@@ -67,6 +69,11 @@ def _used(root: Path | None, name: object) -> Path | None:
     if root is not None and name == "digits":
         raise ConfigError("--data-root has no effect without --data other than digits")
     return root
+
+
+def settings_hash(settings: object) -> str:
+    """Eight letters that are others for other settings."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def folder_within(name: str) -> str:

@@ -1,7 +1,5 @@
 """`specguard sensitivity`: how far one attention layer of a run can move, against every bound on it."""
 
-import hashlib
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -21,12 +19,11 @@ from specguard.cli.console import (
     readable,
     study_bar,
 )
-from specguard.cli.names import DataName, first_images, folder_within, number, run_data
-from specguard.errors import ConfigError
-from specguard.evaluate import Sensitivity, sensitivity
-from specguard.nn import fingerprint
-from specguard.report import save_figure, sensitivity_figure
-from specguard.runs import Json, write_file
+from specguard.cli.figure import check_figure, write_figure
+from specguard.cli.names import DataName, first_images, folder_within, number, run_data, settings_hash
+from specguard.evaluate import Sensitivity, identity, sensitivity
+from specguard.report import sensitivity_figure
+from specguard.runs import Json
 
 _WHAT, _HOW, _WHERE = "Layer and studies", "Images and arithmetic", "Output"
 _LABELS = {
@@ -88,22 +85,21 @@ def sensitivity_command(
         batch,
         seed,
     )
-    if figure is not None and figure.name in ("", ".."):
-        raise ConfigError(f"--figure takes the name of a file, not {str(figure)!r}")
+    check_figure(figure)
     name = _folder_name(settings) if out_name is None else folder_within(out_name)
     target = chosen_device(device)
     model = from_run(run)
     loaded = run_data(run, model, data, data_root, verify_data)
     split = first_images(loaded, images)
-    identity = {"model": fingerprint(model), "data": loaded.fingerprint(), "dataset": loaded.name}
+    subject = identity(model, loaded)
     folder = run / "sensitivity" / name
     err.print(readable(f"{run} on {len(split)} images, {target}, result in {folder}"), soft_wrap=True)
     advice = f"start again with: {shlex.join(['specguard', *sys.argv[1:]])}"
     with interruptible(advice), plain_warnings(), study_bar("pieces") as watch:
-        result = sensitivity(model, split, folder, settings, identity=identity, device=target, watch=watch)
+        result = sensitivity(model, split, folder, settings, identity=subject, device=target, watch=watch)
     label = readable(f"{run.resolve().name}: {result['layer']}, n = {result['n']}")
     _print(label, result)
-    _write_figure(result, label, folder / "sensitivity" if figure is None else figure)
+    write_figure(sensitivity_figure(result, label), folder / "sensitivity" if figure is None else figure)
 
 
 def _numbers(texts: list[str], flag: str) -> tuple[float, ...]:
@@ -113,8 +109,7 @@ def _numbers(texts: list[str], flag: str) -> tuple[float, ...]:
 
 def _folder_name(settings: Sensitivity) -> str:
     """Readable, and another one for other settings."""
-    code = hashlib.sha256(json.dumps(str(settings)).encode()).hexdigest()[:8]
-    return f"{settings.layer}-{settings.images}-{code}"
+    return f"{settings.layer}-{settings.images}-{settings_hash(str(settings))}"
 
 
 def _print(label: str, result: Json) -> None:
@@ -160,10 +155,3 @@ def _ratio(mean: float | None, found: Json | None) -> str:
         return ""
     ratio = mean / found["mean"]
     return f"{ratio:.3f}" if ratio < 10 else _short(ratio)
-
-
-def _write_figure(result: Json, label: str, path: Path) -> None:
-    base = path.with_suffix("") if path.suffix in (".svg", ".png") else path
-    for suffix, content in save_figure(sensitivity_figure(result, label)).items():
-        write_file(base.with_name(f"{base.name}.{suffix}"), content)
-    out.print(readable(f"figure in {base}.svg and {base}.png"), soft_wrap=True)

@@ -1,14 +1,12 @@
 """`specguard spectrum`: run directories become singular values of every block, and a figure that compares them."""
 
-import hashlib
-import json
 import os
 import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -24,15 +22,16 @@ from specguard.cli.console import (
     readable,
     study_bar,
 )
-from specguard.cli.names import DataName, first_images, folder_within, number, run_data
+from specguard.cli.figure import check_figure, write_figure
+from specguard.cli.names import DataName, first_images, folder_within, number, run_data, settings_hash
 from specguard.data import Dataset
 from specguard.errors import ConfigError
-from specguard.evaluate import Spectra, spectra
+from specguard.evaluate import Spectra, identity, spectra
 from specguard.evaluate.spectra import Precision, stored_directions
 from specguard.geometry import Ball, Norm
-from specguard.nn import ViT, fingerprint
-from specguard.report import direction_figure, save_figure, violin_figure
-from specguard.runs import Json, read_lines, write_file
+from specguard.nn import ViT
+from specguard.report import direction_figure, violin_figure
+from specguard.runs import Json, read_lines
 
 _WHAT, _HOW, _WHERE = "Spectra", "Images and arithmetic", "Output"
 _GROUPS = ("embedding", "block", "head")
@@ -91,8 +90,7 @@ def spectrum_command(
     labels = _labels(runs)
     if figure is None and len(runs) > 1:
         raise ConfigError("a comparison of several runs needs --figure, the name of the figure's files")
-    if figure is not None and figure.name in ("", ".."):
-        raise ConfigError(f"--figure takes the name of a file, not {str(figure)!r}")
+    check_figure(figure)
     target = chosen_device(device)
     subjects = []  # all of them, before the first is looked at for hours
     for run, label in zip(runs, labels, strict=True):
@@ -100,8 +98,8 @@ def spectrum_command(
         loaded = run_data(run, model, data, data_root, verify_data)
         split = first_images(loaded, min(_IMAGES, len(loaded.test)) if images is None else images)
         folder = run / _folder_name(settings, len(split), out_name)
-        identity = {"model": fingerprint(model), "data": loaded.fingerprint(), "dataset": loaded.name}
-        subjects.append(_Subject(label, model, start, split, loaded.classes, identity, folder))
+        about = identity(model, loaded)
+        subjects.append(_Subject(label, model, start, split, loaded.classes, about, folder))
         err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
     found: dict[str, list[Json]] = {}
@@ -122,14 +120,7 @@ def spectrum_command(
         if directions:
             _write_directions(subject, settings, found[subject.label])
     drawn = violin_figure(found, _shown(found.values()))
-    _write_figure(drawn, subjects[0].folder / "violin" if figure is None else figure)
-
-
-def _write_figure(figure: Any, path: Path) -> None:
-    base = path.with_suffix("") if path.suffix in (".svg", ".png") else path
-    for suffix, content in save_figure(figure).items():
-        write_file(base.with_name(f"{base.name}.{suffix}"), content)
-    out.print(readable(f"figure in {base}.svg and {base}.png"), soft_wrap=True)
+    write_figure(drawn, subjects[0].folder / "violin" if figure is None else figure)
 
 
 def _write_directions(subject: _Subject, settings: Spectra, records: list[Json]) -> None:
@@ -139,7 +130,7 @@ def _write_directions(subject: _Subject, settings: Spectra, records: list[Json])
     images = kept["images"][:_ROWS].numpy()
     directions = {n: kept[n][:_ROWS].numpy() for n, part in parts.items() if part["group"] in groups}
     labels = [subject.classes[record["label"]] for record in records[: len(images)]]
-    _write_figure(direction_figure(images, directions, labels), subject.folder / "directions")
+    write_figure(direction_figure(images, directions, labels), subject.folder / "directions")
 
 
 def _shown(studies: Iterable[list[Json]]) -> tuple[str, ...]:
@@ -164,8 +155,7 @@ def _folder_name(settings: Spectra, count: int, chosen: str | None) -> str:
     """Where the records go, within the run: another place for other settings, unless one was chosen."""
     if chosen is not None:
         return folder_within(chosen)
-    text = json.dumps([str(settings), count])
-    return f"spectrum/{count}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"spectrum/{count}-{settings_hash([str(settings), count])}"
 
 
 def _print(label: str, result: Json) -> None:

@@ -3,7 +3,7 @@
 from specguard.evaluate.certification import Certification, certification
 from specguard.evaluate.certified_summary import certified_summary
 from specguard.evaluate.correlation import RankCorrelation, rank_correlation
-from specguard.evaluate.folder import Progress
+from specguard.evaluate.folder import Progress, identity
 from specguard.evaluate.robustbench import robustbench_record
 from specguard.evaluate.run import Evaluation, evaluate
 from specguard.evaluate.sensitivity import Sensitivity, sensitivity
@@ -21,6 +21,7 @@ __all__ = [
     "certification",
     "certified_summary",
     "evaluate",
+    "identity",
     "rank_correlation",
     "robustbench_record",
     "sensitivity",

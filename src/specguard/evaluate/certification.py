@@ -26,7 +26,7 @@ from specguard.certify.families import described as in_words
 from specguard.data import Dataset
 from specguard.errors import ConfigError, RunError, SoundnessError
 from specguard.evaluate.certified_summary import certified_summary, is_record
-from specguard.evaluate.folder import Progress, Watcher, as_stored, nearly_equal, open_folder
+from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder, stored_summary, whole_batches
 from specguard.geometry import Ball, Norm, per_sample
 from specguard.nn import ViT, materialised
 from specguard.runs import (
@@ -34,7 +34,6 @@ from specguard.runs import (
     append_lines,
     described,
     locked,
-    read_json,
     read_lines,
     record_start,
     rewrite_lines,
@@ -96,8 +95,12 @@ def certification(
         open_folder(folder, "certification", stored)
         study = _Study(model, split, folder, settings, device, watch)
         records = study.stored()
-        if (folder / "summary.json").exists():
-            return _stored_summary(folder / "summary.json", records, settings, stored, len(split))
+        path = folder / "summary.json"
+        if path.exists():
+            if len(records) < len(split):
+                raise RunError(f"{study.path} holds {len(records)} records of a study of {len(split)} images")
+            expected = {**certified_summary(records, settings.radii, settings.families), "settings": stored}
+            return stored_summary(path, expected, {"seconds_per_image", "environment"})
         record_start(folder, device)
         records = study.completed(records)
         result = {
@@ -106,7 +109,7 @@ def certification(
             "settings": stored,
             "environment": read_lines(folder / "environment.jsonl")[-1],
         }
-        write_json(folder / "summary.json", result)
+        write_json(path, result)
         return result
 
 
@@ -142,17 +145,14 @@ class _Study:
 
     def completed(self, records: list[Json]) -> list[Json]:
         """All records, given those on disk; a batch that was cut short is done again."""
-        batch = self.settings.batch
-        if len(records) < len(self.split):
-            records = records[: len(records) // batch * batch]
-        for path, kept in ((self.path, records), (self.folder / "seconds.jsonl", None)):
-            if path.exists():
-                rewrite_lines(path, read_lines(path) if kept is None else kept)
+        batch, seconds_path = self.settings.batch, self.folder / "seconds.jsonl"
+        records = whole_batches(self.path, records, len(self.split), batch)
+        rewrite_lines(seconds_path, read_lines(seconds_path))  # a line cut short must not be written on
         total = math.ceil(len(self.split) / batch)
         for begin in range(len(records), len(self.split), batch):
             self.watch(Progress(begin // batch, total, "certifying"))
             found, seconds = self.batch(begin)
-            append_lines(self.folder / "seconds.jsonl", {"begin": begin, **seconds})
+            append_lines(seconds_path, {"begin": begin, **seconds})
             append_lines(self.path, *found)
             records += found
         self.watch(Progress(total, total, "done"))
@@ -262,14 +262,3 @@ def _seconds(folder: Path, count: int) -> dict[str, float]:
             if name != "begin":
                 totals[name] = totals.get(name, 0.0) + float(value)
     return {name: value / count for name, value in totals.items()}
-
-
-def _stored_summary(path: Path, records: list[Json], settings: Certification, stored: Json, count: int) -> Json:
-    """The summary on disk, which says what the records say."""
-    result = read_json(path)
-    if len(records) == count:
-        expected = {**certified_summary(records, settings.radii, settings.families), "settings": stored}
-        known = {key: result.get(key) for key in result.keys() - {"seconds_per_image", "environment"}}
-        if nearly_equal(known, expected):
-            return result
-    raise RunError(f"{path} does not hold the summary of this study")

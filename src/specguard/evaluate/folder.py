@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from specguard.data import Data
 from specguard.errors import RunError
-from specguard.runs import Json, first_difference, read_json, write_json
+from specguard.nn import fingerprint
+from specguard.runs import Json, first_difference, read_json, rewrite_lines, write_json
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,11 @@ class Progress:
 
 
 Watcher = Callable[[Progress], None]
+
+
+def identity(model: nn.Module, data: Data) -> Json:
+    """Which model and which data a study is about."""
+    return {"model": fingerprint(model), "data": data.fingerprint(), "dataset": data.name}
 
 
 def as_stored(settings: Json) -> Json:
@@ -37,6 +46,23 @@ def open_folder(folder: Path, name: str, settings: Json) -> None:
         write_json(path, settings)
     elif difference := first_difference(read_json(path), settings):
         raise RunError(f"{folder} holds another {name} ({difference}); name another folder")
+
+
+def whole_batches(path: Path, records: list[Json], count: int, batch: int) -> list[Json]:
+    """The records without those of a batch that was cut short, on disk too: it is done again as a whole."""
+    if len(records) < count:
+        records = records[: len(records) // batch * batch]
+    if path.exists():  # also because a line cut short must not be written on
+        rewrite_lines(path, records)
+    return records
+
+
+def stored_summary(path: Path, expected: Json, apart: set[str]) -> Json:
+    """The summary on disk, which says what is expected, but for what stands `apart` from the records."""
+    result = read_json(path)
+    if nearly_equal({key: result[key] for key in result.keys() - apart}, expected):
+        return result
+    raise RunError(f"{path} does not hold the summary of this study")
 
 
 def nearly_equal(one: Any, other: Any) -> bool:

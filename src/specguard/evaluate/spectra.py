@@ -21,7 +21,7 @@ from torch import Tensor
 from specguard.attacks import PGD
 from specguard.data import Dataset
 from specguard.errors import CheckpointError, ConfigError, RunError
-from specguard.evaluate.folder import Progress, Watcher, as_stored, nearly_equal, open_folder
+from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder, stored_summary, whole_batches
 from specguard.evaluate.spectral_summary import PartForm, is_part_record, is_record, spectral_summary
 from specguard.geometry import Ball
 from specguard.linalg import exact_row_column, jacobian, lower_singular_values
@@ -31,11 +31,9 @@ from specguard.runs import (
     append_lines,
     derived_seed,
     locked,
-    read_json,
     read_lines,
     read_tensors,
     record_start,
-    rewrite_lines,
     write_json,
     write_tensors,
     writing,
@@ -102,7 +100,12 @@ def spectra(
         if path.exists():
             if len(records) < len(split):
                 raise RunError(f"{study.path} holds {len(records)} records of a study of {len(split)} images")
-            return _stored_summary(path, {**spectral_summary(records, names), "settings": stored})
+            result = stored_summary(
+                path, {**spectral_summary(records, names), "settings": stored}, {"weights", "environment"}
+            )
+            if not isinstance(result.get("weights"), dict):
+                raise RunError(f"{path} does not hold the summary of this study")
+            return result
         record_start(folder, device)
         records = study.completed(records)
         before = None if untrained is None else _weights(untrained)
@@ -161,7 +164,7 @@ class _Study:
 
     def completed(self, records: list[Json]) -> list[Json]:
         """All records, given those on disk."""
-        records = self._whole_batches(records)
+        records = whole_batches(self.path, records, len(self.split), self.settings.batch)
         for begin in range(len(records), len(self.split), self.settings.batch):
             found = self.batch(begin)
             append_lines(self.path, *found)
@@ -203,14 +206,6 @@ class _Study:
             path.parent.mkdir(exist_ok=True)
         tensors = {"images": images, "samples": samples, **directions}
         write_tensors(path, {name: tensor[kept] for name, tensor in tensors.items()})
-
-    def _whole_batches(self, records: list[Json]) -> list[Json]:
-        """The records without those of a batch that was cut short, on disk too: it is done again as a whole."""
-        if len(records) < len(self.split):
-            records = records[: len(records) // self.settings.batch * self.settings.batch]
-        if self.path.exists():  # also because a line cut short must not be written on
-            rewrite_lines(self.path, records)
-        return records
 
     def _tell(self, begin: int, part: int, doing: str) -> None:
         batches = math.ceil(len(self.split) / self.settings.batch)
@@ -259,15 +254,6 @@ def _as_images(part: Part, images: Images, direction: Float[Tensor, "batch *shap
 def _length(x: Float[Tensor, "batch *shape"]) -> Float[Tensor, " batch"]:
     """Euclidean lengths, in double: a square of single precision may vanish or overflow."""
     return torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
-
-
-def _stored_summary(path: Path, expected: Json) -> Json:
-    """The summary on disk, which says what the records say."""
-    result = read_json(path)
-    known = {key: result.get(key) for key in result.keys() - {"weights", "environment"}}
-    if isinstance(result.get("weights"), dict) and nearly_equal(known, expected):
-        return result
-    raise RunError(f"{path} does not hold the summary of this study")
 
 
 def _weights(model: ViT) -> list[Json]:
