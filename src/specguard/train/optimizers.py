@@ -68,14 +68,13 @@ class SAM:
 
         BatchNorm's running statistics are held inside: a step must count each batch once.
         """
-        pairs = [(p, p.grad) for p in model.parameters() if p.grad is not None]
-        kept = [p.detach().clone() for p, _ in pairs]
-        with torch.no_grad():
-            scaled = [g * p.abs() if self.adaptive else g for p, g in pairs]
-            length = torch.nn.utils.get_total_norm(scaled)
-            factor = torch.where(length > 0, self.rho / length, 0.0)
-            for (weight, _), gradient in zip(pairs, scaled, strict=True):
-                weight.add_((gradient * weight.abs() if self.adaptive else gradient) * factor)
+        pairs = [(p.detach(), p.grad) for p in model.parameters() if p.grad is not None]
+        weights, gradients = [p for p, _ in pairs], [g for _, g in pairs]
+        kept = torch._foreach_mul(weights, 1.0)  # copies; one kernel for all, here and below
+        scaled = torch._foreach_mul(gradients, torch._foreach_abs(weights)) if self.adaptive else gradients
+        length = torch.nn.utils.get_total_norm(scaled)
+        ascent = torch._foreach_mul(scaled, torch._foreach_abs(weights)) if self.adaptive else gradients
+        torch._foreach_add_(weights, torch._foreach_mul(ascent, torch.where(length > 0, self.rho / length, 0.0)))
         tracking = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d) and m.track_running_stats]
         for layer in tracking:
             layer.track_running_stats = False
@@ -84,9 +83,7 @@ class SAM:
         finally:
             for layer in tracking:
                 layer.track_running_stats = True
-            with torch.no_grad():
-                for (weight, _), old in zip(pairs, kept, strict=True):
-                    weight.copy_(old)
+            torch._foreach_copy_(weights, kept)
 
 
 @dataclass(frozen=True)
