@@ -189,13 +189,13 @@ def _interpolation(old: int, new: int, like: Tensor) -> Tensor:
 
 
 def class_token(layer: ClassToken) -> Rule:
-    """One more token, the same for all images."""
+    """More tokens in front, the same for all images."""
     token = layer.token.detach()
 
     def at(x: Tensor) -> Affine:
         expect(x, token.shape[2], 3)
         output = torch.cat([token.expand(len(x), -1, -1), x], 1)
-        return Affine(output, x.new_zeros(len(x)), 1.0, lambda g: g[:, :, 1:], 0.0)
+        return Affine(output, x.new_zeros(len(x)), 1.0, lambda g: g[:, :, token.shape[1] :], 0.0)
 
     return at
 
@@ -227,14 +227,16 @@ def mean_pool(layer: MeanPool) -> Rule:
     """The mean of n tokens: a map of norm 1 / sqrt(n)."""
 
     def at(x: Tensor) -> Affine:
-        tokens = x.shape[1]
+        skip, tokens = layer.skip, x.shape[1] - layer.skip
+        if x.ndim != 3 or tokens < 1:
+            raise ConfigError(f"there is no mean of the tokens behind {skip} of {tuple(x.shape[1:])}")
         norm = (1 + gamma(8)) / math.sqrt(tokens)
         slack = product_slack(tokens, length(x) * norm)
 
         def transpose(g: Adjoint) -> Adjoint:
-            return (g / tokens)[:, :, None].expand(-1, -1, tokens, -1)
+            return pad((g / tokens)[:, :, None].expand(-1, -1, tokens, -1), (0, 0, skip, 0))
 
-        return Affine(x.mean(1), slack, norm, transpose, 2 * UNIT)
+        return Affine(x[:, skip:].mean(1), slack, norm, transpose, 2 * UNIT)
 
     return at
 

@@ -85,13 +85,13 @@ class PatchEmbedding(nn.Module):
 
 
 class ClassToken(nn.Module):
-    """Put one learned token in front of the others."""
+    """Put one learned token, or several, in front of the others."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, count: int = 1) -> None:
         super().__init__()
-        self.token = nn.Parameter(torch.zeros(1, 1, dim))
+        self.token = nn.Parameter(torch.zeros(1, count, dim))
 
-    def forward(self, x: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch token+1 dim"]:
+    def forward(self, x: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch more dim"]:
         return torch.cat([self.token.expand(len(x), -1, -1), x], dim=1)
 
 
@@ -114,10 +114,17 @@ class ClassPool(nn.Module):
 
 
 class MeanPool(nn.Module):
-    """The mean of all tokens."""
+    """The mean of all tokens but the first `skip`."""
+
+    def __init__(self, skip: int = 0) -> None:
+        super().__init__()
+        self.skip = skip
 
     def forward(self, x: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch dim"]:
-        return x.mean(1)
+        return x[:, self.skip :].mean(1)
+
+    def extra_repr(self) -> str:
+        return f"skip={self.skip}"
 
 
 class Residual(nn.Module):

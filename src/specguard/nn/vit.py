@@ -154,10 +154,18 @@ class ViT(nn.Module):
         self.head = nn.Linear(config.dim, config.classes)
         _initialise(self, generator)
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of one image: channels, height, width."""
+        return (self.config.channels, self.config.image, self.config.image)
+
+    @property
+    def classes(self) -> int:
+        return self.config.classes
+
     def forward(self, x: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch class_"]:
-        expected = (self.config.channels, self.config.image, self.config.image)
-        if x.shape[1:] != expected:
-            raise ConfigError(f"the model takes images of shape {expected}, not {tuple(x.shape[1:])}")
+        if x.shape[1:] != self.shape:
+            raise ConfigError(f"the model takes images of shape {self.shape}, not {tuple(x.shape[1:])}")
         for layer in self.children():
             x = layer(x)
         return x
