@@ -38,6 +38,10 @@ class Affine:
     error: float
     affine = True
 
+    @property
+    def norms(self) -> dict[str, Tensor]:
+        return {"norm": self.slack.new_full(self.slack.shape, self.norm)}
+
     def spread(self, radius: Radius, method: Method) -> Radius:
         return up(radius * self.norm)
 

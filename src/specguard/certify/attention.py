@@ -30,6 +30,7 @@ from specguard.linalg import (
 PerHead = Float[Tensor, "batch head"]
 Maps = Float[Tensor, "batch head token token"]
 _WIDE = 300.0  # logits that can move this far may make any probability anything
+_NORMS = ("zeta", "derivative_norm", "mu", "mu_uncentred", "xi", "norm_cv", "norm_xvo", "norm_p")
 DENSE = 1024  # tokens x dim up to which the nd x nd matrices of attention are formed
 
 
@@ -138,6 +139,11 @@ class AttentionPoint:
         a, b, wrong_a, wrong_b = self._a_and_b
         both = upper_length(a + b) + (wrong_a + wrong_b)[..., None]
         return up(upper_length(a) + wrong_a[..., None]), up(upper_length(b) + wrong_b[..., None]), up(both)
+
+    @property
+    def norms(self) -> dict[str, Tensor]:
+        """Those that a bound has asked for."""
+        return {name: value for name in _NORMS if (value := vars(self).get(name)) is not None}
 
     @cached_property
     def _small(self) -> bool:

@@ -10,7 +10,7 @@ mixed                       the identity from the k-th step on and the local rad
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
@@ -88,10 +88,11 @@ def _tail(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Fall:
-    """How far each margin can fall, what that is made of, and from which step on it was linearised."""
+    """How far each margin can fall, what that is made of, and the radii at all layers that it rests on."""
 
     total: Drops
     terms: Mapping[Term, Drops]
+    radii: Mapping[str, Radius] = field(default_factory=dict)
 
 
 def upper_falls(p: Problem, radius: Radius, families: tuple[Family, ...]) -> dict[Family, Fall]:
@@ -112,11 +113,12 @@ def upper_falls(p: Problem, radius: Radius, families: tuple[Family, ...]) -> dic
     for family in families:
         match family:
             case "naive" | "specformer" | "lofast":
-                found[family] = _at_the_output(p, reach(family))
+                fall, at = _at_the_output(p, reach(family)), reach(family).at
             case "local":
-                found[family] = _local(p, reach("local"))
+                fall, at = _local(p, reach("local")), reach("local").at
             case "adjoint" | "mixed":
-                found[family] = _adjoint(p, reach("local"), mixed=family == "mixed")
+                fall, at = _adjoint(p, reach("local"), mixed=family == "mixed"), reach("local").at
+        found[family] = replace(fall, radii=at)
     return found
 
 
@@ -174,7 +176,7 @@ def _adjoint(p: Problem, radii: Radii, mixed: bool) -> Fall:
     return Fall(torch.cat([best, rest.total[..., count:, :]], -2), kept)
 
 
-def _padded(term: Drops, like: Drops) -> Drops:
+def _padded(term: Drops, like: Float[Tensor, "*point all batch"]) -> Float[Tensor, "*point all batch"]:
     return torch.cat([term, torch.zeros_like(like[..., term.shape[-2] :, :])], -2)
 
 

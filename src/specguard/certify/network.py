@@ -138,3 +138,14 @@ def pulled(path: Path, g: Adjoint) -> Pulled:
             raise ConfigError(f"the derivative of {place.name} is not finite")
         before.append((place.name, length(g, 2)))
     return Pulled(pulls, rounding, scaling, tuple(reversed(before)), g)
+
+
+def norms(path: Path) -> dict[str, dict[str, Tensor]]:
+    """The norms from above that the bounds have asked the layers for, by layer and name; images come first."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for place in path:
+        if isinstance(place, Fork):
+            found |= norms(place.branch)
+        elif known := getattr(place.node, "norms", None):  # nodes of other people's rules need not have them
+            found[place.name] = dict(known)
+    return found

@@ -16,6 +16,7 @@ from specguard.cli.console import err, interruptible, out, progress_bar, study_b
 from specguard.cli.sensitivity import sensitivity_command
 from specguard.cli.spectrum import spectrum_command
 from specguard.cli.train import train_command
+from specguard.cli.verify import verify_command
 from specguard.demo import demo as run_demo
 from specguard.errors import SpecGuardError
 from specguard.nn import PRESETS, ViT
@@ -26,6 +27,7 @@ app.command("attack")(attack_command)
 app.command("spectrum")(spectrum_command)
 app.command("sensitivity")(sensitivity_command)
 app.command("certify")(certify_command)
+app.command("verify-certificates")(verify_command)
 
 
 @app.callback(invoke_without_command=True)

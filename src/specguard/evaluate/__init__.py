@@ -10,6 +10,7 @@ from specguard.evaluate.sensitivity import Sensitivity, sensitivity
 from specguard.evaluate.spectra import Spectra, spectra
 from specguard.evaluate.spectral_summary import spectral_summary
 from specguard.evaluate.summary import summary
+from specguard.evaluate.verification import verification
 
 __all__ = [
     "Certification",
@@ -28,4 +29,5 @@ __all__ = [
     "spectra",
     "spectral_summary",
     "summary",
+    "verification",
 ]

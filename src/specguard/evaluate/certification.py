@@ -23,6 +23,7 @@ from specguard.certify import FAMILIES, Family, program
 from specguard.certify.certificate import l2_radius, lower_radius, posed
 from specguard.certify.families import Problem, upper_falls
 from specguard.certify.families import described as in_words
+from specguard.certify.network import norms
 from specguard.data import Dataset
 from specguard.errors import ConfigError, RunError, SoundnessError
 from specguard.evaluate.certified_summary import certified_summary, is_record
@@ -170,6 +171,7 @@ class _Study:
         lower: dict[Family, list[Tensor]] = {}
         largest: dict[Family, Tensor] = {}
         terms: dict[Family, list[dict[str, float]]] = {}
+        proofs: dict[Family, list[Json | None]] = {}
         for family in settings.families:
             begun = time.perf_counter()
             lower[family], terms[family] = self._lower(p, family, images[0].numel())
@@ -177,8 +179,14 @@ class _Study:
             begun = time.perf_counter()
             largest[family] = lower_radius(p, family) if settings.search else torch.zeros(len(images))
             seconds[f"{family} search"] = _since(begun, images)
+            begun = time.perf_counter()
+            proofs[family] = self._proofs(p, family, lower[family], largest[family], images[0].numel())
+            seconds[f"{family} proof"] = _since(begun, images)
         broken = [self._broken(images, labels, ball, samples) for ball in settings.balls]
         margins, predicted = p.margins.amin(0).tolist(), p.predicted.tolist()
+        sizes = {
+            layer: {name: value.cpu() for name, value in known.items()} for layer, known in norms(p.path).items()
+        }
         records = []
         for i, (sample, label) in enumerate(zip(samples.tolist(), labels.tolist(), strict=True)):
             radii = []
@@ -189,6 +197,11 @@ class _Study:
             record: Json = {"sample": sample, "label": label, "predicted": predicted[i], "margin": margins[i]}
             record |= {"input": _digest(images[i]), "radii": radii, "family": best, "loses": terms[best][i]}
             record["largest"] = {family: float(largest[family][i]) for family in settings.families}
+            record["norms"] = {
+                layer: {name: value[i].tolist() for name, value in known.items()} for layer, known in sizes.items()
+            }
+            found = {family: proofs[family][i] for family in settings.families}
+            record["proofs"] = {family: proof for family, proof in found.items() if proof is not None}
             records.append(record)
         return records, seconds
 
@@ -209,6 +222,36 @@ class _Study:
             ordered = sorted(((name, column[i]) for name, column in columns.items()), key=lambda item: -item[1])
             losses.append({name: value for name, value in ordered[:_TERMS] if 0 < value < math.inf})
         return found, losses
+
+    def _proofs(
+        self, p: Problem, family: Family, lower: list[Tensor], largest: Tensor, size: int
+    ) -> list[Json | None]:
+        """For every image what its largest certified radius rests on: radii, and the terms of the closest rival."""
+        radius = largest.to(p.margins)
+        for bound, ball in zip(lower, self.settings.balls, strict=True):
+            certified = torch.full_like(radius, l2_radius(ball, size))
+            radius = torch.where(bound.to(radius) > 0, torch.maximum(radius, certified), radius)
+        fall = upper_falls(p, radius, (family,))[family]
+        left = p.margins - fall.total
+        hardest = left.argmin(0)[None]
+        columns = {
+            "radius": radius,
+            "rival": p.rivals.gather(0, hardest)[0],
+            "margin": p.margins.gather(0, hardest)[0],
+            "fall": fall.total.gather(0, hardest)[0],
+        }
+        radii = {name: values.tolist() for name, values in fall.radii.items()}
+        terms = {in_words(key): term.gather(0, hardest)[0].tolist() for key, term in fall.terms.items()}
+        held = ((left > 0).all(0) & (radius > 0)).tolist()
+        whole = {name: values.tolist() for name, values in columns.items()}
+        return [
+            {name: values[i] for name, values in whole.items()}
+            | {"radii": {name: values[i] for name, values in radii.items()}}
+            | {"terms": {name: values[i] for name, values in terms.items() if values[i] > 0}}
+            if held[i]
+            else None
+            for i in range(len(held))
+        ]
 
     def _broken(self, images: Tensor, labels: Tensor, ball: Ball, samples: Tensor) -> Tensor:
         """Where the attack leads to another class, in float64 and strictly within the ball."""

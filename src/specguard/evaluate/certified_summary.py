@@ -25,7 +25,9 @@ def is_record(record: Json, sample: int, label: int, radii: Sequence[float], fam
             "family": str(best),
             "loses": dict(loses),
             "largest": dict(largest),
-        } if (number, stored) == (sample, label) and len(record) == 9:
+            "norms": dict(),
+            "proofs": dict(proofs),
+        } if (number, stored) == (sample, label) and len(record) == 11:
             return (
                 math.isfinite(margin)
                 and best in families
@@ -33,6 +35,7 @@ def is_record(record: Json, sample: int, label: int, radii: Sequence[float], fam
                 and all(_number(value) and value >= 0 for value in (*largest.values(), *loses.values()))
                 and len(rows) == len(radii)
                 and all(_is_row(row, radius, families) for row, radius in zip(rows, radii, strict=True))
+                and all(family in families and is_proof(proof) for family, proof in proofs.items())
             )
     return False
 
@@ -49,6 +52,21 @@ def _is_row(row: Any, radius: float, families: Sequence[str]) -> bool:
                 and all(bound is None or _number(bound) for bound in bounds)
                 and (verdict == "certified") == proved
             )
+    return False
+
+
+def is_proof(proof: Any) -> bool:
+    """Whether this can be what a certified radius rests on."""
+    match proof:
+        case {
+            "radius": radius,
+            "rival": int(),
+            "margin": margin,
+            "fall": fall,
+            "radii": dict(radii),
+            "terms": dict(terms),
+        } if len(proof) == 6:
+            return all(map(_number, (radius, margin, fall, *radii.values(), *terms.values())))
     return False
 
 

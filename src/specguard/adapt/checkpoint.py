@@ -1,0 +1,92 @@
+"""Weights from a file of anyone's, as named tensors; nothing in the file is ever executed."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specguard.errors import CheckpointError
+from specguard.runs import read_tensors
+
+_WRAPPERS = ("state_dict", "model", "model_state_dict", "model_ema")
+_PREFIXES = ("module.", "model.", "_orig_mod.")
+_PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".tar")
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file, or of a file that torch has written, by name, on the CPU.
+
+    The latter is read with torch's restricted unpickler, which runs no code of the file. Of a training checkpoint
+    the weights are taken, and what training puts before all names (`module.`, `model.`, `_orig_mod.`) is removed.
+    """
+    path = Path(path)
+    if path.suffix == ".safetensors":
+        tensors: dict[str, Tensor] = read_tensors(path)
+    elif path.suffix in _PICKLED:
+        tensors = _tensors(path, _unwrapped(_unpickled(path)))
+    else:
+        known = ", ".join((".safetensors", *_PICKLED))
+        raise CheckpointError(f"{path} does not end like a file of weights, which is one of {known}")
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise CheckpointError(f"{path} holds numbers that are not finite, in {name!r}")
+    return _without_prefixes(tensors)
+
+
+def _unpickled(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    except Exception as error:
+        asked = re.search(r"(?:GLOBAL|[Gg]lobal|class)\s+([\w.]+\.\w+)", str(error))
+        if "Weights only load failed" in str(error) and asked:
+            raise CheckpointError(
+                f"{path} asks for {asked.group(1)}, which could run code: only tensors are read; save a state_dict"
+            ) from error
+        raise CheckpointError(f"{path} is truncated or not a file of weights that torch has written") from error
+
+
+def _unwrapped(content: Any) -> Any:
+    """The weights in a training checkpoint, which may lie a few dictionaries deep."""
+    for _ in range(len(_WRAPPERS)):
+        inner = [
+            content[key] for key in _WRAPPERS if isinstance(content, Mapping) and _is_mapping(content.get(key))
+        ]
+        if not inner:
+            break
+        content = inner[0]
+    return content
+
+
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
+    if not isinstance(content, Mapping) or not content:
+        raise CheckpointError(f"{path} holds no weights by name but a value of type {type(content).__name__}")
+    for name, value in content.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise CheckpointError(
+                f"{path} holds no tensor under {name!r} but a value of type {type(value).__name__}"
+            )
+        if value.layout != torch.strided or value.is_meta or value.is_quantized:
+            raise CheckpointError(
+                f"{path} holds a tensor under {name!r} that is sparse, quantised or empty of numbers"
+            )
+    return {name: value.detach() for name, value in content.items()}
+
+
+def _without_prefixes(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    while tensors:
+        found = [prefix for prefix in _PREFIXES if all(name.startswith(prefix) for name in tensors)]
+        if not found:
+            break
+        tensors = {name.removeprefix(found[0]): tensor for name, tensor in tensors.items()}
+    return tensors

@@ -1,0 +1,63 @@
+"""The model that is converted, in float64, and the way back to its own type.
+
+Some of its weights are not copied but combined, such as a token and its position. The network is compared with the
+original before these are rounded: nothing but their rounding escapes the comparison.
+"""
+
+import copy
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import reduce
+from itertools import chain
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from specguard.adapt.equality import View, compare
+from specguard.adapt.parts import Part
+from specguard.errors import ConfigError
+from specguard.nn import Network, materialised
+
+
+@dataclass(frozen=True)
+class Source:
+    """A copy of the original in float64 and eval mode; the same with folded parametrisations; its own type."""
+
+    model: nn.Module
+    part: Part
+    dtype: torch.dtype
+
+    def network(
+        self,
+        name: str | None,
+        shape: tuple[int, ...],
+        layers: "OrderedDict[str, nn.Module]",
+        view: View,
+        generator: torch.Generator | None,
+    ) -> Network:
+        """The layers as one network, compared with the original and rounded to its type, in eval mode."""
+        head = layers["head"]
+        assert isinstance(head, nn.Linear)
+        result = Network(name or type(self.model).__name__, shape, head.out_features, layers).eval()
+        compare(self.model, result, view, generator)
+        return result.to(self.dtype)
+
+
+def source(model: nn.Module) -> Source:
+    """The model to read; weights without numbers are refused by name."""
+    check_numbers(model)
+    types = [p.dtype for p in model.parameters()]
+    if not types:
+        raise Part("", model).refused("which has no weights")
+    theirs = copy.deepcopy(model).double().eval()
+    folded = any(parametrize.is_parametrized(module) for module in theirs.modules())
+    return Source(theirs, Part("", materialised(theirs) if folded else theirs), reduce(torch.promote_types, types))
+
+
+def check_numbers(model: nn.Module) -> None:
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if tensor.is_meta:
+            raise ConfigError(f"{name} is on the meta device and holds no numbers; load the weights first")
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ConfigError(f"{name} holds numbers that are not finite")

@@ -1,0 +1,62 @@
+"""`specguard verify-certificates`: records of certificates, proved again by a second program and attacked."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specguard.adapt import from_run
+from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
+from specguard.cli.names import DataName, first_images, folder_within, run_data, settings_hash
+from specguard.errors import RunError
+from specguard.evaluate import identity, verification
+from specguard.runs import read_lines
+
+_HOW, _WHERE = "Images and arithmetic", "Output"
+
+
+def verify_command(
+    file: Annotated[Path, typer.Argument(help="records.jsonl of a certification, or its folder")],
+    model: Annotated[Path, typer.Option(help="directory of the run whose model was certified")],
+    data: Annotated[DataName | None, option("data set [default: the one trained on]", _HOW)] = None,
+    data_root: Annotated[Path | None, option("where the data set lies [default: as in training]", _HOW)] = None,
+    verify_data: Annotated[bool, option("check the official checksums", _HOW)] = True,
+    seed: Annotated[int, option("of the attack", _HOW)] = 1,
+    device: Annotated[str, option("of the attack: auto, cpu, cuda or cuda:N; proofs are NumPy's", _HOW)] = "auto",
+    out_name: Annotated[
+        str | None, option("folder for what was found, within the run [default: verification/...]", _WHERE, "--out")
+    ] = None,
+) -> None:
+    """Check every certificate of a file again, independently; any disagreement is an error. It can be continued."""
+    records = Path(file) / "records.jsonl" if Path(file).is_dir() else Path(file)
+    count = len(read_lines(records))
+    if not count:
+        raise RunError(f"{records} holds no certificates")
+    subject = from_run(model)
+    loaded = run_data(model, subject, data, data_root, verify_data)
+    split = first_images(loaded, count)
+    name = f"verification/{count}-{settings_hash([str(records.resolve()), seed])}"
+    folder = model / (name if out_name is None else folder_within(out_name))
+    err.print(f"{records}: {count} records, what is found goes to {folder}", soft_wrap=True)
+    advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
+    with interruptible(advice), plain_warnings(), study_bar("images") as watch:
+        result = verification(
+            records,
+            subject,
+            split,
+            folder,
+            data=identity(subject, loaded)["data"],
+            device=chosen_device(device),
+            seed=seed,
+            watch=watch,
+        )
+    out.print(
+        f"{result['n']} records right: {result['claims']:,} claims proved again, "
+        f"{result['attacked']} certified images attacked, none broken",
+        soft_wrap=True,
+    )
+    if result["least_room"] is not None:
+        out.print(f"the closest margin that is certified keeps {result['least_room']:.3g}")
+    out.print(f"summary in {folder / 'summary.json'}", soft_wrap=True)

@@ -1,0 +1,337 @@
+"""Attention once more, in NumPy boxes, for the checker of certificates.
+
+    F(X) = H X + concat_l(P_l (X W_l^V + b_l^V)) W^O + b^O,   P_l = mix_l softmax(S_l) + fixed_l
+
+`tau = 1 / sqrt(head_dim)`, `a = K W^Q^T`, `b = Q W^K^T`, `C = I - 1 1^T / n`, as in the ledger. Where tokens x dim
+is at most 1024, the matrices of the linear part, of the derivative and of the logits' derivative are formed and
+their norms taken; above that the factored bounds serve.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from specguard.evaluate.checker.enclosure import Array, Box, joined, longest, outward, spectral
+from specguard.evaluate.checker.layers import Remainder
+
+DENSE = 1024
+_SECOND = math.sqrt(6) / 18
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Per head: W^Q, W^K, W^V of dim x head_dim, W^O of head_dim x dim, biases; H; the shares of the softmax."""
+
+    Wq: Box
+    Wk: Box
+    Wv: Box
+    Wo: Box
+    bq: Box
+    bk: Box
+    bv: Box
+    bo: Box
+    skip: bool
+    mix: Box  # per head
+    fixed: Box | None  # head x token x token
+
+    @property
+    def tau(self) -> Box:
+        return Box.exact(1.0) / Box.exact(float(self.Wq.shape[2])).root()
+
+    @property
+    def most_tau(self) -> float:
+        return float(self.tau.size)
+
+    @cached_property
+    def q(self) -> Array:
+        return np.asarray(spectral(self.Wq))
+
+    @cached_property
+    def k(self) -> Array:
+        return np.asarray(spectral(self.Wk))
+
+    @cached_property
+    def v(self) -> Array:
+        return np.asarray(spectral(self.Wv))
+
+    @cached_property
+    def all_v(self) -> float:
+        return float(spectral(self.Wv.moved(lambda a: a.transpose(1, 0, 2).reshape(a.shape[1], -1))))
+
+    @cached_property
+    def o(self) -> float:
+        return float(spectral(self.Wo.moved(lambda a: a.reshape(-1, a.shape[2]))))
+
+    @cached_property
+    def B(self) -> Array:
+        """`||W_l^Q W_l^K^T||`."""
+        return np.asarray(spectral(self.Wq @ self.Wk.T))
+
+    @cached_property
+    def VO(self) -> Box:
+        return self.Wv @ self.Wo
+
+    @cached_property
+    def vo(self) -> Array:
+        return np.asarray(spectral(self.VO))
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention at the tokens X of one image."""
+
+    w: Weights
+    X: Box
+    affine = False
+
+    @cached_property
+    def Q(self) -> Box:
+        return self.X @ self.w.Wq + self.w.bq[:, None]
+
+    @cached_property
+    def K(self) -> Box:
+        return self.X @ self.w.Wk + self.w.bk[:, None]
+
+    @cached_property
+    def V(self) -> Box:
+        return self.X @ self.w.Wv + self.w.bv[:, None]
+
+    @cached_property
+    def S(self) -> Box:
+        return self.Q @ self.K.T * self.w.tau
+
+    @cached_property
+    def p(self) -> Box:
+        return self.S.softmax()
+
+    @cached_property
+    def P(self) -> Box:
+        mixed = self.p * self.w.mix[:, None, None]
+        return mixed if self.w.fixed is None else mixed + self.w.fixed
+
+    @cached_property
+    def output(self) -> Box:
+        each = self.P @ self.V @ self.w.Wo
+        total = each.sum(0) + self.w.bo
+        return self.X + total if self.w.skip else total
+
+    # Norms ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _n(self) -> int:
+        return self.X.shape[0]
+
+    @property
+    def small(self) -> bool:
+        return self.X.shape[0] * self.X.shape[1] <= DENSE
+
+    @cached_property
+    def a(self) -> Box:
+        return self.K @ self.w.Wq.T
+
+    @cached_property
+    def b(self) -> Box:
+        return self.Q @ self.w.Wk.T
+
+    @cached_property
+    def centred_a(self) -> Box:
+        return self.a - self.a.mean(-2, True)
+
+    @cached_property
+    def mu(self) -> Array:
+        """`||D -> D (C a)^T + b (C D)^T||` per head."""
+        return self._logit_norm(self.centred_a, True)
+
+    @cached_property
+    def mu_uncentred(self) -> Array:
+        """`||M_l(X)||` of LoFAST, appendix B.4."""
+        return self._logit_norm(self.a, False)
+
+    def _logit_norm(self, a: Box, centred: bool) -> Array:
+        norm_a, norm_b = spectral(a), spectral(self.b)
+        square = outward(spectral(joined([a, self.b], -2)) ** 2 + 2 * norm_a * norm_b)
+        bound = outward(np.sqrt(square))
+        if self.small:
+            bound = np.minimum(bound, spectral(self._logit_operator(a, centred)))
+        return np.asarray(bound)
+
+    def _logit_operator(self, a: Box, centred: bool) -> Box:
+        """Row (i, j) holds a_j in the place of token i, and b_i in that of token j, centred over j or not."""
+        n, d = self.X.shape
+        share = Box.exact(np.eye(n)) - (Box.exact(1.0) / float(n) if centred else 0.0)
+        first = np.zeros((len(a.mid), n, n, n, d))
+        wrong = np.zeros_like(first)
+        for i in range(n):
+            first[:, i, :, i], wrong[:, i, :, i] = a.mid, a.rad
+        second = self.b[:, :, None, None, :] * share[None, None, :, :, None]
+        whole = Box(first, wrong) + second
+        return whole.moved(lambda x: x.reshape(len(x), n * n, n * d))
+
+    @cached_property
+    def xi(self) -> Array:
+        return np.asarray(outward(spectral(self.a) + spectral(self.b)))
+
+    @cached_property
+    def norm_cv(self) -> Array:
+        return np.asarray(spectral(self.V - self.V.mean(-2, True)))
+
+    @cached_property
+    def norm_xvo(self) -> Array:
+        return np.asarray(spectral(self.X @ self.w.VO))
+
+    @cached_property
+    def norm_p(self) -> Array:
+        return np.asarray(spectral(self.P))
+
+    @cached_property
+    def lam_clean(self) -> Array:
+        if self._n == 1:
+            return np.zeros(self.p.shape[0])
+        return np.minimum(self.p.size.max((-1, -2)), 0.5)
+
+    @cached_property
+    def _linear_part(self) -> Box:
+        """`H (x) I + sum_l P_l (x) (W_l^V W_l^O)^T`, tokens outer."""
+        n, d = self.X.shape
+        total = Box.exact(np.eye(n * d) if self.w.skip else np.zeros((n * d, n * d)))
+        for P, VO in zip(_each(self.P), _each(self.w.VO), strict=True):
+            product = P[:, None, :, None] * VO.T[None, :, None, :]
+            total = total + product.moved(lambda x: x.reshape(n * d, n * d))
+        return total
+
+    @cached_property
+    def zeta(self) -> float:
+        factored = outward(self.norm_p.max() * self.w.all_v * self.w.o + (1.0 if self.w.skip else 0.0))
+        return float(min(factored, spectral(self._linear_part)) if self.small else factored)
+
+    @cached_property
+    def derivative_norm(self) -> float | None:
+        """`||DF(X)||`, where its matrix is small."""
+        if not self.small:
+            return None
+        n, d = self.X.shape
+        total = self._linear_part
+        scale = self.w.tau * self.w.mix
+        for head in range(self.p.shape[0]):
+            p, VO = self.p[head], self.V[head] @ self.w.Wo[head]
+            centre = p @ VO
+            U = p[:, :, None] * (VO[None] - centre[:, None]) * scale[head]  # query, key, out
+            keys = U[:, :, :, None] * self.b[head][:, None, None, :]  # query, key, out, in: the key moves
+            own = U.moved(lambda x: x.transpose(0, 2, 1)) @ self.centred_a[head]  # query, out, in: the query moves
+            block = keys.moved(lambda x: x.transpose(0, 2, 1, 3))
+            mid, rad = np.zeros((n, d, n, d)), np.zeros((n, d, n, d))
+            for i in range(n):
+                mid[i, :, i], rad[i, :, i] = own.mid[i], own.rad[i]
+            whole = block + Box(mid, rad)
+            total = total + whole.moved(lambda x: x.reshape(n * d, n * d))
+        return float(spectral(total))
+
+    # Bounds -----------------------------------------------------------------------------------------------------
+
+    def spread(self, radius: float, method: str) -> float:
+        match method:
+            case "naive":
+                first = outward((1.0 if self.w.skip else 0.0) + (self.w.vo * self.norm_p).sum())
+                return float(outward(first * radius + self._second_part(radius, self.xi)))
+            case "specformer":
+                return self._specformer(radius)
+            case "lofast":
+                return self._lofast(radius)
+            case "local":
+                best = min(self._lofast(radius), self._t1(radius))
+                return best if self.derivative_norm is None else min(best, self._t2(radius))
+        raise ValueError(f"{method} is no method")
+
+    def _lofast(self, radius: float) -> float:
+        return float(outward(self.zeta * radius + self._second_part(radius, self.mu_uncentred)))
+
+    def _second_part(self, radius: float, mu: Array) -> float:
+        values = outward(self.norm_xvo + radius * self.w.vo)
+        return float(outward((self.w.mix.size * self._move(radius, mu) * values).sum()))
+
+    def _move(self, radius: float, mu: Array) -> Array:
+        """How far the logits move."""
+        return np.asarray(outward(self.w.most_tau * radius * (mu + radius * self.w.B)))
+
+    def _specformer(self, radius: float) -> float:
+        w, n = self.w, self._n
+        reach = outward(spectral(self.X) + radius)
+        query = outward(w.q * reach + math.sqrt(n) * longest(w.bq, 1))
+        slope = outward(w.most_tau * w.k * (w.q * reach + query) / 2)
+        fixed = 0.0 if w.fixed is None else outward(longest(w.fixed, 1) * w.v)
+        each = outward(w.mix.size * (n * (n + 1) * (slope * w.v * reach + w.v)) + fixed)
+        return float(outward(((1.0 if w.skip else 0.0) + w.o * longest(Box.exact(each))) * radius))
+
+    def _t1(self, radius: float) -> float:
+        lam = self.lam(radius).max(-1)
+        each = self.w.mix.size * lam * self._move(radius, self.mu) * outward(self.norm_cv + radius * self.w.v)
+        return float(outward(self.zeta * radius + self.w.o * longest(Box.exact(each))))
+
+    def _t2(self, radius: float) -> float:
+        assert self.derivative_norm is not None
+        w, s, lam = self.w, self._move(radius, self.mu), self.lam(radius).max(-1)
+        product = self.lam_clean * w.most_tau * radius**2 * w.B * self.norm_cv
+        each = outward(w.mix.size * (product + _SECOND * s * s * self.norm_cv + lam * s * radius * w.v))
+        return float(outward(self.derivative_norm * radius + w.o * longest(Box.exact(each))))
+
+    def lam(self, radius: float) -> Array:
+        """`min(1/2, pbar_i)` per head and row: the largest probability when every logit moves in its box."""
+        heads, n = self.S.shape[:2]
+        if n == 1:
+            return np.zeros((heads, 1))
+        a, b, both = longest(self.centred_a, 2), longest(self.b, 2), longest(self.centred_a + self.b, 2)
+        B = self.w.B[:, None, None]
+        s = radius * np.sqrt(a[:, None, :] ** 2 + b[:, :, None] ** 2) + B * radius**2 / 2
+        own = radius * both + B[..., 0] * radius**2
+        s = np.where(np.eye(n, dtype=bool), own[:, :, None], s)
+        s = outward(self.w.most_tau * outward(s) + self.S.rad)
+        high, low = self.S.mid + s, self.S.mid - s
+        top = high.max(-1, keepdims=True)
+        ups, downs = np.exp(high - top), np.exp(low - top)
+        others = np.maximum(downs.sum(-1, keepdims=True) * (1 - 1e-12) - downs * (1 + 1e-12), 0.0)
+        shares = np.divide(ups, ups + others, out=np.zeros_like(ups), where=ups > 0)
+        best = outward(shares.max(-1))
+        wide = s.max(-1) >= 300
+        return np.minimum(np.where(wide, 0.5, best), 0.5)
+
+    # The adjoint ------------------------------------------------------------------------------------------------
+
+    def pull(self, g: Box) -> tuple[Box, Remainder]:
+        """Back through P V and the softmax; g has a rival per row."""
+        w = self.w
+        mix = w.mix[:, None, None]
+        G = g[:, None] @ w.Wo.T  # rival head token head_dim
+        M = G @ self.V.T * mix
+        K = self.p * (M - (self.p * M).sum(-1, True))
+        to_q, to_k = (K @ self.K) * w.tau, (K.T @ self.Q) * w.tau
+        adjoint = (to_q @ w.Wq.T + to_k @ w.Wk.T + self.P.T @ G @ w.Wv.T).sum(1)
+        if w.skip:
+            adjoint = adjoint + g
+        return adjoint, self._remainder(G, M, K)
+
+    def _remainder(self, G: Box, M: Box, K: Box) -> Remainder:
+        w, mix = self.w, self.w.mix.size
+        norm_k = spectral(K)
+        N = G @ w.Wv.T * w.mix[:, None, None]
+        norm_n = np.minimum(spectral(N), outward(spectral(G) * w.v * mix))
+        rows = outward((M.mid + M.rad).max(-1) - (M.mid - M.rad).min(-1))
+        centred = longest(M - M.mean(-1, True), 3).max(-1)
+        product = outward((w.most_tau * norm_k * w.B).sum(1))
+
+        def terms(radius: float) -> dict[str, Array]:
+            lam, s = self.lam(radius), self._move(radius, self.mu)
+            bent = np.minimum(outward((lam * rows).max(-1) / 2), outward(_SECOND * centred)) * s * s
+            moving = outward(lam.max(-1) * s * radius) * norm_n
+            return {
+                "product": np.asarray(outward(product * radius**2)),
+                "curvature": np.asarray(outward(bent.sum(-1))),
+                "values": np.asarray(outward(moving.sum(-1))),
+            }
+
+        return terms
+
+
+def _each(x: Box) -> list[Box]:
+    return [x[i] for i in range(x.shape[0])]

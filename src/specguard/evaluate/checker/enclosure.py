@@ -1,0 +1,168 @@
+"""Numbers known up to a radius, in NumPy: what the checker of certificates computes with.
+
+A `Box` stands for every array x with `|x - mid| <= rad`, entry by entry. Every operation returns a box that holds
+the exact results for all arrays of its arguments' boxes, its own rounding included: float64, `u = 2^-53`, a sum of
+n products is right to `gamma(n)` of the sum of their sizes, and elementary functions to 32 u. Radii are rounded
+outwards. Nothing here is shared with the arithmetic of the proofs themselves.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specguard.errors import SoundnessError
+
+Array = NDArray[np.float64]
+_UNIT = 2.0**-53
+_ROOM = 1 + 2.0**-35  # for the rounding of radii, which are sums of at most 2^17 positive terms
+_TINY = 1e-290  # for what underflows
+
+
+def outward(value: Any) -> Any:
+    """A bound from above, raised by what its own computation can have lost."""
+    return value * _ROOM + _TINY
+
+
+def _gamma(count: int) -> float:
+    return 1.01 * (count + 4) * _UNIT
+
+
+@dataclass(frozen=True)
+class Box:
+    """All arrays within `rad` of `mid`."""
+
+    mid: Array
+    rad: Array
+
+    @staticmethod
+    def exact(values: Any) -> "Box":
+        mid = np.asarray(values, dtype=np.float64)
+        return Box(mid, np.zeros_like(mid))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.mid.shape
+
+    @property
+    def size(self) -> Array:
+        """The largest size of every entry."""
+        return np.asarray(outward(np.abs(self.mid) + self.rad))
+
+    def moved(self, change: Callable[[Array], Array]) -> "Box":
+        """Entries put elsewhere, left out or repeated; no arithmetic."""
+        return Box(change(self.mid), change(self.rad))
+
+    @property
+    def T(self) -> "Box":
+        return self.moved(lambda x: np.swapaxes(x, -1, -2))
+
+    def __getitem__(self, index: Any) -> "Box":
+        return self.moved(lambda x: x[index])
+
+    def __neg__(self) -> "Box":
+        return Box(-self.mid, self.rad)
+
+    def __add__(self, other: "Box | float") -> "Box":
+        b = boxed(other)
+        mid = self.mid + b.mid
+        return Box(mid, outward(self.rad + b.rad + _UNIT * np.abs(mid)))
+
+    def __sub__(self, other: "Box | float") -> "Box":
+        return self + -boxed(other)
+
+    def __mul__(self, other: "Box | float") -> "Box":
+        b = boxed(other)
+        mid = self.mid * b.mid
+        return Box(mid, outward(np.abs(self.mid) * b.rad + self.rad * b.size + _UNIT * np.abs(mid)))
+
+    def __matmul__(self, other: "Box") -> "Box":
+        size, wrong = np.abs(self.mid), _gamma(self.shape[-1])
+        rad = size @ (other.rad + wrong * np.abs(other.mid))
+        if self.rad.any():
+            rad = rad + self.rad @ other.size
+        return Box(self.mid @ other.mid, np.asarray(outward(rad)))
+
+    def __truediv__(self, other: "Box | float") -> "Box":
+        b = boxed(other)
+        least = np.abs(b.mid) - b.rad * _ROOM
+        if not (least > 0).all():
+            raise SoundnessError("the checker met a division by what may be zero")
+        mid = self.mid / b.mid
+        return Box(mid, outward((self.rad + np.abs(mid) * b.rad) / least + _UNIT * np.abs(mid)))
+
+    def sum(self, axis: int, keepdims: bool = False) -> "Box":
+        wrong = self.rad + _gamma(self.shape[axis]) * np.abs(self.mid)
+        return Box(self.mid.sum(axis, keepdims=keepdims), np.asarray(outward(wrong.sum(axis, keepdims=keepdims))))
+
+    def mean(self, axis: int, keepdims: bool = False) -> "Box":
+        return self.sum(axis, keepdims) / float(self.shape[axis])
+
+    def root(self) -> "Box":
+        """`|sqrt x - sqrt a| <= min(sqrt |x - a|, |x - a| / sqrt a)`."""
+        mid = np.sqrt(np.maximum(self.mid, 0.0))
+        near = np.divide(self.rad, mid, out=np.full_like(mid, np.inf), where=mid > 0)
+        return Box(mid, outward(np.minimum(np.sqrt(self.rad), near) + _UNIT * mid))
+
+    def through(self, function: Callable[[Array], Array], steepest: float, scale: float = 1.0) -> "Box":
+        """An elementary function of this greatest slope, right to 32 u of its value and of `|x| + scale`."""
+        mid = function(self.mid)
+        return Box(mid, outward(steepest * self.rad + 32 * _UNIT * (np.abs(mid) + np.abs(self.mid) + scale)))
+
+    def softmax(self) -> "Box":
+        """Over the last axis: logits that are off by r make probabilities off by a factor `exp(2 r)` at most."""
+        top = self.mid.max(-1, keepdims=True)
+        e = np.exp(self.mid - top)
+        p = e / e.sum(-1, keepdims=True)
+        lost = self.rad.max(-1, keepdims=True) + _UNIT * np.abs(self.mid - top).max(-1, keepdims=True)
+        return Box(p, outward(p * (np.expm1(outward(2 * lost)) + _gamma(p.shape[-1] + 64))))
+
+
+def boxed(value: "Box | float") -> Box:
+    return value if isinstance(value, Box) else Box.exact(value)
+
+
+def joined(boxes: list[Box], axis: int) -> Box:
+    return Box(np.concatenate([b.mid for b in boxes], axis), np.concatenate([b.rad for b in boxes], axis))
+
+
+def longest(x: Box, axes: int = 0) -> Any:
+    """The Euclidean length over all but the first `axes` axes, from above."""
+    flat = x.size.reshape(*x.shape[:axes], -1)
+    top = flat.max(-1, initial=0.0)
+    scaled = flat / np.where(top > 0, top, 1.0)[..., None]
+    return outward(top * np.sqrt((scaled * scaled).sum(-1)))
+
+
+def shortest(x: Box, axes: int = 0) -> Any:
+    """The same length from below."""
+    flat, rad = x.mid.reshape(*x.shape[:axes], -1), x.rad.reshape(*x.shape[:axes], -1)
+    length = np.sqrt((flat * flat).sum(-1)) / _ROOM
+    return np.maximum(length - outward(np.sqrt((rad * rad).sum(-1))), 0.0) / _ROOM
+
+
+def spectral(A: Box) -> Any:
+    """The spectral norm of every matrix of a stack, from above.
+
+    With V from any eigensolver and `G = B^T B` as computed, B the midpoint: `||B||^2 <= ||G|| + wrong`, and
+    `||G|| <= ||V^T G V||_inf / (1 - ||V^T V - I||_F)`, whatever V is. The radius adds its Frobenius norm.
+    """
+    if A.mid.ndim > 2:
+        return np.array([spectral(A[i]) for i in range(A.shape[0])])
+    B = A.mid if A.shape[0] >= A.shape[1] else A.mid.T
+    top = np.abs(B).max(initial=0.0)
+    around = longest(Box.exact(A.rad))
+    if not top:
+        return around
+    B = np.ldexp(B, -int(np.frexp(top)[1]))  # exact: a power of two
+    exact = Box.exact(B)
+    G = exact.T @ exact
+    V = Box.exact(np.linalg.eigh(G.mid)[1])
+    rotated = V.T @ (Box.exact(G.mid) @ V)
+    defect = longest(V.T @ V - Box.exact(np.eye(len(V.mid))))
+    if not defect < 0.5:
+        raise SoundnessError("the checker's eigenvectors are not orthogonal")
+    rows = outward(rotated.size.sum(1).max() / (1 - outward(defect)))
+    return outward(np.ldexp(np.sqrt(outward(rows + longest(Box.exact(G.rad)))), int(np.frexp(top)[1])) + around)

@@ -1,0 +1,333 @@
+"""A model as the checker of certificates reads it: every layer's weights as NumPy arrays, and proofs for one image.
+
+The tree is walked by exact type; a layer that is not known here cannot be checked, and the error says so.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from specguard import nn as own
+from specguard.errors import ConfigError
+from specguard.evaluate.checker import layers
+from specguard.evaluate.checker.attention import Attention, Weights
+from specguard.evaluate.checker.enclosure import Array, Box, longest, outward
+from specguard.evaluate.checker.layers import Maker, Map, Point, Remainder
+from specguard.nn import materialised
+
+
+@dataclass(frozen=True)
+class Leaf:
+    name: str
+    make: Maker
+
+
+@dataclass(frozen=True)
+class Skip:
+    name: str
+    scale: float
+    branch: "tuple[Leaf | Skip, ...]"
+
+
+Step = Leaf | Skip
+_ATTENTION = (own.Attention, own.GatedPositionalAttention, own.SkipAttention)
+_SEQUENCES = (own.ViT, own.Block, nn.Sequential, own.Network)
+_CURVES: dict[type[nn.Module], Callable[[Any], layers.Curve]] = {
+    nn.GELU: lambda layer: layers.TANH_GELU if layer.approximate == "tanh" else layers.GELU,
+    nn.ReLU: lambda layer: layers.RELU,
+    nn.Tanh: lambda layer: layers.TANH,
+    own.Softplus: lambda layer: layers.softplus(layer.beta),
+    own.Squareplus: lambda layer: layers.squareplus(layer.b),
+}
+
+
+def read(model: nn.Module) -> tuple[Step, ...]:
+    """The steps of a model, with its weights, exactly, in float64."""
+    return _sequence("", materialised(model).eval().double())
+
+
+def _sequence(name: str, layer: nn.Module) -> tuple[Step, ...]:
+    """The children of a sequence in order; two that have one rule together are one step, named after the second."""
+    children = [
+        (f"{name}.{child}".lstrip("."), inner) for child, inner in layer._modules.items() if inner is not None
+    ]
+    steps: list[Step] = []
+    if isinstance(layer, own.ViT | own.Network):
+        steps.append(Leaf(f"{name}.input".lstrip("."), layers.unchanged))
+    while children:
+        (first, one), rest = children[0], children[1:]
+        following = rest[0] if rest else None
+        if following and (make := _pair(one, following[1])):
+            steps.append(Leaf(following[0], make))
+            children = rest[1:]
+        else:
+            steps += _steps(first, one)
+            children = rest
+    return tuple(steps)
+
+
+def _steps(name: str, layer: nn.Module) -> tuple[Step, ...]:
+    if type(layer) in _SEQUENCES:
+        return _sequence(name, layer)
+    if type(layer) is own.Residual:
+        busy = [(n, inner) for n, inner in _flat(f"{name}.branch", layer.branch) if type(inner) is not nn.Identity]
+        if len(busy) == 1 and type(busy[0][1]) in _ATTENTION:
+            return (Leaf(busy[0][0], _attention(busy[0][1], layer.scale)),)
+        return (Skip(name, layer.scale, _steps(f"{name}.branch", layer.branch)),)
+    return (Leaf(name, _maker(name, layer)),)
+
+
+def _flat(name: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:
+    if type(layer) is not nn.Sequential:
+        return [(name, layer)]
+    return [pair for child, inner in layer.named_children() for pair in _flat(f"{name}.{child}", inner)]
+
+
+def _pair(one: nn.Module, other: nn.Module) -> Maker | None:
+    if type(one) is nn.Linear and type(other) in (*_CURVES, own.MaxMin):
+        return _neurons(other, Map(_box(one.weight), _bias(one)))
+    if type(one) is own.Normalise and type(other) is own.PatchEmbedding:
+        return _patches(other, _box(one.mean), _box(one.std))
+    return None
+
+
+def _maker(name: str, layer: Any) -> Maker:
+    kind = type(layer)
+    if kind in (*_CURVES, own.MaxMin):
+        return _neurons(layer, Map(None, Box.exact(0.0)))
+    if kind in _ATTENTION:
+        return _attention(layer, None)
+    if kind in (nn.Identity, nn.Dropout):
+        return layers.unchanged
+    if kind is nn.Flatten:
+        return layers.flattened
+    if kind is nn.Linear:
+        return layers.linear(_box(layer.weight), _bias(layer))
+    if kind is own.Normalise:
+        return layers.diagonal(Box.exact(1.0) / _box(layer.std), -_box(layer.mean) / _box(layer.std))
+    if kind is own.LayerScale:
+        return layers.diagonal(_box(layer.scale), Box.exact(0.0))
+    if kind is own.TokenBatchNorm:
+        return _batch_norm(layer.norm)
+    if kind is own.PatchEmbedding:
+        return _patches(layer, Box.exact(0.0), Box.exact(np.ones((1, 1, 1))))
+    if kind is own.Resize:
+        return layers.resize(layer.size)
+    if kind is own.ClassToken:
+        return layers.prepended(_box(layer.token)[0])
+    if kind is own.Positions:
+        table = _box(layer.table)[0]
+        return lambda x: layers.Linear(x + table, 1.0, lambda g: g)
+    if kind is own.ClassPool:
+        return layers.first_token
+    if kind is own.MeanPool:
+        return layers.mean_token(layer.skip)
+    if kind is own.TokenConvolution:
+        kernels = [(_box(conv.weight), _bias(conv)) for conv in layer.kernels]
+        return layers.token_convolution(kernels, _box(layer.out.weight), _bias(layer.out))
+    if kind in (own.LayerProject, own.SmoothProject, nn.LayerNorm, nn.RMSNorm):
+        return _scaled(layer)
+    raise ConfigError(f"{name or 'the model'} is a {kind.__name__}, which the checker cannot read")
+
+
+def _box(tensor: Tensor) -> Box:
+    return Box.exact(tensor.detach().cpu().double().numpy())
+
+
+def _bias(layer: Any) -> Box:
+    return Box.exact(np.zeros(layer.weight.shape[0])) if layer.bias is None else _box(layer.bias)
+
+
+def _neurons(layer: nn.Module, before: Map) -> Maker:
+    if type(layer) is own.MaxMin:
+        return lambda x: layers.MaxMin(before, before(x))
+    curve = _CURVES[type(layer)](layer)
+    return lambda x: layers.Neurons(before, curve, before(x))
+
+
+def _patches(layer: Any, mean: Box, std: Box) -> Maker:
+    return layers.patches(_box(layer.map.weight), _bias(layer.map), mean, std)
+
+
+def _batch_norm(norm: nn.BatchNorm1d) -> Maker:
+    if norm.running_mean is None or norm.running_var is None:
+        raise ConfigError("batch normalisation without stored statistics cannot be checked")
+    size = norm.running_var.shape
+    weight = Box.exact(np.ones(size)) if norm.weight is None else _box(norm.weight)
+    bias = Box.exact(np.zeros(size)) if norm.bias is None else _box(norm.bias)
+    factor = weight / (_box(norm.running_var) + norm.eps).root()
+    return layers.diagonal(factor, bias - _box(norm.running_mean) * factor)
+
+
+def _scaled(layer: Any) -> Maker:
+    kind = type(layer)
+    one, zero = Box.exact(1.0), Box.exact(0.0)
+    if kind in (own.LayerProject, own.SmoothProject):
+        hard = kind is own.LayerProject
+        return lambda x: layers.Scaled(x, layer.radius, 1.0, one, zero, hard, centred=False)
+    gain = one if layer.weight is None else _box(layer.weight)
+    shift = zero if getattr(layer, "bias", None) is None else _box(layer.bias)
+    R, stretch = float(np.sqrt(layer.normalized_shape[0] * layer.eps)), float(1 / np.sqrt(layer.eps))
+    return lambda x: layers.Scaled(x, R, stretch, gain, shift, hard=False, centred=kind is nn.LayerNorm)
+
+
+def _attention(layer: Any, residual: float | None) -> Maker:
+    heads, dim = layer.heads, layer.out.in_features
+    Wq, Wk, Wv = (
+        part.moved(lambda a: a.reshape(heads, dim // heads, dim).transpose(0, 2, 1))
+        for part in _thirds(_box(layer.qkv.weight), dim)
+    )
+    bq, bk, bv = (part.moved(lambda a: a.reshape(heads, -1)) for part in _thirds(_bias(layer.qkv), dim))
+    scale = 1.0 if residual is None else residual
+    Wo = _box(layer.out.weight).moved(lambda a: a.T.reshape(heads, dim // heads, dim)) * scale
+    mix, fixed = _mixture(layer)
+
+    def at(x: Box) -> Attention:
+        weights = Weights(
+            Wq, Wk, Wv, Wo, bq, bk, bv, _bias(layer.out) * scale, residual is not None, mix, fixed(x.shape[0])
+        )
+        return Attention(known.setdefault(x.shape[0], weights), x)
+
+    known: dict[int, Weights] = {}  # their norms are found once
+    return at
+
+
+def _thirds(x: Box, dim: int) -> list[Box]:
+    return [x[i * dim : (i + 1) * dim] for i in range(3)]
+
+
+def _mixture(layer: Any) -> tuple[Box, Callable[[int], Box | None]]:
+    """The softmax's share of P per head, and the rest of P."""
+    heads = layer.heads
+    if type(layer) is own.SkipAttention:
+        rest = Box.exact(1.0) - layer.mix
+        return Box.exact(
+            np.full(heads, layer.mix)
+        ), lambda n: Box.exact(np.broadcast_to(np.eye(n), (heads, n, n))) * rest
+    if type(layer) is own.GatedPositionalAttention:
+        gate = _box(layer.gate).through(layers.logistic, 0.25)
+        logits = _box(layer.offsets) @ _box(layer.position.weight).T + _bias(layer.position)
+        positional = logits.moved(lambda a: a.transpose(2, 0, 1)).softmax() * gate[:, None, None]
+        return Box.exact(np.ones(heads)) - gate, lambda n: positional
+    return Box.exact(np.ones(heads)), lambda n: None
+
+
+# One image --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """A layer f at the computed activation z, taken as exact; `slack`: how far f(z) may be from the next one."""
+
+    name: str
+    point: Point
+    slack: float
+
+
+@dataclass(frozen=True)
+class Fork:
+    name: str
+    scale: float
+    branch: "tuple[Place | Fork, ...]"
+    slack: float
+
+
+Path = tuple[Place | Fork, ...]
+
+
+def walked(steps: tuple[Step, ...], x: Array) -> tuple[Path, Array]:
+    """Every layer at the activations of one image, as they are computed here."""
+    path: list[Place | Fork] = []
+    for step in steps:
+        if isinstance(step, Leaf):
+            point = step.make(Box.exact(x))
+            output = point.output
+            path.append(Place(step.name, point, _far(output)))
+        else:
+            branch, change = walked(step.branch, x)
+            output = Box.exact(x) + Box.exact(change) * step.scale
+            path.append(Fork(step.name, step.scale, branch, _far(output)))
+        x = output.mid
+    return tuple(path), x
+
+
+def _far(x: Box) -> float:
+    return float(longest(Box.exact(x.rad)))
+
+
+def radii(path: Path, radius: float, method: str) -> tuple[dict[str, float], float]:
+    """How far every layer's exact, perturbed input can be from the computed one, and how far the output."""
+    at: dict[str, float] = {}
+    for place in path:
+        at[place.name] = radius
+        if isinstance(place, Place):
+            radius = float(outward(place.point.spread(radius, method) + place.slack))
+        else:
+            inside, end = radii(place.branch, radius, method)
+            at |= inside
+            radius = float(outward(radius + abs(place.scale) * end + place.slack))
+    return at, radius
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """Functionals seen from every step: their lengths before it, and what every layer adds, for a radius at it.
+
+    Each functional is taken to be the computed one; what the exact one differs by is a term, "rounding".
+    """
+
+    remainders: dict[str, Remainder]
+    before: tuple[tuple[str, Array], ...]
+    g: Array
+
+
+def pulled(path: Path, g: Array) -> Pulled:
+    """Functionals g of the output, one per rival, taken back through the path."""
+    remainders: dict[str, Remainder] = {}
+    before: list[tuple[str, Array]] = []
+    for place in reversed(path):
+        size = longest(Box.exact(g), 1)
+        if isinstance(place, Place):
+            back, remainder = place.point.pull(Box.exact(g))
+        else:
+            scaled = Box.exact(g) * place.scale
+            inner = pulled(place.branch, scaled.mid)
+            remainders |= inner.remainders
+            back, remainder = Box.exact(g) + Box.exact(inner.g), _nothing
+            lost = longest(Box.exact(scaled.rad), 1)
+            if lost.any() and place.branch:  # a scale that is no power of two
+                last = place.branch[-1].name
+                remainders[last] = _with(remainders[last], lost, 0.0)
+        wrong = longest(Box.exact(back.rad), 1)
+        remainders[place.name] = _with(remainder, wrong, outward(size * place.slack))
+        g = back.mid
+        before.append((place.name, longest(Box.exact(g), 1)))
+    return Pulled(remainders, tuple(reversed(before)), g)
+
+
+def _nothing(radius: float) -> dict[str, Array]:
+    return {}
+
+
+def _with(remainder: Remainder, rate: Array, constant: Array | float) -> Remainder:
+    """A remainder and the rounding `rate r + constant`."""
+
+    def terms(radius: float) -> dict[str, Array]:
+        found = remainder(radius)
+        rounding = outward(rate * radius + constant + found.pop("rounding", 0.0))
+        return {**found, "rounding": rounding}
+
+    return terms
+
+
+def names(path: Path) -> list[str]:
+    """All layers in the order in which the network is walked through."""
+    found: list[str] = []
+    for place in path:
+        found.append(place.name)
+        if isinstance(place, Fork):
+            found += names(place.branch)
+    return found

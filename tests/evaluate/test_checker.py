@@ -1,0 +1,104 @@
+"""The checker and the prover say the same of every model: two programs, written apart, that agree to rounding."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from specguard.certify import FAMILIES, program
+from specguard.certify.certificate import posed
+from specguard.certify.families import upper_falls
+from specguard.errors import ConfigError
+from specguard.evaluate.checker import Image, read
+from specguard.nn import (
+    MaxMin,
+    MeanPool,
+    PatchEmbedding,
+    SkipAttention,
+    SmoothProject,
+    ViT,
+    ViTConfig,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SHAPE = (1, 8, 8)
+BASE = {"image": 8, "patch": 4, "channels": 1, "classes": 3, "dim": 8, "depth": 2, "heads": 2}
+BASE |= {"mean": (0.3,), "std": (0.6,)}
+CONFIGS: dict[str, dict] = {
+    "ordinary": {},
+    "no bias": {"qkv_bias": False},
+    "rmsnorm": {"norm": "rmsnorm"},
+    "batchnorm": {"norm": "batchnorm"},
+    "hard projection, relu": {"norm": "layerproject", "activation": "relu"},
+    "smooth projection, squareplus": {"norm": "smoothproject", "activation": "squareplus", "pool": "mean"},
+    "attention and its skip as one": {"norm": "none", "activation": "softplus"},
+    "scaled": {"norm": "smoothproject", "activation": "gelu_tanh", "layer_scale": 0.3, "residual_scale": 0.7},
+    "positional": {"local_blocks": 1},
+    "convolutions": {"kernels": (1, 3, 5, 7), "pool": "mean"},
+    "resized": {"resize": 12},
+    "above the dense limit": {"dim": 32, "patch": 1, "norm": "smoothproject"},
+    "many classes": {"classes": 70, "norm": "smoothproject"},
+}
+
+
+def randomised(model: nn.Module, seed: int) -> nn.Module:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.07 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+MODELS = {
+    name: (lambda config=config: ViT(ViTConfig(**{**BASE, **config}), torch.Generator().manual_seed(0)), SHAPE)
+    for name, config in CONFIGS.items()
+} | {
+    "sorted pairs": (
+        lambda: nn.Sequential(
+            nn.Flatten(), nn.Linear(16, 8), MaxMin(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)
+        ),
+        (1, 4, 4),
+    ),
+    "skip in the values": (
+        lambda: nn.Sequential(
+            PatchEmbedding(1, 2, 8),
+            SmoothProject(1.0),
+            SkipAttention(8, 2, 0.3),
+            MaxMin(),
+            MeanPool(),
+            nn.Linear(8, 3),
+        ),
+        (1, 4, 4),
+    ),
+    "no affine end": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.Tanh()), (1, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_family_proves_the_same(name):
+    make, shape = MODELS[name]
+    model = randomised(make(), 1)
+    images = torch.rand(2, *shape, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        labels = model(images).argmax(1)
+    p = posed(program(model), images, labels, FAMILIES)
+    checked = [Image.of(read(model), images[i].double().numpy(), int(labels[i])) for i in range(2)]
+    for i, image in enumerate(checked):
+        places = [image.rivals.index(int(j)) for j in p.rivals[:, i]]
+        assert np.allclose(image.margins[places], p.margins[:, i].numpy(), rtol=1e-9, atol=1e-9)
+        for radius in (1e-6, 0.01, 0.4):
+            falls = upper_falls(p, torch.full((2,), radius, dtype=torch.float64), FAMILIES)
+            for family in FAMILIES:
+                proof, wanted = image.proof(radius, family), falls[family]
+                ratio = proof.falls[places] / wanted.total[:, i].numpy()
+                assert (ratio <= 1 + 1e-7).all(), family
+                assert (ratio >= 0.9).all() or name == "many classes", family
+                assert proof.radii.keys() == wanted.radii.keys()
+                for layer, own in proof.radii.items():
+                    assert 0.9 <= own / float(wanted.radii[layer][i]) <= 1 + 1e-7, (family, layer)
+
+
+def test_what_the_checker_cannot_read_is_named():
+    with pytest.raises(ConfigError, match="1 is a CELU, which the checker cannot read"):
+        read(nn.Sequential(nn.Linear(2, 2), nn.CELU()))
