@@ -72,9 +72,10 @@ def certify(
 ) -> Certificate:
     """A proof, for every image and family, of what perturbations within `ball` cannot do.
 
-    An linf ball is certified through the l2 ball around it, of radius sqrt(numbers) times as large. With `search`
-    the largest certified l2 radius is looked for too, by bisection from below. `model` may be the program of a
-    model, which saves taking its weights apart again.
+    An linf ball is certified through the l2 ball around it, of radius sqrt(numbers) times as large, but for the
+    first order of the adjoint, which is exact for either. With `search` the largest certified l2 radius is looked
+    for too, by bisection from below. `model` may be the program of a model, which saves taking its weights apart
+    again.
 
     Guarantee: lower bounds on the margins of the exact function of the stored weights, and radii from below;
     float64, rounding included.
@@ -84,7 +85,7 @@ def certify(
     p = posed(program(model) if isinstance(model, nn.Module) else model, images, labels, families)
     size = l2_radius(ball, images[0].numel())
     radius = torch.full((len(images),), size, dtype=torch.float64, device=images.device)
-    falls = upper_falls(p, radius, families)
+    falls = upper_falls(p, radius, families, largest_entry(ball))
     lower = {family: p.margins - fall.total for family, fall in falls.items()}
     zero = torch.zeros_like(radius)
     largest = {family: lower_radius(p, family) if search else zero for family in families}
@@ -115,6 +116,11 @@ def posed(
 def l2_radius(ball: Ball, size: int) -> float:
     """The radius of the l2 ball that contains `ball`, for images of `size` numbers, rounded up."""
     return ball.radius if ball.norm == "l2" else ball.radius * math.sqrt(size) * (1 + 4 * UNIT)
+
+
+def largest_entry(ball: Ball) -> float:
+    """What every entry of a perturbation within `ball` is bounded by, beyond its l2 length."""
+    return ball.radius if ball.norm == "linf" else math.inf
 
 
 def lower_radius(p: Problem, family: Family) -> Float[Tensor, " batch"]:

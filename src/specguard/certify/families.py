@@ -20,7 +20,7 @@ from torch import Tensor
 from specguard.certify.network import Path, Place, Pulled, Radii, pulled, upper_radii
 from specguard.certify.node import Method, Radius, length, up
 from specguard.errors import ConfigError
-from specguard.linalg import UNIT
+from specguard.linalg import UNIT, lifted
 
 Family = Literal["naive", "specformer", "lofast", "local", "adjoint", "mixed"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
@@ -95,11 +95,16 @@ class Fall:
     radii: Mapping[str, Radius] = field(default_factory=dict)
 
 
-def upper_falls(p: Problem, radius: Radius, families: tuple[Family, ...]) -> dict[Family, Fall]:
+def upper_falls(
+    p: Problem, radius: Radius, families: tuple[Family, ...], largest_entry: float = math.inf
+) -> dict[Family, Fall]:
     """How far every margin can fall within `radius` of the images, by each of the families.
 
-    Guarantee: upper bounds on `m_j(x) - m_j(x + d)` over `||d||_2 <= radius`, m_j(x) as computed and lowered, for
-    the exact function of the stored weights; rounding included.
+    `largest_entry` bounds every entry of d as well, as in an linf ball, whose l2 radius is then `radius`: the first
+    order of the adjoint is then `||g_0||_1 largest_entry` where that is less.
+
+    Guarantee: upper bounds on `m_j(x) - m_j(x + d)` over `||d||_2 <= radius` and `||d||_inf <= largest_entry`,
+    m_j(x) as computed and lowered, for the exact function of the stored weights; rounding included.
     Reference: LoFAST, Proposition 1; certificates, sections 2 and 3.
     """
     found: dict[Family, Fall] = {}
@@ -117,7 +122,7 @@ def upper_falls(p: Problem, radius: Radius, families: tuple[Family, ...]) -> dic
             case "local":
                 fall, at = _local(p, reach("local")), reach("local").at
             case "adjoint" | "mixed":
-                fall, at = _adjoint(p, reach("local"), mixed=family == "mixed"), reach("local").at
+                fall, at = _adjoint(p, reach("local"), largest_entry, mixed=family == "mixed"), reach("local").at
         found[family] = replace(fall, radii=at)
     return found
 
@@ -137,7 +142,7 @@ def _local(p: Problem, radii: Radii) -> Fall:
     return Fall(_sum(terms), terms)
 
 
-def _adjoint(p: Problem, radii: Radii, mixed: bool) -> Fall:
+def _adjoint(p: Problem, radii: Radii, largest_entry: float, mixed: bool) -> Fall:
     """The identity from the first step on, or from the best; rivals beyond those taken back fall as in `local`."""
     if p.whole is None:
         raise ValueError("the functionals were not taken back through the network")
@@ -148,6 +153,9 @@ def _adjoint(p: Problem, radii: Radii, mixed: bool) -> Fall:
     for number, (name, size) in enumerate(p.whole.before if mixed else p.whole.before[:1]):
         behind = set(order[order.index(name) :])
         first = up(size * radii.at[name][..., None, :])
+        if number == 0 and math.isfinite(largest_entry):
+            entries = p.whole.adjoint.flatten(2)
+            first = torch.minimum(first, up(lifted(entries.abs().sum(-1), entries.shape[-1]) * largest_entry))
         label = ("", "first order") if number == 0 else (name, "first order from here on")
         here = {label: first, **{key: term for key, term in terms.items() if key[0] in behind}}
         total = _sum(here)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specguard.attacks import PGD
 from specguard.certify import FAMILIES, Family, program
-from specguard.certify.certificate import l2_radius, lower_radius, posed
+from specguard.certify.certificate import l2_radius, largest_entry, lower_radius, posed
 from specguard.certify.families import Problem, upper_falls
 from specguard.certify.families import described as in_words
 from specguard.certify.network import norms
@@ -28,6 +28,7 @@ from specguard.data import Dataset
 from specguard.errors import ConfigError, RunError, SoundnessError
 from specguard.evaluate.certified_summary import certified_summary, is_record
 from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder, stored_summary, whole_batches
+from specguard.evaluate.memory import images_within
 from specguard.geometry import Ball, Norm, per_sample
 from specguard.nn import ViT, materialised
 from specguard.runs import (
@@ -48,8 +49,8 @@ _TERMS = 8  # of a margin's losses that a record keeps, the largest first
 class Certification:
     """What to prove, and with which attack to try to refute it.
 
-    A norm of linf is certified through the l2 ball around the linf ball. `search` also looks for the largest l2
-    radius of every image.
+    A norm of linf is certified through the l2 ball around the linf ball, as `certify` says. `search` also looks for
+    the largest l2 radius of every image.
     """
 
     radii: tuple[float, ...] = (0.1,)
@@ -84,17 +85,19 @@ def certification(
     *,
     identity: Json,
     device: torch.device,
+    memory: int | None = None,
     watch: Watcher = lambda progress: None,
 ) -> Json:
     """Prove and attack every image of `split`, leave records in `folder`, and return the summary.
 
-    `identity` says which model and which data this is; a folder that holds a study of another is refused, and one
-    of the same is continued. An image that is both certified and broken ends everything with an error.
+    Within `memory` bytes, if given, a batch is taken in parts that fit. `identity` says which model and which data
+    this is; a folder that holds a study of another is refused, and one of the same is continued. An image that is
+    both certified and broken ends everything with an error.
     """
     stored = as_stored({**identity, "n": len(split), **described(settings)})
     with locked(folder):
         open_folder(folder, "certification", stored)
-        study = _Study(model, split, folder, settings, device, watch)
+        study = _Study(model, split, folder, settings, device, memory, watch)
         records = study.stored()
         path = folder / "summary.json"
         if path.exists():
@@ -124,6 +127,7 @@ class _Study:
         folder: Path,
         settings: Certification,
         device: torch.device,
+        memory: int | None,
         watch: Watcher,
     ) -> None:
         self.model = copy.deepcopy(model).to(device).eval()
@@ -132,6 +136,15 @@ class _Study:
         self.split, self.labels = split.to(device), split.labels.tolist()
         self.folder, self.settings, self.watch = folder, settings, watch
         self.path = folder / "records.jsonl"
+        self.part = settings.batch if memory is None else images_within(memory, self._tried)
+
+    def _tried(self, count: int) -> None:
+        """The proofs of a few images, to see what memory they take."""
+        samples = torch.zeros(count, dtype=torch.long, device=self.split.labels.device)
+        images, labels = self.split.batch(samples)
+        p = posed(self.program, images, labels, self.settings.families)
+        radius = torch.full_like(p.margins[0], l2_radius(self.settings.balls[-1], images[0].numel()))
+        upper_falls(p, radius, self.settings.families)
 
     def stored(self) -> list[Json]:
         """The records on disk, which are those of the first images."""
@@ -160,9 +173,21 @@ class _Study:
         return records
 
     def batch(self, begin: int) -> tuple[list[Json], dict[str, float]]:
-        """The records of a batch, and the seconds of every family."""
+        """The records of a batch, and the seconds of every family; in parts, if memory is short."""
+        samples = torch.arange(
+            begin, min(begin + self.settings.batch, len(self.split)), device=self.split.labels.device
+        )
+        records: list[Json] = []
+        seconds: dict[str, float] = {}
+        for some in samples.split(self.part):
+            found, taken = self.proved(some)
+            records += found
+            seconds = {name: seconds.get(name, 0.0) + value for name, value in taken.items()}
+        return records, seconds
+
+    def proved(self, samples: Int64[Tensor, " image"]) -> tuple[list[Json], dict[str, float]]:
+        """The records of these images, and the seconds of every family."""
         settings = self.settings
-        samples = torch.arange(begin, min(begin + settings.batch, len(self.split)), device=self.split.labels.device)
         images, labels = self.split.batch(samples)
         seconds: dict[str, float] = {}
         begun = time.perf_counter()
@@ -212,7 +237,7 @@ class _Study:
         found = []
         for ball in self.settings.balls:
             radius = torch.full_like(p.margins[0], l2_radius(ball, size))
-            fall = upper_falls(p, radius, (family,))[family]
+            fall = upper_falls(p, radius, (family,), largest_entry(ball))[family]
             left = p.margins - fall.total
             found.append(left.amin(0).cpu())
         hardest = left.argmin(0)[None]

@@ -179,11 +179,13 @@ def _checked(image: Image, record: Json, pixels: Array, norm: str) -> tuple[int,
     agree("its margin is another", abs(least - record["margin"]) <= _CLOSE * (1 + np.abs(image.output).max()))
     claims, rooms = 0, []
     for row in record["radii"]:
-        radius = row["radius"] * (math.sqrt(pixels.size) * (1 + 1e-15) if norm == "linf" else 1.0)
+        radius, entry = row["radius"], math.inf
+        if norm == "linf":  # through the l2 ball around it
+            radius, entry = radius * math.sqrt(pixels.size) * (1 + 1e-15), radius
         for family, claimed in row["lower"].items():
             if claimed is None:
                 continue
-            left = float((image.margins - image.proof(radius, family).falls).min())
+            left = float((image.margins - image.proof(radius, family, entry).falls).min())
             near = _CLOSE * (abs(claimed) + np.abs(image.output).max())
             agree(f"{family} claims a margin of {claimed:.6g} at radius {row['radius']:g}", left >= claimed - near)
             claims += 1

@@ -58,8 +58,11 @@ class Image:
         last = self.path[-1]
         return pulled((last,), self._functionals) if isinstance(last, Place) and last.point.affine else None
 
-    def proof(self, radius: float, family: str) -> "Proof":
-        """How far every margin can fall within `radius` by this family, and what that rests on."""
+    def proof(self, radius: float, family: str, largest_entry: float = math.inf) -> "Proof":
+        """How far every margin can fall within `radius` by this family, and what that rests on.
+
+        `largest_entry` bounds every entry of the perturbation as well, as in an linf ball.
+        """
         at, out = radii(self.path, radius, _METHODS.get(family, "local"))
         output = {("", "output radius"): np.full(len(self.rivals), outward(math.sqrt(2) * out))}
         if family in _METHODS or (family == "local" and self._tail is None):
@@ -75,7 +78,11 @@ class Image:
         order, best = names(self.path), np.full(len(self.rivals), np.inf)
         for name, size in reversed(self._whole.before if family == "mixed" else self._whole.before[:1]):
             behind = set(order[order.index(name) :])
-            terms = {("", "first order"): self._among_all(outward(size * at[name]))}
+            first = outward(size * at[name])
+            if name == self._whole.before[0][0] and math.isfinite(largest_entry):
+                entries = np.abs(self._whole.g).reshape(len(first), -1)
+                first = np.minimum(first, outward(entries.sum(1) * largest_entry))
+            terms = {("", "first order"): self._among_all(first)}
             terms |= {key: value for key, value in remainders.items() if key[0] in behind}
             best = np.minimum(best, _sum(terms))
         if family == "mixed" or len(self._close) < len(self.rivals):
