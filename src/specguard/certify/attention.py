@@ -207,8 +207,13 @@ class AttentionPoint:
 
     @cached_property
     def zeta(self) -> Float[Tensor, " batch"]:
-        """`||H (x) I_d + sum_l P_l (x) (W_l^V W_l^O)^T||`: dense where it is small, else factored."""
-        factored = self.norm_p.amax(1) * self.w.norm_all_v * self.w.norm_o + (1.0 if self.w.skip else 0.0)
+        """`||H (x) I_d + sum_l P_l (x) (W_l^V W_l^O)^T||`: dense where it is small, else factored.
+
+        Factored: `||H|| + min(max_l ||P_l|| ||W^V|| ||W^O||, sum_l ||P_l|| ||W_l^V W_l^O||)`.
+        """
+        together = self.norm_p.amax(1) * self.w.norm_all_v * self.w.norm_o
+        apart = (self.norm_p * self.w.norm_vo).sum(1)
+        factored = torch.minimum(together, apart) + (1.0 if self.w.skip else 0.0)
         if not self._small:
             return up(factored)
         wrong = (

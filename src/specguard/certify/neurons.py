@@ -24,18 +24,35 @@ class Map:
     at: Callable[[Tensor], Affine]
     norm: float
     rows: Float[Tensor, " hidden"] | float  # lengths of the rows
-    pairs: Float[Tensor, " half"] | float  # lengths of the differences of rows i and i + half
     sizes: Float[Tensor, "hidden dim"] | None  # |W|
 
 
 def mapped(layer: nn.Linear | None) -> Map:
     """The map of a linear layer; of none, the identity."""
     if layer is None:
-        return Map(lambda x: Affine(x, x.new_zeros(len(x)), 1.0, lambda g: g, 0.0), 1.0, 1.0, math.sqrt(2), None)
-    W, rule = layer.weight.detach(), linear(layer)
-    half = W.shape[0] // 2
-    pairs = upper_length(W[:half] - W[half : 2 * half]) + 2 * UNIT * upper_length(W).amax()
-    return Map(rule, upper_norm(W), upper_length(W), pairs, W.abs())  # type: ignore[arg-type]
+        return Map(lambda x: Affine(x, x.new_zeros(len(x)), 1.0, lambda g: g, 0.0), 1.0, 1.0, None)
+    W = layer.weight.detach()
+    return Map(linear(layer), upper_norm(W), upper_length(W), W.abs())  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The differences of rows i and i + half of the map: their lengths, and the norm of the matrix they make."""
+
+    lengths: Float[Tensor, " half"] | float
+    norm: float
+
+
+def paired(layer: nn.Linear | None) -> Pairs:
+    """Those of a linear layer; of none, `e_i - e_j`."""
+    root = math.sqrt(2) * (1 + 1e-15)
+    if layer is None:
+        return Pairs(root, root)
+    W = layer.weight.detach()
+    top, bottom = W.chunk(2)
+    wrong = 2 * UNIT * float(length(W[None])[0])
+    norm = min(root * upper_norm(W), upper_norm(top - bottom) + wrong)
+    return Pairs(up(upper_length(top - bottom) + wrong), norm * (1 + 1e-15))
 
 
 @dataclass(frozen=True)
@@ -101,6 +118,7 @@ class MaxMinNode:
 
     before: Affine
     map: Map
+    pairs: Pairs
     affine = False
 
     @property
@@ -116,7 +134,9 @@ class MaxMinNode:
         return up(self.map.norm * radius)
 
     def pull(self, g: Adjoint) -> Pull:
-        """A permutation; a pair that may change its order adds `t (1, -1)` with `t <= |D_i - D_j|`.
+        """A permutation; a pair that may change its order adds `t (1, -1)` with `|t| <= |D_i - D_j|`.
+
+        All these differences together are `(W_top - W_bottom) D`.
 
         Where the order is in doubt from the start, either will do: the remainder holds for both.
         """
@@ -128,10 +148,9 @@ class MaxMinNode:
         )
         blur = self.before.slack.view(-1, *[1] * (first.ndim - 1))
         gap = (first - second).abs() - 2 * blur
-        reach = 2**0.5 * self.map.norm
 
         def terms(radius: Radius) -> dict[str, Tensor]:
-            return {"kink": _crossing(upper - lower, gap, self.map.pairs, reach, radius)}
+            return {"kink": _crossing(upper - lower, gap, self.pairs.lengths, self.pairs.norm, radius)}
 
         return Pull(through.adjoint, through.slack, terms)
 
@@ -168,12 +187,14 @@ def activation(function: Callable[[Any], Activation]) -> Maker:
 
 def max_min(layer: MaxMin, before: nn.Linear | None = None) -> Rule:
     """The rule of MaxMin, alone or behind a linear map."""
-    linear_map = mapped(before)
+    if before is not None and before.out_features % 2:
+        raise ConfigError("MaxMin needs an even number of channels")
+    linear_map, pairs = mapped(before), paired(before)
 
     def at(x: Tensor) -> MaxMinNode:
         node = linear_map.at(x)
         if node.output.shape[-1] % 2:
             raise ConfigError("MaxMin needs an even number of channels")
-        return MaxMinNode(node, linear_map)
+        return MaxMinNode(node, linear_map, pairs)
 
     return at

@@ -203,7 +203,8 @@ class Attention:
 
     @cached_property
     def zeta(self) -> float:
-        factored = outward(self.norm_p.max() * self.w.all_v * self.w.o + (1.0 if self.w.skip else 0.0))
+        both = min(self.norm_p.max() * self.w.all_v * self.w.o, (self.norm_p * self.w.vo).sum())
+        factored = outward(outward(both) + (1.0 if self.w.skip else 0.0))
         return float(min(factored, spectral(self._linear_part)) if self.small else factored)
 
     @cached_property

@@ -371,6 +371,12 @@ class MaxMin:
         gap = np.abs(a.mid - b.mid) - outward(a.rad + b.rad + 1e-15 * np.abs(a.mid - b.mid))
         between = math.sqrt(2) if self.map.W is None else longest(self.map.W[:half] - self.map.W[half:], 1)
         steep, weight = outward(math.sqrt(2) * self.map.norm), (upper - lower).size
+        if self.map.W is not None:
+            steep = min(steep, float(spectral(self.map.W[:half] - self.map.W[half:])))
+        if self.map.W is not None:
+            steep = min(steep, float(spectral(self.map.W[:half] - self.map.W[half:])))
+        if self.map.W is not None:
+            steep = min(steep, float(spectral(self.map.W[:half] - self.map.W[half:])))
         return self.map.back(joined([first, second], -1)), lambda radius: {
             "kink": crossing(weight, gap, between, steep, radius)
         }
