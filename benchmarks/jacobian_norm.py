@@ -6,9 +6,11 @@
 A size is TOKENSxDIM. The block is an attention block with normal weights of width 1 / sqrt(fan in), whose leading
 singular values lie close together, at normal tokens. `ours` is the search of `specguard spectrum`, on one image and
 on a batch; its error is measured against the dense SVD where there is one, and otherwise against a search to 1e-7
-in float64. Where both are measured, they take turns, and ratios are taken within a round. Memory is the peak above
-what the weights, the tokens and a forward pass take: of the GPU's allocator, or, on a CPU under Linux, of a process
-started anew for each side, counted as 1 MiB where it is less.
+in float64. The sides take turns, and ratios are taken within a round; where one dense call takes minutes there is
+one only, after a warm-up on fewer tokens. `dense` has its singular values from LAPACK's or cuSOLVER's gesvd; `gram`
+is the fastest dense way we know, the largest eigenvalue of J^T J. Memory is the peak above what the weights, the
+tokens and a forward pass take: of the GPU's allocator, or, on a CPU under Linux, of a process started anew for each
+side, counted as 1 MiB where it is less.
 """
 
 import argparse
@@ -57,34 +59,34 @@ def ours(made: nn.Module, x: Tensor, tolerance: float = TOLERANCE) -> Tensor:
     return found.values[:, 0]
 
 
+def _jacobian(made: nn.Module, x: Tensor, chunk: int) -> Tensor:
+    size = x[0].numel()
+    return jacrev(lambda z: (made(z[None]) - z[None])[0], chunk_size=chunk)(x[0]).reshape(size, size)
+
+
 def dense(made: nn.Module, x: Tensor, chunk: int = 512) -> Tensor:
     """As the paper did: the whole matrix, then its singular values."""
-    size = x[0].numel()
-    matrix = jacrev(lambda z: (made(z[None]) - z[None])[0], chunk_size=chunk)(x[0]).reshape(size, size)
-    return torch.linalg.svdvals(matrix)[:1]
+    matrix = _jacobian(made, x, chunk)
+    return torch.linalg.svdvals(matrix, driver="gesvd" if x.is_cuda else None)[:1]
 
 
-def seconds(call: Callable[[], Tensor], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    begun = time.perf_counter()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begun
+def gram(made: nn.Module, x: Tensor, chunk: int = 512) -> Tensor:
+    """The whole matrix as well, then the largest eigenvalue of its Gram matrix, which loses half of the digits."""
+    matrix = _jacobian(made, x, chunk)
+    return torch.linalg.eigvalsh(matrix.mT @ matrix)[-1:].sqrt()
 
 
-def with_peak(call: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, int]:
-    """What a call returns, and how much of the GPU's memory it took at most; on a CPU another way tells."""
+def measured_call(call: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, float, int]:
+    """What a call returns, its seconds, and the most it took of the GPU's memory; on a CPU another way tells."""
     if device.type == "cpu":
-        return call(), 0
+        begun = time.perf_counter()
+        return call(), time.perf_counter() - begun, 0
     torch.cuda.synchronize()
-    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before, begun = torch.cuda.memory_allocated(), time.perf_counter()
     value = call()
     torch.cuda.synchronize()
-    return value, torch.cuda.max_memory_allocated() - before
+    return value, time.perf_counter() - begun, torch.cuda.max_memory_allocated() - before
 
 
 def process_peak(side: str, size: str, images: int) -> int:
@@ -98,9 +100,10 @@ def one_side(side: str, size: str, images: int) -> None:
     tokens, dim = map(int, size.split("x"))
     made, inputs = block(tokens, dim, torch.device("cpu"))
     x = inputs(images, torch.float32)
-    (dense if side == "dense" else ours)(made, x[:, :2])  # so that every library is loaded
+    call = {"dense": dense, "gram": gram, "ours": ours}[side]
+    call(made, x[:, :2])  # so that every library is loaded
     before = peak()
-    (dense if side == "dense" else ours)(made, x)
+    call(made, x)
     print(max(peak() - before, 2**20))
 
 
@@ -115,17 +118,22 @@ def measured(size: str, with_dense: bool, batch: int, rounds: int, device: torch
     made, inputs = block(tokens, dim, device)
     one, many = inputs(1, torch.float32), inputs(batch, torch.float32)
     calls = {"ours_one": lambda: ours(made, one), "ours_batch": lambda: ours(made, many)}
+    for call in calls.values():
+        call()  # warm-up
     if with_dense:
-        calls["dense"] = lambda: dense(made, one)
+        calls |= {"gram": lambda: gram(made, one), "dense": lambda: dense(made, one)}
+        for way in (gram, dense):
+            way(made, one[:, :4])
     values, memory = {}, {}
-    for side, call in calls.items():  # warm-up, too
-        values[side], memory[side] = with_peak(call, device)
-    times: dict[str, list[float]] = {side: [] for side in calls}
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
-        for side, call in calls.items():
-            times[side].append(seconds(call, device))
+        for name, call in calls.items():
+            if name == "dense" and times[name] and times[name][0] > 60:
+                continue
+            values[name], taken, memory[name] = measured_call(call, device)
+            times[name].append(taken)
     if device.type == "cpu":
-        images = {"ours_one": 1, "ours_batch": batch, "dense": 1}
+        images = {"ours_one": 1, "ours_batch": batch, "gram": 1, "dense": 1}
         memory = {side: process_peak(side.partition("_")[0], size, images[side]) for side in calls}
     made64, inputs64 = block(tokens, dim, device)
     exact = ours(made64.double(), inputs64(batch, torch.float64), 1e-7)
@@ -142,12 +150,14 @@ def measured(size: str, with_dense: bool, batch: int, rounds: int, device: torch
         },
     }
     if with_dense:
-        ratios = [d / o for d, o in zip(times["dense"], times["ours_one"], strict=True)]
-        record["dense_over_ours"] = {
-            "seconds": statistics.median(ratios),
-            "seconds_batched": statistics.median(times["dense"]) / statistics.median(times["ours_batch"]) * batch,
-            "bytes": memory["dense"] / memory["ours_one"],
-        }
+        for side in ("dense", "gram"):
+            ratios = [d / o for d, o in zip(times[side], times["ours_one"], strict=False)]
+            batched = [d / o * batch for d, o in zip(times[side], times["ours_batch"], strict=False)]
+            record[f"{side}_over_ours"] = {
+                "seconds": statistics.median(ratios),
+                "seconds_batched": statistics.median(batched),
+                "bytes": memory[side] / memory["ours_one"],
+            }
     return record
 
 
@@ -158,7 +168,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--side", choices=("ours", "dense"), help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=("ours", "dense", "gram"), help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help="add the record there, under the device's name, as JSON")
     options = parser.parse_args()
     if options.side:
