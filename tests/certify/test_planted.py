@@ -11,10 +11,22 @@ from jaxtyping import config
 from torch import nn
 
 from specguard import testing
-from specguard.certify import activations, affine, attention, certify, families, network, neurons, radial, tightened
+from specguard.certify import (
+    activations,
+    affine,
+    attention,
+    certify,
+    families,
+    foreign,
+    gated,
+    network,
+    neurons,
+    radial,
+    tightened,
+)
 from specguard.certify.attention import AttentionPoint, Weights
 from specguard.geometry import Ball
-from specguard.nn import Attention, LayerProject, MaxMin, Residual
+from specguard.nn import Attention, CoreAttention, GatedUnit, HeadNorm, LayerProject, MaxMin, Residual
 from specguard.testing import BrokenLawError, check_rule
 
 pytestmark = pytest.mark.usefixtures("one_thread", "as_shipped")
@@ -301,6 +313,148 @@ def test_branches_that_do_not_add_are_caught(monkeypatch):
 
     monkeypatch.setattr(testing, "upper_radii", larger_alone)
     assert "the spread by local" in case.caught()
+
+
+# Layers of models from elsewhere --------------------------------------------------------------------------------
+
+
+def gates(gate, value):
+    """A gated unit with all gates and all values equal."""
+    return Case(GatedUnit(), torch.tensor([gate] * 3 + [value] * 3, dtype=torch.float64).repeat(2, 1), (0.1,))
+
+
+@pytest.mark.parametrize("kind", ["silu", "gated unit"])
+def test_a_curvature_of_04_is_caught_in_silu(kind, monkeypatch):
+    case = Case(nn.SiLU(), torch.zeros(2, 3, 4), (0.1,)) if kind == "silu" else gates(0.0, 100.0)
+    case.check()
+    monkeypatch.setattr(activations, "_SILU_CURVATURE", 0.4)
+    case.caught()
+
+
+def test_a_slope_of_109_is_caught_in_silu(monkeypatch):
+    case = Case(nn.SiLU(), torch.full((2, 3, 4), 2.399), (0.1,))
+    case.check()
+    monkeypatch.setattr(activations, "_SILU_SLOPE", 1.09)
+    assert "the spread by local" in case.caught()
+
+
+@pytest.mark.parametrize("bound", ["spread", "remainder"])
+def test_a_forgotten_product_of_moving_gates_and_values_is_caught(bound, monkeypatch):
+    case, true = gates(0.0, 0.0), gated.Gated._move
+    case.check()
+    if bound == "spread":  # of first order alone
+        monkeypatch.setattr(gated.Gated, "_move", lambda self, rho, local: true(self, 1e-9 * rho, local) * 1e9)
+    else:
+        monkeypatch.setattr(gated.Gated, "_bending", lambda self, reach: self.phi.curvature / 2 * reach)
+        monkeypatch.setattr(gated.Gated, "spread", lambda self, radius, method: 10 * radius)
+    assert f"the {bound}" in case.caught()
+
+
+@pytest.mark.parametrize("part", ["values", "gates"])
+def test_a_gated_unit_that_moves_in_one_of_its_two_factors_alone_is_caught(part, monkeypatch):
+    case = gates(1.0, 1.0)
+    case.check()
+    true = gated.Gated._sizes.func
+
+    def without(self):
+        height, slope, reach = true(self)
+        return (height * 0, slope, reach) if part == "values" else (height, slope * 0, reach)
+
+    monkeypatch.setattr(gated.Gated, "_sizes", property(without))
+    assert "the spread by local" in case.caught()
+
+
+def small_keys():
+    """Queries of size 10, keys of size 0.1, so that the norms are flat for the ones and steep for the others."""
+    X = torch.randn(2, 2, 3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    X = X * torch.tensor([10.0, 0.1, 1.0], dtype=torch.float64)[:, None]
+    return Case(HeadNorm(2, 1, eps=1e-2, centred=False), X.flatten(2), (0.05,))
+
+
+@pytest.mark.parametrize("law", ["the adjoint", "the spread by local", "the remainder"])
+def test_keys_that_a_head_norm_leaves_as_they_are_are_caught(law, monkeypatch):
+    case = small_keys()
+    case.check()
+    Node = foreign.HeadNorms
+    if law == "the adjoint":
+        true = Node.pull
+
+        def keys_as_they_are(self, g):
+            pull = true(self, g)
+            pull.adjoint.unflatten(3, (3, -1))[:, :, :, 1] = g.unflatten(3, (3, -1))[:, :, :, 1]
+            return pull
+
+        monkeypatch.setattr(Node, "pull", keys_as_they_are)
+    elif law == "the spread by local":
+        monkeypatch.setattr(
+            Node, "spread", lambda self, radius, method: torch.maximum(self.q.spread(radius, method), radius)
+        )
+    else:
+        true_pull = Node.pull
+
+        def queries_alone(self, g):
+            g, pull = g.clone(), true_pull(self, g)
+            g.unflatten(3, (3, -1))[:, :, :, 1] = 0.0
+            return network.Pull(pull.adjoint, pull.slack, true_pull(self, g).remainder)
+
+        monkeypatch.setattr(Node, "pull", queries_alone)
+    assert law in case.caught()
+
+
+def given_heads(query, radii=(1e-2,), heads=1):
+    """Two tokens with equal queries, no keys and values of 1000 and -1000; in a second head there is nothing."""
+    X = torch.zeros(1, 2, 3, heads, 1, dtype=torch.float64)
+    X[0, :, 0, 0] = query
+    X[0, :, 2, 0, 0] = torch.tensor([1000.0, -1000.0])
+    return Case(CoreAttention(heads, fused=False), X.flatten(2), radii)
+
+
+def test_a_softmax_constant_of_049_is_caught_in_attention_without_its_maps(monkeypatch):
+    case, true = given_heads(1.0), foreign.upper_probability
+    case.check()
+    monkeypatch.setattr(foreign, "upper_probability", lambda *given: true(*given).clamp(max=0.49))
+    assert "the spread by local" in case.caught()
+
+
+def test_a_product_of_queries_and_keys_that_is_two_fifths_of_the_square_is_caught(monkeypatch):
+    case = given_heads(0.0, (0.1,))
+    case.check()
+    monkeypatch.setattr(foreign.Selectors, "norm_b", property(lambda self: self.Wq.new_full((1,), 0.4)))
+    case.caught()
+
+
+def test_the_better_of_two_heads_is_caught(monkeypatch):
+    case = given_heads(1.0, heads=2)
+    case.check()
+    monkeypatch.setattr(
+        foreign.CoreNode, "_worst", lambda self, bound: bound.unflatten(-1, (-1, self.heads)).amin(-1)
+    )
+    assert "the spread by local" in case.caught()
+
+
+@pytest.mark.parametrize("which", ["mu", "zeta"])
+def test_queries_or_values_that_do_not_move_are_caught(which, monkeypatch):
+    X = torch.randn(1, 3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    case = given_heads(1.0) if which == "mu" else Case(CoreAttention(1, fused=False), X / 100, (1e-2,))
+    case.check()
+    monkeypatch.setattr(foreign.CoreHead, "derivative_norm", None)
+    true = getattr(foreign.CoreHead, which).func
+    monkeypatch.setattr(foreign.CoreHead, which, property(lambda self: 0.0 * true(self)))
+    monkeypatch.setattr(foreign.CoreHead, "mu_uncentred", foreign.CoreHead.mu)
+    assert "the spread by local" in case.caught()
+
+
+def test_values_that_no_map_takes_are_caught(monkeypatch):
+    case, true = given_heads(1.0), foreign._selectors
+    case.check()
+
+    def without_values(like, width):
+        weights = true(like, width)
+        weights.Wv.zero_()
+        return weights
+
+    monkeypatch.setattr(foreign, "_selectors", without_values)
+    case.caught()
 
 
 # Whole certificates ---------------------------------------------------------------------------------------------

@@ -246,3 +246,20 @@ def test_a_replaced_method_that_forward_calls_is_refused():
     layer._gate = lambda: torch.zeros(2, 1, 1)
     with pytest.raises(ConfigError, match="replaced _gate function"):
         program(nn.Sequential(layer).eval())
+
+
+def test_an_activation_that_overwrites_its_input_is_refused():
+    """At the head of a branch it would change what the skip connection adds."""
+    for kind in (nn.ReLU, nn.SiLU):
+        model = nn.Sequential(Residual(nn.Sequential(kind(inplace=True), nn.Linear(4, 4))), nn.Linear(4, 2)).eval()
+        with pytest.raises(ConfigError, match="overwrites its input"):
+            program(model)
+
+
+def test_a_mean_that_leaves_out_less_than_nothing_is_refused():
+    with pytest.raises(ConfigError, match="cannot leave out"):
+        MeanPool(-1)
+    pool = MeanPool()
+    pool.skip = -2
+    with pytest.raises(ConfigError, match="there is no mean"):
+        certify(nn.Sequential(pool, nn.Linear(4, 2)).eval(), points(1, 3, 4), torch.tensor([0]), Ball("l2", 0.1))

@@ -11,9 +11,17 @@ from specguard.certify.families import upper_falls
 from specguard.errors import ConfigError
 from specguard.evaluate.checker import Image, read
 from specguard.nn import (
+    ClassAndMean,
+    ClassToken,
+    CoreAttention,
+    FirstTokens,
+    GatedUnit,
+    HeadNorm,
     MaxMin,
     MeanPool,
     PatchEmbedding,
+    Positions,
+    Residual,
     SkipAttention,
     SmoothProject,
     ViT,
@@ -50,6 +58,14 @@ def randomised(model: nn.Module, seed: int) -> nn.Module:
     return model.eval()
 
 
+def foreign(norm: nn.Module, pool: nn.Module, wide: int = 8) -> nn.Module:
+    """A block as other libraries have it."""
+    attention = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 24), norm, CoreAttention(norm.heads), nn.Linear(8, 8))
+    mlp = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 12), GatedUnit(), nn.Linear(6, 8))
+    layers = [PatchEmbedding(1, 2, 8), ClassToken(8, 3), Positions(7, 8), Residual(attention), Residual(mlp)]
+    return nn.Sequential(*layers, nn.SiLU(), pool, nn.Linear(wide, 3))
+
+
 MODELS = {
     name: (lambda config=config: ViT(ViTConfig(**{**BASE, **config}), torch.Generator().manual_seed(0)), SHAPE)
     for name, config in CONFIGS.items()
@@ -71,6 +87,9 @@ MODELS = {
         ),
         (1, 4, 4),
     ),
+    "normalised heads, gated, registers": (lambda: foreign(HeadNorm(8, 2), MeanPool(3)), (1, 4, 4)),
+    "rms heads, class and mean": (lambda: foreign(HeadNorm(8, 2, 1e-3, False), ClassAndMean(3), 16), (1, 4, 4)),
+    "first tokens": (lambda: foreign(HeadNorm(8, 4, 1e-3), FirstTokens(2), 16), (1, 4, 4)),
     "no affine end": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.Tanh()), (1, 4, 4)),
 }
 

@@ -16,6 +16,8 @@ _GELU_CURVATURE = 0.7978846 * (1 + 1e-7)  # sqrt(2 / pi), at 0
 _TANH_GELU_SLOPE = 1.128994  # 1.1289930686...
 _TANH_GELU_CURVATURE = _GELU_CURVATURE
 _TANH_CURVATURE = 0.7698004  # 4 / sqrt 27, where tanh^2 is 1/3
+_SILU_SLOPE = 1.0998394  # 1.0998393201..., at 2.3993572805...
+_SILU_CURVATURE = 0.5  # exactly, at 0
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ def gelu(layer: nn.GELU) -> Activation:
 
 def relu(layer: nn.ReLU) -> Activation:
     """`max(x, 0)`."""
+    _refuse_overwriting(layer)
     return Activation(lambda x: x.clamp(min=0), lambda x: (x > 0).to(x.dtype), 1.0, math.inf)
 
 
@@ -74,6 +77,24 @@ def squareplus(layer: Squareplus) -> Activation:
 def tanh(layer: nn.Tanh) -> Activation:
     """`tanh(x)`."""
     return Activation(torch.tanh, lambda x: 1 - x.tanh().square(), 1.0, _TANH_CURVATURE)
+
+
+def silu(layer: nn.SiLU) -> Activation:
+    """`x / (1 + exp(-x))`.
+
+    Guarantee: steepest and curvature are the largest sizes of its two derivatives, rounded up.
+    """
+    _refuse_overwriting(layer)
+    return Activation(lambda x: x * x.sigmoid(), _silu_slope, _SILU_SLOPE, _SILU_CURVATURE)
+
+
+def _refuse_overwriting(layer: nn.ReLU | nn.SiLU) -> None:
+    if layer.inplace:
+        raise ConfigError("an activation that overwrites its input may change what a skip connection adds")
+
+
+def _silu_slope(x: Tensor) -> Tensor:
+    return x.sigmoid() * (1 + x * (-x).sigmoid())
 
 
 def _gelu(x: Tensor) -> Tensor:

@@ -232,7 +232,7 @@ def mean_pool(layer: MeanPool) -> Rule:
 
     def at(x: Tensor) -> Affine:
         skip, tokens = layer.skip, x.shape[1] - layer.skip
-        if x.ndim != 3 or tokens < 1:
+        if x.ndim != 3 or skip < 0 or tokens < 1:
             raise ConfigError(f"there is no mean of the tokens behind {skip} of {tuple(x.shape[1:])}")
         norm = (1 + gamma(8)) / math.sqrt(tokens)
         slack = product_slack(tokens, length(x) * norm)

@@ -107,19 +107,19 @@ class Radial:
 
 def projection(layer: LayerProject | SmoothProject) -> Rule:
     """A projection of every token, hard or smooth."""
-    return _radial(layer.radius, 1.0, None, None, hard=isinstance(layer, LayerProject), centred=False)
+    return scaled_tokens(layer.radius, 1.0, None, None, hard=isinstance(layer, LayerProject), centred=False)
 
 
 def layer_norm(layer: nn.LayerNorm) -> Rule:
     """LayerNorm over the last axis."""
-    return _radial(*_as_projection(layer, layer.eps), layer.weight, layer.bias, hard=False, centred=True)
+    return scaled_tokens(*_as_projection(layer, layer.eps), layer.weight, layer.bias, hard=False, centred=True)
 
 
 def rms_norm(layer: nn.RMSNorm) -> Rule:
     """RMSNorm over the last axis."""
     if layer.eps is None:
         raise ConfigError("RMSNorm without a number for eps depends on the type of its input")
-    return _radial(*_as_projection(layer, layer.eps), layer.weight, None, hard=False, centred=False)
+    return scaled_tokens(*_as_projection(layer, layer.eps), layer.weight, None, hard=False, centred=False)
 
 
 def _as_projection(layer: nn.LayerNorm | nn.RMSNorm, eps: float) -> tuple[float, float]:
@@ -131,9 +131,10 @@ def _as_projection(layer: nn.LayerNorm | nn.RMSNorm, eps: float) -> tuple[float,
     return math.sqrt(layer.normalized_shape[0] * eps), 1 / math.sqrt(eps)
 
 
-def _radial(
+def scaled_tokens(
     R: float, stretch: float, weight: Tensor | None, bias: Tensor | None, *, hard: bool, centred: bool
 ) -> Rule:
+    """`gain stretch p(C x) + shift` per token: p a projection of radius R, hard or smooth, C the centring or none."""
     accountable("its radius", R)
 
     def at(point: Tensor) -> Radial:

@@ -12,20 +12,26 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from specguard.certify import activations, affine, neurons, radial
+from specguard.certify import activations, affine, foreign, gated, neurons, radial
 from specguard.certify.attention_rule import attention
 from specguard.certify.node import Rule, accountable
 from specguard.errors import ConfigError
 from specguard.nn import (
     Attention,
     Block,
+    ClassAndMean,
     ClassPool,
     ClassToken,
+    CoreAttention,
+    FirstTokens,
     GatedPositionalAttention,
+    GatedUnit,
+    HeadNorm,
     LayerProject,
     LayerScale,
     MaxMin,
     MeanPool,
+    Network,
     Normalise,
     PatchEmbedding,
     Positions,
@@ -109,6 +115,8 @@ def _steps(name: str, layer: nn.Module) -> tuple[Step, ...]:
     kind = type(layer)
     if kind in _SEQUENCES:
         _check_forward(name, layer, _SEQUENCES[kind])
+        if kind is Network:  # which calls that of its parent
+            _check_forward(name, nn.Sequential(), _SEQUENCES[nn.Sequential])
         return (*_guard(name, layer), *_sequence(name, _children(name, layer)))
     if kind is Residual:
         _check_forward(name, layer, _RESIDUAL)
@@ -162,11 +170,15 @@ def _children(name: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _guard(name: str, layer: nn.Module) -> tuple[Step, ...]:
-    """A ViT takes images of one shape only."""
-    if not isinstance(layer, ViT):
+    """A ViT and a network from elsewhere take inputs of one shape only."""
+    if isinstance(layer, ViT):
+        shape: tuple[int, ...] = (layer.config.channels, layer.config.image, layer.config.image)
+    elif isinstance(layer, Network):
+        if "input" in layer._modules:  # names tell steps apart
+            raise ConfigError(f"{name or 'the model'} has a layer with the name of its own check, input")
+        shape = layer.shape
+    else:
         return ()
-    config = layer.config
-    shape = (config.channels, config.image, config.image)
     return (Leaf(f"{name}.input".lstrip("."), affine.of_shape(shape)),)
 
 
@@ -217,7 +229,7 @@ def _refuse_surprises(model: nn.Module) -> None:
 
 _ATTENTION = (Attention, GatedPositionalAttention, SkipAttention)
 _RESIDUAL = Residual.forward
-_SEQUENCES.update({kind: kind.forward for kind in (ViT, Block, nn.Sequential)})
+_SEQUENCES.update({kind: kind.forward for kind in (ViT, Block, Network, nn.Sequential)})
 _LAYERS: tuple[tuple[type[nn.Module], Maker, tuple[type[nn.Module], ...]], ...] = (
     (nn.Linear, affine.linear, ()),
     (nn.Identity, affine.identity, ()),
@@ -238,11 +250,17 @@ _LAYERS: tuple[tuple[type[nn.Module], Maker, tuple[type[nn.Module], ...]], ...] 
     (nn.LayerNorm, radial.layer_norm, ()),
     (nn.RMSNorm, radial.rms_norm, ()),
     (MaxMin, neurons.max_min, ()),
+    (GatedUnit, gated.gated_unit, ()),
+    (FirstTokens, foreign.first_tokens, ()),
+    (ClassAndMean, foreign.class_and_mean, ()),
+    (HeadNorm, foreign.head_norm, ()),
+    (CoreAttention, foreign.core_attention, ()),
     *((kind, attention, (nn.Linear,)) for kind in _ATTENTION),
 )
 _ACTIVATIONS: dict[type[nn.Module], Callable[[Any], activations.Activation]] = {
     nn.GELU: activations.gelu,
     nn.ReLU: activations.relu,
+    nn.SiLU: activations.silu,
     nn.Tanh: activations.tanh,
     Softplus: activations.softplus,
     Squareplus: activations.squareplus,
@@ -253,4 +271,5 @@ for _kind, _function in _ACTIVATIONS.items():
     register_rule(_kind, neurons.activation(_function))
     _PAIRS[nn.Linear, _kind] = neurons.behind_linear(neurons.activation(_function))
 _PAIRS[nn.Linear, MaxMin] = neurons.behind_linear(neurons.max_min)
+_PAIRS[nn.Linear, GatedUnit] = neurons.behind_linear(gated.gated_unit)
 _PAIRS[Normalise, PatchEmbedding] = lambda before, layer: affine.patch_embedding(layer, before)

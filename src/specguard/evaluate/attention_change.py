@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from specguard.adapt import attention_weights as all_attention
 from specguard.certify import lofast, tightened
 from specguard.certify.attention_rule import AnyAttention, AttentionNode, attention
 from specguard.errors import ConfigError
@@ -29,12 +30,15 @@ _DECAY, _PRECISION = 0.93, 1e-12
 
 def attention_name(model: nn.Module, number: int) -> str:
     """The name of the attention layer of that number, counted from 0 in order; a model may have none."""
-    names = [weights.layer for weights in attention_weights(model)]
+    names = [weights.layer for weights in all_attention(model)]
     if not names:
         raise ConfigError("the model has no attention layers")
     if not 0 <= number < len(names):
         raise ConfigError(f"the model has the attention layers 0 to {len(names) - 1}, not {number}")
-    return names[number]
+    name = names[number]
+    if name not in [weights.layer for weights in attention_weights(model)]:
+        raise ConfigError(f"{name} has norms within its attention, of which the bounds of this study know nothing")
+    return name
 
 
 def double_copy(model: nn.Module, device: torch.device) -> nn.Module:

@@ -25,7 +25,7 @@ from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder,
 from specguard.evaluate.spectral_summary import PartForm, is_part_record, is_record, spectral_summary
 from specguard.geometry import Ball
 from specguard.linalg import exact_row_column, jacobian, lower_singular_values
-from specguard.nn import ViT
+from specguard.nn import Network, ViT
 from specguard.runs import (
     Json,
     append_lines,
@@ -75,14 +75,14 @@ class Spectra:
 
 
 def spectra(
-    model: ViT,
+    model: ViT | Network,
     split: Dataset,
     folder: Path,
     settings: Spectra,
     *,
     identity: Json,
     device: torch.device,
-    untrained: ViT | None = None,
+    untrained: ViT | Network | None = None,
     watch: Watcher = lambda progress: None,
 ) -> Json:
     """Look at every image of `split`, leave records in `folder`, and return the summary.
@@ -140,7 +140,7 @@ class _Study:
 
     def __init__(
         self,
-        model: ViT,
+        model: ViT | Network,
         split: Dataset,
         folder: Path,
         settings: Spectra,
@@ -256,7 +256,7 @@ def _length(x: Float[Tensor, "batch *shape"]) -> Float[Tensor, " batch"]:
     return torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
 
 
-def _weights(model: ViT) -> list[Json]:
+def _weights(model: ViT | Network) -> list[Json]:
     """The largest singular value of every weight, and for heads that of each."""
     return [
         {"layer": found.layer, "kind": found.kind, "sigma": found.values[:, 0].tolist()}

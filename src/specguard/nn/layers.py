@@ -118,6 +118,8 @@ class MeanPool(nn.Module):
 
     def __init__(self, skip: int = 0) -> None:
         super().__init__()
+        if skip < 0:
+            raise ConfigError(f"a mean cannot leave out {skip} tokens")
         self.skip = skip
 
     def forward(self, x: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch dim"]:

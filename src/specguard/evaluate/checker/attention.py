@@ -279,11 +279,14 @@ class Attention:
 
     def lam(self, radius: float) -> Array:
         """`min(1/2, pbar_i)` per head and row: the largest probability when every logit moves in its box."""
+        return self._lam(radius, self.w.B)
+
+    def _lam(self, radius: float, norm: Array) -> Array:
         heads, n = self.S.shape[:2]
         if n == 1:
             return np.zeros((heads, 1))
         a, b, both = longest(self.centred_a, 2), longest(self.b, 2), longest(self.centred_a + self.b, 2)
-        B = self.w.B[:, None, None]
+        B = norm[:, None, None]
         s = radius * np.sqrt(a[:, None, :] ** 2 + b[:, :, None] ** 2) + B * radius**2 / 2
         own = radius * both + B[..., 0] * radius**2
         s = np.where(np.eye(n, dtype=bool), own[:, :, None], s)

@@ -256,6 +256,7 @@ TANH_GELU = Curve(
     0.79788457,
 )
 RELU = Curve(lambda x: np.maximum(x, 0), lambda x: (x > 0).astype(float), 1.0, math.inf)
+SILU = Curve(lambda x: x * logistic(x), lambda x: logistic(x) * (1 + x * logistic(-x)), 1.0998394, 0.5)
 TANH = Curve(np.tanh, lambda x: 1 - np.tanh(x) ** 2, 1.0, 0.76980036)
 
 

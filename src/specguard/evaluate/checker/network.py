@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from specguard import nn as own
 from specguard.errors import ConfigError
-from specguard.evaluate.checker import layers
+from specguard.evaluate.checker import foreign, layers
 from specguard.evaluate.checker.attention import Attention, Weights
 from specguard.evaluate.checker.enclosure import Array, Box, longest, outward
 from specguard.evaluate.checker.layers import Maker, Map, Point, Remainder
@@ -38,6 +38,7 @@ _SEQUENCES = (own.ViT, own.Block, nn.Sequential, own.Network)
 _CURVES: dict[type[nn.Module], Callable[[Any], layers.Curve]] = {
     nn.GELU: lambda layer: layers.TANH_GELU if layer.approximate == "tanh" else layers.GELU,
     nn.ReLU: lambda layer: layers.RELU,
+    nn.SiLU: lambda layer: layers.SILU,
     nn.Tanh: lambda layer: layers.TANH,
     own.Softplus: lambda layer: layers.softplus(layer.beta),
     own.Squareplus: lambda layer: layers.squareplus(layer.b),
@@ -87,7 +88,7 @@ def _flat(name: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _pair(one: nn.Module, other: nn.Module) -> Maker | None:
-    if type(one) is nn.Linear and type(other) in (*_CURVES, own.MaxMin):
+    if type(one) is nn.Linear and type(other) in (*_CURVES, own.MaxMin, own.GatedUnit):
         return _neurons(other, Map(_box(one.weight), _bias(one)))
     if type(one) is own.Normalise and type(other) is own.PatchEmbedding:
         return _patches(other, _box(one.mean), _box(one.std))
@@ -96,7 +97,7 @@ def _pair(one: nn.Module, other: nn.Module) -> Maker | None:
 
 def _maker(name: str, layer: Any) -> Maker:
     kind = type(layer)
-    if kind in (*_CURVES, own.MaxMin):
+    if kind in (*_CURVES, own.MaxMin, own.GatedUnit):
         return _neurons(layer, Map(None, Box.exact(0.0)))
     if kind in _ATTENTION:
         return _attention(layer, None)
@@ -125,6 +126,14 @@ def _maker(name: str, layer: Any) -> Maker:
         return layers.first_token
     if kind is own.MeanPool:
         return layers.mean_token(layer.skip)
+    if kind is own.FirstTokens:
+        return foreign.first_tokens(layer.count)
+    if kind is own.ClassAndMean:
+        return foreign.class_and_mean(layer.skip)
+    if kind is own.HeadNorm:
+        return foreign.head_norm(_box(layer.gain), _box(layer.shift), layer.heads, layer.eps, layer.centred)
+    if kind is own.CoreAttention:
+        return foreign.core_attention(layer.heads)
     if kind is own.TokenConvolution:
         kernels = [(_box(conv.weight), _bias(conv)) for conv in layer.kernels]
         return layers.token_convolution(kernels, _box(layer.out.weight), _bias(layer.out))
@@ -144,6 +153,8 @@ def _bias(layer: Any) -> Box:
 def _neurons(layer: nn.Module, before: Map) -> Maker:
     if type(layer) is own.MaxMin:
         return lambda x: layers.MaxMin(before, before(x))
+    if type(layer) is own.GatedUnit:
+        return lambda x: foreign.Gated(before, before(x))
     curve = _CURVES[type(layer)](layer)
     return lambda x: layers.Neurons(before, curve, before(x))
 
