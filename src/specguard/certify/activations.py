@@ -24,7 +24,9 @@ _SILU_CURVATURE = 0.5  # exactly, at 0
 class Activation:
     """An elementwise function, `|slope| <= steepest`, and `|second derivative| <= curvature`, infinite at a kink.
 
-    The computed value is right to `roundings` of `|x| + scale`, the computed slope to `roundings` of 1.
+    The computed value is right to `roundings` of `|x| + scale`, the computed slope to `roundings` of 1. `bend`,
+    where it is known, is the largest size of the second derivative over `low <= |x| <= high`, to `roundings` of the
+    curvature.
     """
 
     value: Callable[[Tensor], Tensor]
@@ -33,12 +35,13 @@ class Activation:
     curvature: float
     scale: float = 1.0
     roundings: int = 128
+    bend: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 def gelu(layer: nn.GELU) -> Activation:
     """`x Phi(x)`, or its approximation by tanh."""
     if layer.approximate == "none":
-        return Activation(_gelu, _gelu_slope, _GELU_SLOPE, _GELU_CURVATURE)
+        return Activation(_gelu, _gelu_slope, _GELU_SLOPE, _GELU_CURVATURE, bend=_gelu_bend)
     if layer.approximate == "tanh":
         return Activation(_tanh_gelu, _tanh_gelu_slope, _TANH_GELU_SLOPE, _TANH_GELU_CURVATURE)
     raise ConfigError(f"GELU with approximate={layer.approximate!r} is unknown")
@@ -59,6 +62,7 @@ def softplus(layer: Softplus) -> Activation:
         1.0,
         beta / 4 * (1 + 1e-15),
         scale=1 / beta,
+        bend=lambda low, high: beta * (beta * low).sigmoid() * (-beta * low).sigmoid(),  # falls with |x|
     )
 
 
@@ -71,12 +75,13 @@ def squareplus(layer: Squareplus) -> Activation:
         1.0,
         1 / (2 * math.sqrt(b)) * (1 + 1e-15),
         scale=math.sqrt(b),
+        bend=lambda low, high: (1 + low * low / b).pow(-1.5) / (2 * math.sqrt(b)),  # falls with |x|
     )
 
 
 def tanh(layer: nn.Tanh) -> Activation:
     """`tanh(x)`."""
-    return Activation(torch.tanh, lambda x: 1 - x.tanh().square(), 1.0, _TANH_CURVATURE)
+    return Activation(torch.tanh, lambda x: 1 - x.tanh().square(), 1.0, _TANH_CURVATURE, bend=_tanh_bend)
 
 
 def silu(layer: nn.SiLU) -> Activation:
@@ -95,6 +100,22 @@ def _refuse_overwriting(layer: nn.ReLU | nn.SiLU) -> None:
 
 def _silu_slope(x: Tensor) -> Tensor:
     return x.sigmoid() * (1 + x * (-x).sigmoid())
+
+
+def _tanh_bend(low: Tensor, high: Tensor) -> Tensor:
+    """`2 t (1 - t^2)` of `t = tanh |x|`, largest where `t^2 = 1/3`."""
+    t = torch.minimum(low.tanh().clamp(min=3**-0.5), high.tanh())
+    return 2 * t * (1 - t * t)
+
+
+def _gelu_bend(low: Tensor, high: Tensor) -> Tensor:
+    """`|2 - x^2| exp(-x^2 / 2) / sqrt(2 pi)`: falls to 0 at sqrt 2, rises to 2, and falls."""
+    second = torch.minimum(low.clamp(min=2.0), high)  # where it is largest beyond sqrt 2, if that is within reach
+    return torch.maximum(_gelu_second(low), _gelu_second(second))
+
+
+def _gelu_second(x: Tensor) -> Tensor:
+    return (2 - x * x).abs() * (-x * x / 2).exp() / math.sqrt(2 * math.pi)
 
 
 def _gelu(x: Tensor) -> Tensor:

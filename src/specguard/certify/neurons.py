@@ -90,17 +90,39 @@ class Neurons:
         return Pull(through.adjoint, up(slack), terms)
 
     def _smooth(self, g: Adjoint) -> Callable[[Radius], dict[str, Tensor]]:
-        """`1/2 sum |g_i| kappa D_i^2 <= 1/2 max over tokens of ||W^T diag(|g| kappa) W|| delta^2`.
+        """`1/2 sum |g_i| kappa_i D_i^2 <= 1/2 max over tokens of ||W^T diag(|g| kappa) W|| delta^2`.
 
-        The norm by the smaller of `max |g| ||W||^2` and the largest row sum of `|W|^T diag(|g|) |W|`.
+        The norm by the smaller of `max |g| kappa ||W||^2` and the largest row sum of `|W|^T diag(|g| kappa) |W|`;
+        kappa_i is the largest curvature that neuron i can reach, `|H_i'| <= |H_i| + ||w_i|| delta`.
         """
-        most = g.abs().amax(-1) * self.map.norm**2
+        if self.phi.bend is None:
+            weight = up(self._bending(g.abs() * self.phi.curvature) / 2)
+            return lambda radius: {"bend": up(weight * radius[..., None, :].square())}
+
+        def terms(radius: Radius) -> dict[str, Tensor]:
+            weight = up(self._bending(g.abs() * self._reachable(radius).unsqueeze(-g.ndim)) / 2)
+            return {"bend": up(weight * radius[..., None, :].square())}
+
+        return terms
+
+    def _bending(self, weights: Tensor) -> Float[Tensor, "*point rival batch"]:
+        """The largest over the tokens of `||W^T diag(weights) W||`."""
+        most = weights.amax(-1) * self.map.norm**2
         if self.map.sizes is not None:
             sizes = self.map.sizes
-            rows = lifted(((g.abs() * sizes.sum(1)) @ sizes).amax(-1), sum(sizes.shape) + 16)
+            rows = lifted(((weights * sizes.sum(1)) @ sizes).amax(-1), sum(sizes.shape) + 16)
             most = torch.minimum(most, rows)
-        weight = up(self.phi.curvature / 2 * most.reshape(*g.shape[:2], -1).amax(2))
-        return lambda radius: {"bend": up(weight * radius[..., None, :].square())}
+        tokens = self.before.output.ndim - 2  # axes of them; a pooled image has none
+        return most.flatten(-tokens).amax(-1) if tokens else most
+
+    def _reachable(self, radius: Radius) -> Tensor:
+        """The largest curvature within reach of every neuron."""
+        assert self.phi.bend is not None
+        H = self.before.output.abs()
+        delta = radius.view(*radius.shape, *[1] * (H.ndim - 1))
+        reach = up(delta * self.map.rows + self.before.slack.view(-1, *[1] * (H.ndim - 1)))
+        bend = self.phi.bend((H - reach).clamp(min=0) * (1 - 4 * UNIT), (H + reach) * (1 + 4 * UNIT))
+        return (bend + gamma(self.phi.roundings) * self.phi.curvature).clamp(max=self.phi.curvature)
 
     def _kinked(self, g: Adjoint) -> Callable[[Radius], dict[str, Tensor]]:
         """ReLU: `|<g, r>| <= ||W|| delta ||g_S||`, S the neurons that can change sign, `|H_i| <= ||w_i|| delta`."""

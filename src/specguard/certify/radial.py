@@ -134,7 +134,7 @@ def _as_projection(layer: nn.LayerNorm | nn.RMSNorm, eps: float) -> tuple[float,
 def scaled_tokens(
     R: float, stretch: float, weight: Tensor | None, bias: Tensor | None, *, hard: bool, centred: bool
 ) -> Rule:
-    """`gain stretch p(C x) + shift` per token: p a projection of radius R, hard or smooth, C the centring or none."""
+    """`gain stretch p(C x) + shift` per token: p a projection of radius R, hard or smooth, C centring or none."""
     accountable("its radius", R)
 
     def at(point: Tensor) -> Radial:

@@ -30,7 +30,7 @@ from specguard.evaluate.certified_summary import certified_summary, is_record
 from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder, stored_summary, whole_batches
 from specguard.evaluate.memory import images_within
 from specguard.geometry import Ball, Norm, per_sample
-from specguard.nn import ViT, materialised
+from specguard.nn import Network, ViT, materialised
 from specguard.runs import (
     Json,
     append_lines,
@@ -78,7 +78,7 @@ class Certification:
 
 
 def certification(
-    model: ViT,
+    model: ViT | Network,
     split: Dataset,
     folder: Path,
     settings: Certification,
@@ -122,7 +122,7 @@ class _Study:
 
     def __init__(
         self,
-        model: ViT,
+        model: ViT | Network,
         split: Dataset,
         folder: Path,
         settings: Certification,

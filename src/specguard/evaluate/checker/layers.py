@@ -219,13 +219,27 @@ def _circulant_norm(kernel: Box, tokens: int) -> float:
 
 @dataclass(frozen=True)
 class Curve:
-    """An elementwise function: value, slope, the largest slope, the largest curvature (infinite at a kink)."""
+    """An elementwise function: value, slope, the largest slope, the largest curvature (infinite at a kink).
+
+    `second` is the size of the second derivative and `peaks` are the places |x| where it is largest nearby, so that
+    over an interval it is largest at one of them or at an end. Without it, the largest curvature serves everywhere.
+    """
 
     value: Callable[[Array], Array]
     slope: Callable[[Array], Array]
     steepest: float
     curvature: float
     scale: float = 1.0
+    second: Callable[[Array], Array] | None = None
+    peaks: tuple[float, ...] = (0.0,)
+
+    def bend(self, low: Array, high: Array) -> Array:
+        """The largest size of the second derivative over `low <= |x| <= high`."""
+        if self.second is None:
+            return np.full_like(low, self.curvature)
+        places = [low, high, *(np.clip(peak, low, high) for peak in self.peaks)]
+        largest = np.max([self.second(place) for place in places], axis=0)
+        return np.minimum(largest * (1 + 1e-13) + 1e-13 * self.curvature, self.curvature)
 
 
 def _phi(x: Array) -> Array:
@@ -248,6 +262,8 @@ GELU = Curve(
     lambda x: _phi(x) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi),
     1.12890424,
     0.79788457,
+    second=lambda x: np.abs(2 - x * x) * np.exp(-x * x / 2) / math.sqrt(2 * math.pi),
+    peaks=(0.0, 2.0),
 )
 TANH_GELU = Curve(
     lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
@@ -257,7 +273,14 @@ TANH_GELU = Curve(
 )
 RELU = Curve(lambda x: np.maximum(x, 0), lambda x: (x > 0).astype(float), 1.0, math.inf)
 SILU = Curve(lambda x: x * logistic(x), lambda x: logistic(x) * (1 + x * logistic(-x)), 1.0998394, 0.5)
-TANH = Curve(np.tanh, lambda x: 1 - np.tanh(x) ** 2, 1.0, 0.76980036)
+TANH = Curve(
+    np.tanh,
+    lambda x: 1 - np.tanh(x) ** 2,
+    1.0,
+    0.76980036,
+    second=lambda x: 2 * np.tanh(x) * (1 - np.tanh(x) ** 2),
+    peaks=(math.atanh(3**-0.5),),
+)
 
 
 def softplus(beta: float) -> Curve:
@@ -271,6 +294,7 @@ def squareplus(b: float) -> Curve:
         1.0,
         1 / (2 * math.sqrt(b)),
         math.sqrt(b),
+        second=lambda x: b / (2 * (x * x + b) ** 1.5),
     )
 
 
@@ -320,13 +344,19 @@ class Neurons:
         return self.map.back(g * slope), self._bend(g.size) if smooth else self._kink(g.size)
 
     def _bend(self, g: Array) -> Remainder:
-        """`kappa / 2 ||W^T diag(|g|) W|| r^2`, by `max |g| ||W||^2` or by the largest row sum of the sizes."""
-        most = outward(g.max(-1) * self.map.norm**2)
-        if self.map.W is not None:
-            sizes = self.map.W.size
-            most = np.minimum(most, outward(((g * outward(sizes.sum(1))) @ sizes).max(-1)))
-        weight = outward(self.phi.curvature / 2 * most.reshape(len(g), -1).max(1))
-        return lambda radius: {"bend": outward(weight * radius * radius)}
+        """`1/2 ||W^T diag(|g| kappa) W|| r^2`, kappa the curvature within reach of every neuron."""
+
+        def terms(radius: float) -> Terms:
+            reach = outward(self.map.rows * radius + self.H.rad)
+            low, high = np.maximum(np.abs(self.H.mid) - reach, 0.0), outward(np.abs(self.H.mid) + reach)
+            weights = outward(g * self.phi.bend(low, high))
+            most = outward(weights.max(-1) * self.map.norm**2)
+            if self.map.W is not None:
+                sizes = self.map.W.size
+                most = np.minimum(most, outward(((weights * outward(sizes.sum(1))) @ sizes).max(-1)))
+            return {"bend": outward(most.reshape(len(g), -1).max(1) / 2 * radius * radius)}
+
+        return terms
 
     def _kink(self, g: Array) -> Remainder:
         distance = np.abs(self.H.mid) - outward(self.H.rad)
