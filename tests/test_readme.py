@@ -65,5 +65,5 @@ def test_every_study_of_a_recipe_says_where_and_how_it_was_made(path):
     assert re.fullmatch(r"[0-9a-f]{40}\+?", record["environment"]["commit"])
     assert record["settings"]["model"] == result["fingerprint"], "the model that was trained is the one studied"
     assert record["settings"]["seed"] is not None
-    assert record["n"] == record["clean"]["n"] > 0
+    assert record["n"] == record.get("clean", record)["n"] > 0
     assert record["n"] == sum(row["n"] for row in record.get("per_class", [{"n": record["n"]}]))
