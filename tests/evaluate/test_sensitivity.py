@@ -206,6 +206,33 @@ def test_bounds_of_changed_weights_spread_about_those_of_the_layer_as_it_is():
                 assert row[name]["max"] > row[name]["min"]
 
 
+def test_the_factors_of_one_head_lie_below_their_bounds_and_ours_is_the_tightest():
+    rows = studied()["head"]
+    assert [(row["radius"], row["factor"]) for row in rows] == [
+        (radius, factor) for radius in SETTINGS.radii for factor in ("maps", "values")
+    ]
+    for row in rows:
+        found, lofast = row["found"], row["lofast1"]
+        assert 0 < found["mean"] <= lofast["mean"]
+        if row["factor"] == "maps":
+            assert found["mean"] <= row["ours"]["mean"] <= lofast["mean"] <= row["lofast2"]["mean"] * (1 + 1e-3)
+        else:
+            assert lofast["mean"] <= row["naive"]["mean"] * (1 + 1e-3)
+
+
+def test_a_bound_on_the_factors_of_a_head_that_is_too_small_is_noticed(monkeypatch):
+    module = sys.modules[sensitivity.__module__]
+    right = module.first_head
+
+    def planted(*arguments):
+        found = right(*arguments)
+        return found | {"maps": found["maps"] | {"ours": 0.1 * found["maps"]["found"]}}
+
+    monkeypatch.setattr(module, "first_head", planted)
+    with pytest.raises(SoundnessError, match="the maps of a head of"):
+        studied.__wrapped__()
+
+
 # The study ---------------------------------------------------------------------------------------------------
 
 

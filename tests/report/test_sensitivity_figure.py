@@ -13,6 +13,9 @@ def extent(mean: float) -> dict[str, float]:
     return {"mean": mean, "min": 0.9 * mean, "max": 1.1 * mean}
 
 
+FACTORS = {"maps": ("found", "lofast1", "lofast2", "ours"), "values": ("found", "lofast1", "naive")}
+
+
 def row(**key: float) -> dict[str, Any]:
     """Every series has a level of its own."""
     columns = {name: extent(k + key["radius"]) for k, name in enumerate([*SERIES, "best"], 1)}
@@ -23,6 +26,11 @@ def result() -> dict[str, Any]:
     changes = [{"which": which, "change": change} for which in ELEMENTS for change in (0.1, 1.0)]
     return {
         "radii": [row(radius=radius) for radius in (0.01, 0.1)],
+        "head": [
+            {"radius": radius, "factor": factor, **{name: extent(1.0 + radius) for name in names}}
+            for radius in (0.01, 0.1)
+            for factor, names in FACTORS.items()
+        ],
         "input_norms": [row(input_norm=norm, radius=radius) for norm in (1.0, 10.0) for radius in (0.01, 0.1)],
         "weights": [{**change, "lofast2": extent(2.0), "t1": extent(1.0)} for change in changes],
         "unchanged": {"lofast2": extent(2.0), "t1": extent(1.0)},
@@ -37,7 +45,10 @@ def labels(legend: Any) -> list[str]:
 
 def test_all_series_are_drawn_and_named():
     figure = sensitivity_figure(result(), "a run")
-    first, second, third = figure.axes
+    first, maps, values, second, third = figure.axes
+    assert (len(maps.lines), len(values.lines)) == (4, 3)
+    assert labels(maps.get_legend()) == ["found by ascent", "LoFAST (1)", "LoFAST (2)", "with local constants"]
+    assert labels(values.get_legend()) == ["found by ascent", "naive", "LoFAST (1)"]
     assert len(first.lines) == len(second.lines) == len(SERIES)
     assert len(third.lines) == 2 * len(ELEMENTS) + 2
     assert {axis.get_yscale() for axis in figure.axes} == {"log"}
@@ -59,7 +70,7 @@ def test_what_is_none_or_zero_is_left_out():
     figure = sensitivity_figure(found, "a run")
     assert len(figure.axes[0].lines) == len(SERIES) - 2
     assert "T2" not in labels(figure.legends[0])
-    assert len(figure.axes[2].lines) == 2 * len(ELEMENTS) + 1
+    assert len(figure.axes[4].lines) == 2 * len(ELEMENTS) + 1
     save_figure(figure)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from specguard.adapt import attention_weights as all_attention
 from specguard.certify import lofast, tightened
 from specguard.certify.attention_rule import AnyAttention, AttentionNode, attention
+from specguard.certify.node import up
 from specguard.errors import ConfigError
 from specguard.linalg import jacobian, lower_singular_values
 from specguard.nn import attention_weights, explicit, materialised
@@ -107,27 +108,73 @@ def largest_change(
     directions: Float[Tensor, "start batch token dim"],
     steps: int,
 ) -> PerImage:
-    """The largest `||F(X + D) - F(X)||_F` found over `||D||_F <= radius`, by projected gradient ascent: from below.
+    """The largest `||F(X + D) - F(X)||_F` found over `||D||_F <= radius`: from below."""
+    goal = function(X).repeat(len(directions), *[1] * (X.ndim - 1))
+    return largest_found(lambda x: lengths(function(x) - goal), X, radius, directions, steps)
 
-    Cost: a forward and a backward pass per step, all starts at once.
+
+def largest_found(
+    score: Function,
+    X: Points,
+    radius: float,
+    directions: Float[Tensor, "start batch token dim"],
+    steps: int,
+) -> PerImage:
+    """The largest score of X + D found over `||D||_F <= radius`, by projected gradient ascent: from below.
+
+    The score is asked for all starts at once, one behind the other.
+    Cost: a forward and a backward pass per step.
     """
     starts = len(directions)
-    base = function(X)
-    at, goal = X.repeat(starts, 1, 1), base.repeat(starts, 1, 1)
-    D = radius * directions.flatten(0, 1)
+    at, D = X.repeat(starts, 1, 1), radius * directions.flatten(0, 1)
     best = torch.zeros(len(at), dtype=X.dtype, device=X.device)
     step = radius
     for _ in range(steps):
         D = D.detach().requires_grad_()
-        change = lengths(function(at + D) - goal)
-        best = torch.maximum(best, change.detach())
-        (slope,) = torch.autograd.grad(change.sum(), D)
+        found = score(at + D)
+        best = torch.maximum(best, found.detach())
+        (slope,) = torch.autograd.grad(found.sum(), D)
         D = D.detach() + step * _unit(slope.nan_to_num())
         D = D * (radius / lengths(D).clamp(min=radius))[:, None, None]
         step *= _DECAY
     with torch.no_grad():
-        best = torch.maximum(best, lengths(function(at + D.detach()) - goal))
+        best = torch.maximum(best, score(at + D.detach()))
     return best.view(starts, len(X)).amax(0)
+
+
+def first_head(
+    node: AttentionNode, radius: float, directions: Float[Tensor, "start batch token dim"], steps: int
+) -> dict[str, dict[str, PerImage]]:
+    """The two factors of LoFAST's second part for the first head, found by ascent, and bounds on each.
+
+    `maps` is `||P(X') - P(X)||_F`, Delta_{2,1}, with delta_{2,1} (1) and (2) and ours, which has the softmax's
+    local constant and centred keys; `values` is `||X' W^V W^O||`, Delta_{2,2}, with delta_{2,2} (1) and (2).
+    """
+    w, eps = node.w, torch.full((len(node.X),), radius, dtype=torch.float64, device=node.X.device)
+    VO = w.Wv[0] @ w.Wo[0]
+
+    def maps(X: Tensor) -> Tensor:
+        q, k = (X @ W[0] + b[0] for W, b in ((w.Wq, w.bq), (w.Wk, w.bk)))
+        return w.mix[0] * (q @ k.mT * w.tau).softmax(-1)
+
+    def move(mu: Tensor) -> PerImage:
+        return up(w.mix[0] * node.logit_move(eps, mu)[:, 0])
+
+    return {
+        "maps": {
+            "found": largest_change(maps, node.X, radius, directions, steps),
+            "lofast1": move(node.mu_uncentred),
+            "lofast2": move(node.xi),
+            "ours": up(move(node.mu) * node.lam(eps).amax(-1)[:, 0]),
+        },
+        "values": {
+            "found": largest_found(
+                lambda X: torch.linalg.matrix_norm(X @ VO, 2), node.X, radius, directions, steps
+            ),
+            "lofast1": up(node.norm_xvo[:, 0] + eps * w.norm_vo[0]),
+            "naive": up(w.norm_vo[0] * (node.norm_x + eps)),
+        },
+    }
 
 
 def exceeded(found: PerImage, bounds: Mapping[str, PerImage | None], size: PerImage) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from specguard.evaluate.attention_change import (
     changed_layer,
     double_copy,
     exceeded,
+    first_head,
     largest_change,
     layer_inputs,
     lengths,
@@ -43,15 +44,17 @@ from specguard.runs import Json, derived_seed, locked, read_json, read_lines, re
 ELEMENTS = (*MATRICES, "x")  # what is changed in the third study: a matrix, or the input
 WEIGHT_BOUNDS = ("lofast2", "t1")
 _COLUMNS = ("found", *BOUNDS)
+HEAD = {"maps": ("found", "lofast1", "lofast2", "ours"), "values": ("found", "lofast1", "naive")}
 
 
 @dataclass(frozen=True)
 class Sensitivity:
     """What to look at: the attention layer of that number, at what the first `images` give it.
 
-    Three studies: the change of the output over `radii`; the same with inputs brought to the spectral norms
-    `input_norms`; and bounds at `weight_radius`, at the first image, where a matrix or the input has moved in
-    `samples` random directions by the shares `weight_changes` of its Frobenius norm. The largest change is sought
+    Four studies: the change of the output over `radii`; the two factors of LoFAST's second part, for the first
+    head, over the same radii; the first with inputs brought to the spectral norms `input_norms`; and bounds at
+    `weight_radius`, at the first image, where a matrix or the input has moved in `samples` random directions by the
+    shares `weight_changes` of its Frobenius norm. The largest change is sought
     in `steps` steps from the most fragile direction, from its opposite and from `starts` random ones.
     """
 
@@ -124,7 +127,7 @@ def layer_sensitivity(
     device: torch.device,
     watch: Watcher = lambda progress: None,
 ) -> Json:
-    """The three studies of one layer: found changes and bounds, each as mean, min and max over images or samples.
+    """The studies of one layer: found changes and bounds, each as mean, min and max over images or samples.
 
     What is not finite, and T2 where it cannot be formed, is None. A change beyond a bound that is one raises
     `SoundnessError`; SpecFormer's as printed is none, and `exceeded` says where it fails.
@@ -139,6 +142,7 @@ def layer_sensitivity(
         raise ConfigError(f"the input of {name} is not finite")
     try:
         rows = study.over_radii(X, "radii")
+        head = study.of_one_head(X)
         scaled = [
             {"input_norm": norm, **row}
             for norm in settings.input_norms
@@ -157,6 +161,7 @@ def layer_sensitivity(
         "heads": layer.heads,
         "input_norm": _extent(torch.linalg.matrix_norm(X, 2)),
         "radii": rows,
+        "head": head,
         "input_norms": scaled,
         **weights,
     }
@@ -169,7 +174,7 @@ class _Study:
         self.name, self.layer, self.settings, self.watch = name, layer, settings, watch
         batches = math.ceil(settings.images / settings.batch)
         self.done = 0
-        self.total = batches * (1 + len(settings.input_norms)) + len(ELEMENTS) * len(settings.weight_changes)
+        self.total = batches * (2 + len(settings.input_norms)) + len(ELEMENTS) * len(settings.weight_changes)
 
     def over_radii(self, X: Points, doing: str) -> list[Json]:
         """One row per radius: what was found and what is bounded, over all points."""
@@ -180,6 +185,32 @@ class _Study:
             noise = Noise.of(samples, derived_seed(s.seed, "starts"))
             found.append(self._measured(X[begin : begin + s.batch], noise))
         return [self._row(radius, [part[i] for part in found]) for i, radius in enumerate(s.radii)]
+
+    def of_one_head(self, X: Points) -> list[Json]:
+        """One row per radius and factor of the first head."""
+        s = self.settings
+        found: dict[tuple[float, str], list[dict[str, Tensor]]] = {}
+        for begin in range(0, len(X), s.batch):
+            self._tell("one head")
+            samples = torch.arange(begin, min(begin + s.batch, len(X)), device=X.device)
+            node = node_at(self.layer, X[begin : begin + s.batch])
+            noise = Noise.of(samples, derived_seed(s.seed, "starts"))
+            directions = starting_directions(with_skip(self.layer), node.X, noise, s.starts)
+            for radius in s.radii:
+                for factor, values in first_head(node, radius, directions, s.steps).items():
+                    if exceeded(
+                        values["found"], {n: b for n, b in values.items() if n != "found"}, lengths(node.X)
+                    ):
+                        raise SoundnessError(f"the {factor} of a head of {self.name} exceed a bound at {radius:g}")
+                    found.setdefault((radius, factor), []).append(values)
+        return [
+            {
+                "radius": radius,
+                "factor": factor,
+                **{name: _extent(torch.cat([part[name] for part in parts])) for name in HEAD[factor]},
+            }
+            for (radius, factor), parts in found.items()
+        ]
 
     def over_weights(self, X: Points) -> Json:
         """Bounds of the layer as it is, and with every element moved by every share, over the samples."""
@@ -268,6 +299,7 @@ def _stored_result(path: Path, name: str, stored: Json, settings: Sensitivity) -
         and result.get("n") == settings.images
         and result.get("settings") == stored
         and _are_rows(result.get("radii"), radii, _COLUMNS, ["exceeded"])
+        and _are_head_rows(result.get("head"), settings.radii)
         and _are_rows(result.get("input_norms"), scaled, _COLUMNS, ["exceeded"])
         and _are_rows(result.get("weights"), weights, WEIGHT_BOUNDS, [])
         and _are_rows([result.get("unchanged")], [{}], WEIGHT_BOUNDS, [])
@@ -277,6 +309,13 @@ def _stored_result(path: Path, name: str, stored: Json, settings: Sensitivity) -
     if not fits:
         raise RunError(f"{path} does not hold the result of this study")
     return result
+
+
+def _are_head_rows(rows: object, radii: tuple[float, ...]) -> bool:
+    keys = [{"radius": radius, "factor": factor} for radius in radii for factor in HEAD]
+    if not isinstance(rows, list) or len(rows) != len(keys):
+        return False
+    return all(_are_rows([row], [key], HEAD[str(key["factor"])], []) for row, key in zip(rows, keys, strict=True))
 
 
 def _are_rows(rows: object, keys: list[Json], columns: tuple[str, ...], lists: list[str]) -> bool:

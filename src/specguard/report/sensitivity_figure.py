@@ -28,25 +28,40 @@ ELEMENTS: Mapping[str, tuple[str, str]] = {
     "o": ("W^O", "#6b46c1"),
     "x": ("X", "#4a5568"),
 }
+HEAD: Mapping[str, tuple[str, str, str]] = {
+    "found": SERIES["found"],
+    "naive": SERIES["naive"],
+    "lofast1": SERIES["lofast1"],
+    "lofast2": SERIES["lofast2"],
+    "ours": ("with local constants", "#2f855a", "-"),
+}
 _STYLES = {"lofast2": ("LoFAST (2)", "--"), "t1": ("T1", "-")}
 
 
 def sensitivity_figure(result: Json, title: str) -> Figure:
-    """Three panels with a common kind of axis, of the result of a study: over radii, input norms, weight changes.
+    """Five panels with a common kind of axis, of the result of a study: over radii, the whole layer and the two
+    factors of its first head; over input norms; over weight changes.
 
-    Lines are means over the images or samples, bands go from the least to the largest. The second panel is at the
+    Lines are means over the images or samples, bands go from the least to the largest. The fourth panel is at the
     largest radius. What is None, or zero, has no place on a log axis and is left out.
     """
-    figure = Figure(figsize=(14.0, 4.6), layout="constrained")
-    axes = figure.subplots(1, 3)
+    figure = Figure(figsize=(21.0, 4.6), layout="constrained")
+    axes = figure.subplots(1, 5)
     figure.suptitle(plain(title), fontsize=10, x=0.01, ha="left", parse_math=False)
     last = max(row["radius"] for row in result["radii"])
     scaled = [row for row in result["input_norms"] if row["radius"] == last]
-    _draw_series(axes[0], result["radii"], "radius")
-    _draw_series(axes[1], scaled, "input_norm")
-    _draw_weights(axes[2], result)
+    _draw_series(axes[0], result["radii"], "radius", SERIES)
+    for axis, factor in zip(axes[1:3], ("maps", "values"), strict=True):
+        rows = [row for row in result["head"] if row["factor"] == factor]
+        shown = {name: style for name, style in HEAD.items() if name in rows[0]}
+        _draw_series(axis, rows, "radius", shown)
+        _add_legend(axis, list(shown.values()))
+    _draw_series(axes[3], scaled, "input_norm", SERIES)
+    _draw_weights(axes[4], result)
     texts = (
         ("change of the output, ||F(X') - F(X)||", "radius, ||X' - X||"),
+        ("of one head's map, ||P(X') - P(X)||", "radius, ||X' - X||"),
+        ("of one head's values, ||X' W^V W^O||", "radius, ||X' - X||"),
         (f"the same at radius {last:g}", "spectral norm of the input, ||X||"),
         (f"bounds at radius {result['settings']['weight_radius']:g}", "relative change of one matrix, or of X"),
     )
@@ -56,20 +71,21 @@ def sensitivity_figure(result: Json, title: str) -> Figure:
         axis.set_yscale("log")
         axis.grid(axis="y", linewidth=0.4, alpha=0.5)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[1].set_xscale("log")
-    axes[2].set_xscale("log")
-    axes[2].yaxis.set_major_locator(LogLocator(subs=(1, 1.2, 1.5, 2, 3, 5)))
-    axes[2].yaxis.set_major_formatter(ScalarFormatter())
-    axes[2].yaxis.set_minor_formatter(NullFormatter())
+    axes[3].set_xscale("log")
+    axes[4].set_xscale("log")
+    for axis in (axes[2], axes[4]):  # which span less than a decade
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 1.2, 1.5, 2, 3, 5)))
+        axis.yaxis.set_major_formatter(ScalarFormatter())
+        axis.yaxis.set_minor_formatter(NullFormatter())
     series = [series for name, series in SERIES.items() if _points(result["radii"], "radius", name)]
     _add_legend(figure, series, loc="outside lower left", ncols=len(SERIES))
-    shown = [(label, colour, "-") for label, colour in ELEMENTS.values()]
-    _add_legend(axes[2], [*shown, *((label, "#1a202c", style) for label, style in _STYLES.values())], ncols=2)
+    elements = [(label, colour, "-") for label, colour in ELEMENTS.values()]
+    _add_legend(axes[4], [*elements, *((label, "#1a202c", style) for label, style in _STYLES.values())], ncols=2)
     return figure
 
 
-def _draw_series(axis: Any, rows: Sequence[Json], key: str) -> None:
-    for name, (_, colour, style) in SERIES.items():
+def _draw_series(axis: Any, rows: Sequence[Json], key: str, series: Mapping[str, tuple[str, str, str]]) -> None:
+    for name, (_, colour, style) in series.items():
         _draw_line(axis, _points(rows, key, name), colour, style)
 
 
