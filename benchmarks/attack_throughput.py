@@ -92,7 +92,7 @@ def main() -> None:
     device = torch.device(options.device)
     model = from_run(options.run).to(device)
     name = read_json(options.run / "arguments.json")["data"]
-    data = named_data(name, options.data_root, True, model.config.image)
+    data = named_data(name, options.data_root, True, model.shape[-1])
     images, labels = data.test.to(device).batch(slice(0, options.batch))
     radius = number(options.radius, "--radius")
     share = float((~PGD(STEPS)(model, images, labels, Ball("linf", radius)).success).float().mean())

@@ -93,3 +93,14 @@ def test_a_run_that_is_not_there_or_spoilt_is_one_sentence(specguard, run, tmp_p
     weights = run / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-7])
     specguard("certify", run, *FEW).refuses("model.safetensors")
+
+
+def test_memory_is_a_budget(specguard, run):
+    certify = ("certify", run, *FEW, "--families", "local", "--no-search", "--radius", "0.01")
+    specguard(*certify, "--out", "a").succeeds()
+    specguard(*certify, "--out", "b", "--memory", "0.2").succeeds()
+    whole, parts = (json.loads((run / name / "summary.json").read_text())["radii"] for name in "ab")
+    assert whole == parts
+    specguard(*certify, "--out", "c", "--memory", "1e-6").refuses("one image alone takes about")
+    for wrong in ("0", "-1", "nan"):
+        specguard(*certify, "--out", "c", f"--memory={wrong}").refuses("--memory takes a positive number")

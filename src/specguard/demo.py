@@ -51,6 +51,7 @@ def demo(run: Path, epochs: int, out: Console, bar: Bar, study_bar: StudyBar) ->
             train(model, data, run / name, training, device=_DEVICE, resume=True, watch=watch)
         out.print(f"attacking {name} on {len(data.test)} digits ...")
         trained = from_run(run / name)
+        assert isinstance(trained, ViT)
         with study_bar("batches") as watch_attack:
             result = _attacked(trained, data, run / name / "attacks" / "demo", watch_attack)
         out.print(f"looking into {name} at {_SEEN} digits ...")
@@ -80,6 +81,7 @@ def _certified(run: Path, data: Data, epochs: int, out: Console, bar: Bar, study
         train(model, data, run, training, device=_DEVICE, resume=True, watch=watch)
     out.print(f"certifying it on {len(data.test)} digits ...")
     trained = from_run(run)
+    assert isinstance(trained, ViT)
     with study_bar("batches") as watch_proofs:
         result = evaluate.certification(
             trained,

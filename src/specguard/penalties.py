@@ -10,6 +10,7 @@ penalty: a call takes them and returns the next ones, so any number of forwards 
         value, vectors = penalty(model, vectors)
         (cross_entropy(model(images), labels) + value).backward()
 
+`model` is one of this package, a converted one, or one of timm, transformers or torchvision as it is.
 A power iteration approaches sigma from below: it serves a penalty, never a certificate. Derivatives are of first
 order only.
 """
@@ -24,9 +25,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from specguard.adapt import attention_weights
 from specguard.errors import ConfigError
 from specguard.linalg import power_step, top_right_vectors
-from specguard.nn import attention_weights
 
 Vectors = tuple[Tensor, ...]
 Strengths = tuple[float, ...]
@@ -140,6 +141,8 @@ class SpectralNorm(SingularValuePenalty):
         for layer in model.modules():
             if isinstance(layer, nn.Linear):
                 yield (self.strength,), layer.weight
+            elif isinstance(layer, nn.MultiheadAttention) and layer.in_proj_weight is not None:
+                yield (self.strength,), layer.in_proj_weight  # its other map is a Linear
             elif isinstance(layer, nn.Conv1d):
                 raise ConfigError("the spectral penalty does not know convolutions along the tokens")
             elif isinstance(layer, nn.Conv2d):

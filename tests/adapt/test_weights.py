@@ -9,8 +9,8 @@ from adapt.architectures import eva, named, vit
 from specguard import nn as own
 from specguard.adapt import attention_weights, convert, from_timm
 from specguard.errors import ConfigError
-from specguard.nn import ViT, ViTConfig
-from specguard.penalties import MSVP
+from specguard.nn import AttentionWeights, ViT, ViTConfig
+from specguard.penalties import MSVP, SpectralNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DIM, HEADS, DEPTH = 24, 3, 2
@@ -132,19 +132,42 @@ def test_attention_pooling_is_attention_too(timm):
     assert torch.equal(torch.cat([pool.matrix("k"), pool.matrix("v")]), model.attn_pool.kv.weight)
 
 
-@pytest.mark.parametrize("name", ["timm", "timm's eva, separate"])
-def test_gradients_of_a_penalty_reach_the_original_parameters(name, timm, randomised, monkeypatch, generator):
-    make, _, names = TIMM[name]
-    model = randomised(make(timm))
-    monkeypatch.setattr("specguard.penalties.attention_weights", attention_weights)
-    penalty = MSVP(q=1.0, k=1.0, v=1.0, o=1.0)
+@pytest.mark.parametrize("name", [*TIMM, *HF])
+def test_a_penalty_on_an_original_is_that_of_its_heads_and_its_gradients_reach_them(
+    name, timm, transformers, randomised, generator
+):
+    make, layer, names = (TIMM | HF)[name]
+    model = randomised(make(timm if name in TIMM else transformers))
+    penalty = MSVP(q=2.0, k=3.0, v=5.0, o=7.0)
     value, _ = penalty(model, penalty.start(model, generator))
     value.backward()
+    layers = [layer.replace(".1.", f".{i}.") for i in range(DEPTH)]
     touched = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.any()}
-    assert touched == {f"blocks.{i}.attn.{part}.weight" for i in range(DEPTH) for part in names}
-    heads = [W for i in range(DEPTH) for W in heads_taken_by_hand(model, f"blocks.{i}.attn", names).values()]
-    expected = sum(torch.linalg.svdvals(W)[0] ** 2 for head in heads for W in head)
+    assert touched == {f"{place}.{part}.weight" for place in layers for part in names}
+    expected = sum(
+        getattr(penalty, which) * torch.linalg.svdvals(W)[0] ** 2
+        for place in layers
+        for which, heads in heads_taken_by_hand(model, place, names).items()
+        for W in heads
+    )
     torch.testing.assert_close(value, expected, rtol=1e-3, atol=0)
+
+
+def test_the_spectral_penalty_sees_all_maps_of_torchs_attention(torchvision, generator):
+    model = torchvision.models.VisionTransformer(20, 5, DEPTH, HEADS, DIM, 31, num_classes=7)
+    penalty = SpectralNorm(1.0)
+    value, _ = penalty(model, penalty.start(model, generator))
+    weights = [p.flatten(1) for n, p in model.named_parameters() if n.endswith("weight") and p.ndim > 1]
+    expected = sum(torch.linalg.svdvals(W)[0] ** 2 for W in weights)
+    torch.testing.assert_close(value, expected, rtol=1e-2, atol=0)
+
+
+def test_matrices_need_not_be_of_one_size():
+    q, k, v, o = (torch.randn(shape) for shape in ((6, 5), (6, 5), (8, 5), (5, 8)))
+    weights = AttentionWeights("any", 2, (("q", q), ("k", k), ("v", v)), o)
+    assert weights.per_head("v").shape == (2, 4, 5)
+    assert weights.per_head("o").shape == (2, 5, 4)
+    assert torch.equal(weights.matrix("k"), k)
 
 
 def test_parametrised_weights_are_found_and_pass_gradients_on(timm):

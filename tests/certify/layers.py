@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from specguard.nn import (
+    SLL,
     Attention,
     ClassAndMean,
     ClassPool,
@@ -103,7 +104,14 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "attention of one token": (lambda: Attention(6, 2), (2, 1, 6)),
     "residual attention": (lambda: Residual(Attention(6, 2), 0.5), SIX),
     "skip attention": (lambda: SkipAttention(6, 2, 0.3), SIX),
+    "skip attention with positions": (lambda: SkipAttention(6, 2, 0.3, position_bias=True, tokens=4), SIX),
+    "skip attention with peaked positions": (
+        lambda: SkipAttention(6, 3, 0.7, position_bias=True, tokens=4), SIX,
+    ),
     "gated attention": (lambda: GatedPositionalAttention(6, 2, 2), SIX),
+    "sll, relu": (lambda: SLL(7, 11), TOKENS),
+    "sll, tanh, fewer neurons than channels": (lambda: SLL(7, 3, nn.Tanh()), TOKENS),
+    "pooled sll, softplus": (lambda: SLL(7, 5, Softplus(3.0)), (2, 7)),
     "residual mlp": (
         lambda: Residual(nn.Sequential(LayerProject(1.0), nn.Linear(7, 11), nn.Tanh(), nn.Linear(11, 7)), 0.7),
         TOKENS,
@@ -119,4 +127,6 @@ def made(name: str, scale: float = 1.0, seed: int = 0) -> tuple[nn.Module, Tenso
     with torch.no_grad():
         for p in layer.parameters():
             p.copy_(scale * torch.randn(p.shape, generator=generator) / max(1, p.shape[-1]) ** 0.5)
+        if "peaked" in name:
+            layer.bias.mul_(200)
     return layer, torch.randn(shape, generator=generator)

@@ -123,7 +123,7 @@ def test_a_study_that_was_cut_short_ends_with_the_same_records(complete, tmp_pat
     "change",
     [
         {"sample": 3}, {"label": 9}, {"margin": None}, {"margin": "1"}, {"family": "magic"}, {"largest": {}},
-        {"largest": dict.fromkeys(FAMILIES, -1.0)}, {"loses": {"head": None}}, {"radii": []}, {"extra": 1},
+        {"largest": dict.fromkeys(FAMILIES, -1.0)}, {"loses": {"head": "much"}}, {"radii": []}, {"extra": 1},
     ],
     ids=str,
 )  # fmt: skip
@@ -227,3 +227,13 @@ def test_a_study_within_a_budget_of_memory_is_taken_in_parts_and_is_the_same_stu
             assert one["lower"]["local"] == pytest.approx(other["lower"]["local"], rel=1e-9, abs=1e-9)
     with pytest.raises(ConfigError, match="one image alone takes about"):
         certification(model(), data(), tmp_path / "none", QUICK, memory=1000, **options)
+
+
+@pytest.mark.filterwarnings("ignore:radius")
+def test_what_is_infinite_is_named_and_not_taken_for_rounding(tmp_path):
+    """At an absurd radius remainders are infinite; the summary says whose."""
+    huge = replace(QUICK, radii=(1e300,), families=("adjoint",))
+    summary = start(tmp_path / "study", huge)
+    assert all(record["radii"][0]["lower"]["adjoint"] is None for record in lines(tmp_path / "study"))
+    assert any(None in record["loses"].values() for record in lines(tmp_path / "study"))
+    assert "rounding" not in [entry["term"] for entry in summary["limits"]]

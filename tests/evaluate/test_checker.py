@@ -26,6 +26,7 @@ from specguard.nn import (
     SmoothProject,
     ViT,
     ViTConfig,
+    certifiable,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -66,6 +67,16 @@ def foreign(norm: nn.Module, pool: nn.Module, wide: int = 8) -> nn.Module:
     return nn.Sequential(*layers, nn.SiLU(), pool, nn.Linear(wide, 3))
 
 
+SMALL = {"image": 8, "patch": 4, "channels": 1, "classes": 3, "dim": 8, "depth": 2, "heads": 2}
+
+
+def biased(size: float) -> nn.Module:
+    """Attention whose logits have a position bias of this size."""
+    layer = SkipAttention(8, 2, 0.6, position_bias=True, tokens=4)
+    nn.init.normal_(layer.bias, std=size, generator=torch.Generator().manual_seed(3))
+    return layer
+
+
 MODELS = {
     name: (lambda config=config: ViT(ViTConfig(**{**BASE, **config}), torch.Generator().manual_seed(0)), SHAPE)
     for name, config in CONFIGS.items()
@@ -86,6 +97,14 @@ MODELS = {
             nn.Linear(8, 3),
         ),
         (1, 4, 4),
+    ),
+    "positions in the logits": (
+        lambda: nn.Sequential(PatchEmbedding(1, 2, 8), biased(3.0), biased(60.0), MeanPool(), nn.Linear(8, 3)),
+        (1, 4, 4),
+    ),
+    "lipschitz by construction": (
+        lambda: certifiable(**SMALL, mean=(0.5,), std=(0.4,), generator=torch.Generator().manual_seed(0)),
+        SHAPE,
     ),
     "normalised heads, gated, registers": (lambda: foreign(HeadNorm(8, 2), MeanPool(3)), (1, 4, 4)),
     "rms heads, class and mean": (lambda: foreign(HeadNorm(8, 2, 1e-3, False), ClassAndMean(3), 16), (1, 4, 4)),

@@ -5,6 +5,7 @@ from specguard.adapt.convert import check_equal, convert, register_converter
 from specguard.adapt.create import timm_model
 from specguard.adapt.equality import Pair, View
 from specguard.adapt.huggingface import from_huggingface
+from specguard.adapt.origin import Origin
 from specguard.adapt.run import from_run, untrained
 from specguard.adapt.timm import from_timm
 from specguard.adapt.torchvision import from_torchvision
@@ -12,6 +13,7 @@ from specguard.adapt.weights import attention_weights
 from specguard.adapt.wrapped import Wrapped
 
 __all__ = [
+    "Origin",
     "Pair",
     "View",
     "Wrapped",

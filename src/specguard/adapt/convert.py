@@ -66,11 +66,7 @@ def convert(
 
     What each option means, and which a model takes, is said by `from_timm`, `from_huggingface`, `from_torchvision`.
     """
-    entry = _entry(model)
-    if entry is None:
-        raise Part("", model).refused(
-            "which cannot be converted; register_converter adds a conversion, and Wrapped serves attacks"
-        )
+    entry = known_entry(model)
     given = {"name": name, "mean": mean, "std": std, "image": image, "tokens": tokens, "generator": generator}
     options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     parameters = inspect.signature(entry.convert).parameters
@@ -105,6 +101,16 @@ def check_equal(
     view = View() if entry is None else entry.view(original)
     theirs, ours = copy.deepcopy(original).double().eval(), copy.deepcopy(network).double().eval()
     compare(theirs, ours, view, generator, tolerance)
+
+
+def known_entry(model: nn.Module) -> _Entry:
+    """The conversion of this exact type of model; without one the model is refused."""
+    entry = _entry(model)
+    if entry is None:
+        raise Part("", model).refused(
+            "which cannot be converted; register_converter adds a conversion, and Wrapped serves attacks"
+        )
+    return entry
 
 
 def _entry(model: nn.Module) -> _Entry | None:

@@ -1,6 +1,8 @@
-"""timm's models by name, with weights from a local file: nothing is ever downloaded."""
+"""timm's and torchvision's models by name, with weights from a local file: nothing is ever downloaded."""
 
 import importlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,6 +12,10 @@ from torch import nn
 from specguard.adapt.checkpoint import load_weights
 from specguard.errors import CheckpointError, ConfigError
 from specguard.nn import check_architecture
+
+TORCHVISION_SIZE = 224
+_TORCHVISION = {"first_conv": "conv_proj", "classifier": "heads.head"}
+_WORDS = {"num_classes": "classes", "img_size": "image", "image_size": "image", "in_chans": "channels"}
 
 
 def library(name: str) -> ModuleType:
@@ -27,7 +33,11 @@ def library(name: str) -> ModuleType:
 
 
 def timm_model(
-    name: str, weights: Path | None = None, classes: int | None = None, image: int | None = None
+    name: str,
+    weights: Path | None = None,
+    classes: int | None = None,
+    image: int | None = None,
+    channels: int | None = None,
 ) -> nn.Module:
     """timm's architecture `name` in eval mode, with `classes` classes, for square images of size `image`.
 
@@ -37,28 +47,85 @@ def timm_model(
     timm = library("timm")
     if not timm.is_model(name):
         raise ConfigError(f"timm has no architecture {name!r}")
-    for what, value in (("classes", classes), ("image", image)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{what} must be at least 1, not {value}")
-    try:
-        model: nn.Module = timm.create_model(name, pretrained=False, num_classes=classes, img_size=image)
-    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-        reason = str(error).partition("\n")[0]
-        wanted = "" if image is None else f" for images of size {image}"
-        raise ConfigError(f"timm cannot make {name!r}{wanted}: {reason or type(error).__name__}") from error
+    options = {"num_classes": classes, "img_size": image, "in_chans": channels}
+    model = _made("timm", name, partial(timm.create_model, pretrained=False), options)
     if weights is not None:
-        _load(model, Path(weights))
+        load_into(model, Path(weights))
     return model.eval()
 
 
-def _load(model: Any, path: Path) -> None:
-    tensors = load_weights(path)
-    heads = model.pretrained_cfg.get("classifier") or ()
+def timm_size(name: str) -> int:
+    """The edge of the images that timm's architecture `name` is made for."""
+    found = library("timm").models.get_pretrained_cfg(name)
+    if found is None:
+        raise ConfigError(f"timm has no architecture {name!r}")
+    return square("timm", name, found.input_size[-2:])
+
+
+def timm_statistics(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std of the pixels that timm's architecture `name` is made for."""
+    found = library("timm").models.get_pretrained_cfg(name)
+    if found is None:
+        raise ConfigError(f"timm has no architecture {name!r}")
+    return tuple(found.mean), tuple(found.std)
+
+
+def torchvision_model(name: str, classes: int, image: int) -> nn.Module:
+    """torchvision's architecture `name` in eval mode, fresh, drawn with torch's global generator."""
+    models = library("torchvision").models
+    if name not in models.list_models():
+        raise ConfigError(f"torchvision has no architecture {name!r}")
+    size = {} if image == TORCHVISION_SIZE else {"image_size": image}  # only its transformers take one
+    return _made("torchvision", name, partial(models.get_model, weights=None), {"num_classes": classes} | size)
+
+
+def square(kind: str, name: str, size: Sequence[int]) -> int:
+    """The edge of square images; models of others are not for this package's data."""
+    if len(set(size)) != 1:
+        raise ConfigError(f"{kind}'s {name!r} is for images of {' x '.join(map(str, size))}, not for square ones")
+    return int(size[0])
+
+
+def load_into(model: Any, path: Path, *, new_head: bool = False) -> bool:
+    """Give `model` the weights of a file, which must be for exactly this architecture; whether the head is new.
+
+    With `new_head` a file of a model with another number of classes is taken too, and the head is left as it is.
+    """
+    tensors, mine = load_weights(path), model.state_dict()
+    settings = getattr(model, "pretrained_cfg", None) or _TORCHVISION
+    first, heads = settings.get("first_conv"), settings.get("classifier") or ()
+    given, own = tensors.get(f"{first}.weight"), mine.get(f"{first}.weight")
+    if given is not None and own is not None and given.ndim == 4 and given.shape[1] != own.shape[1]:
+        raise CheckpointError(
+            f"{path} is of a model for images of {given.shape[1]} channels, not {own.shape[1]}: "
+            f"{first}.weight says so"
+        )
+    replaced = False
     for head in (heads,) if isinstance(heads, str) else heads:
-        found = tensors.get(f"{head}.weight")
-        if found is not None and found.ndim and len(found) != model.num_classes:
+        given, own = tensors.get(f"{head}.weight"), mine.get(f"{head}.weight")
+        if given is None or own is None or not given.ndim or len(given) == len(own):
+            continue
+        if not new_head:
             raise CheckpointError(
-                f"{path} is of a model with {len(found)} classes, not {model.num_classes}: {head}.weight says so"
+                f"{path} is of a model with {len(given)} classes, not {len(own)}: {head}.weight says so"
             )
+        for key in (f"{head}.weight", f"{head}.bias"):
+            if key in tensors and key in mine and tensors[key].shape[1:] == mine[key].shape[1:]:
+                tensors[key], replaced = mine[key], True
     check_architecture(model, tensors, path)
     model.load_state_dict(tensors)
+    return replaced
+
+
+def _made(kind: str, name: str, make: Callable[..., nn.Module], options: Mapping[str, int | None]) -> nn.Module:
+    """A model with these options, where they can be; what a library says against them becomes one sentence."""
+    for what, value in options.items():
+        if value is not None and value < 1:
+            raise ConfigError(f"{_WORDS[what]} must be at least 1, not {value}")
+    try:
+        return make(name, **options).eval()
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        image = options.get("img_size") or options.get("image_size")
+        wanted = "" if image is None else f" for images of size {image}"
+        raise ConfigError(f"{kind} cannot make {name!r}{wanted}: {reason or type(error).__name__}") from error

@@ -70,10 +70,11 @@ def compare(
 
 def _logits(model: nn.Module, x: Tensor, view: View) -> Tensor:
     try:
-        return logits_of(view.call(model, x))
-    except RuntimeError as error:
+        output = view.call(model, x)
+    except (RuntimeError, ValueError, AssertionError) as error:  # libraries assert the size of images
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"the original cannot be run in float64 for comparison: {reason}") from error
+    return logits_of(output)
 
 
 def _same(place: str, wanted: Tensor, found: Tensor, tolerance: float) -> None:

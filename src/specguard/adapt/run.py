@@ -1,46 +1,87 @@
 """The model a finished run has left behind, and the one it began with."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from specguard.errors import CheckpointError, RunError
-from specguard.nn import ViT, check_architecture, config_from_json, fingerprint
+from specguard.adapt.origin import Origin, origin_from_json
+from specguard.errors import CheckpointError, ConfigError, RunError
+from specguard.nn import Network, ViT, check_architecture, config_from_json, fingerprint
 from specguard.runs import derived_seed, read_json, read_tensors
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def from_run(run: Path) -> ViT:
-    """The trained model of a run directory, in eval mode.
+def from_run(run: Path) -> ViT | Network:
+    """The trained model of a run directory, in eval mode: a ViT, or a network from elsewhere.
 
     Its architecture comes from model.json and its weights from model.safetensors; weights of another
     architecture, and weights that are not the ones the hash was taken of, are refused.
     """
-    record = read_json(run / "model.json")
-    config, path = config_from_json(record.get("config")), run / "model.safetensors"
+    record, path = read_json(run / "model.json"), run / "model.safetensors"
+    source = _source(record.get("config"), run / "model.json")
+    config = None if source else config_from_json(record.get("config"))
     tensors = read_tensors(path)
-    with torch.device("meta"):  # so that a config which does not fit its weights is refused before it takes memory
-        check_architecture(ViT(config), tensors, path)
+    model: ViT | Network
+    if source is not None:
+        model = _network(source, tensors, path)
+    elif config is not None:
+        with torch.device("meta"):  # a config that does not fit its weights is refused before it takes memory
+            check_architecture(ViT(config), tensors, path)
+        model = ViT(config)
     dtype = tensors["head.weight"].dtype
     if dtype not in _DTYPES:
         raise CheckpointError(f"{path} holds weights of type {dtype}, in which no model can be computed")
-    model = ViT(config).to(dtype).eval()
+    model = model.to(dtype).eval()
     model.load_state_dict(tensors)
     if fingerprint(model) != record.get("fingerprint"):
         raise CheckpointError(f"{path} does not match the fingerprint in {run / 'model.json'}")
     return model
 
 
-def untrained(run: Path) -> ViT | None:
+def untrained(run: Path) -> ViT | Network | None:
     """The model as it was before training, made again from the run's seed; None if it began in another way."""
     record = read_json(run / "run.json")
     match record:
         case {"model": dict(model_record), "training": {"seed": int(seed)}, "initial_weights": str(wanted)}:
-            config = config_from_json(model_record)
-            if config != config_from_json(read_json(run / "model.json").get("config")):
-                raise RunError(f"{run / 'run.json'} and {run / 'model.json'} are of different models")
-            generator = torch.Generator().manual_seed(derived_seed(seed, "weights"))
-            model = ViT(config, generator).eval()
+            trained, seed = read_json(run / "model.json").get("config"), derived_seed(seed, "weights")
+            source = _source(model_record, run / "run.json")
+            model: ViT | Network
+            if source is not None:
+                _same(model_record == trained, run)
+                model = source.fresh(seed)
+            else:
+                config = config_from_json(model_record)
+                _same(config == config_from_json(trained), run)
+                model = ViT(config, torch.Generator().manual_seed(seed)).eval()
             return model if fingerprint(model) == wanted else None
     raise RunError(f"{run / 'run.json'} does not hold the settings of a run")
+
+
+def _same(same: bool, run: Path) -> None:
+    if not same:
+        raise RunError(f"{run / 'run.json'} and {run / 'model.json'} are of different models")
+
+
+def _source(config: Any, path: Path) -> Origin | None:
+    """Where a network comes from; None for a model of our own."""
+    if not isinstance(config, dict) or "source" not in config:
+        return None
+    if config["source"] is None:
+        raise RunError(f"{path} does not say how its network is made; convert the original and load the weights")
+    return origin_from_json(config["source"])
+
+
+def _network(source: Origin, tensors: dict[str, Tensor], path: Path) -> Network:
+    """A network of this origin into which the tensors fit; one far larger than they are is never made."""
+    try:
+        size = source.weights()
+    except ConfigError:
+        size = 0  # some releases cannot tell; what is wrong with the origin is said below
+    if size > 2 * sum(tensor.numel() for tensor in tensors.values()):
+        raise CheckpointError(f"{path} is of another architecture: {source.name} has {size:,} weights")
+    network = source.fresh(0)
+    check_architecture(network, tensors, path)
+    return network

@@ -1,14 +1,13 @@
 """Where the q, k, v and o of attention are, in models as their libraries have them."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from specguard import nn as own
 from specguard.adapt import huggingface, text, timm
-from specguard.adapt.parts import kind
 from specguard.errors import ConfigError
 from specguard.nn import AttentionWeights
 
@@ -27,26 +26,34 @@ def attention_weights(model: nn.Module) -> tuple[AttentionWeights, ...]:
     return tuple(found)
 
 
-def _find(module: nn.Module, path: str, found: list[AttentionWeights], seen: set[int]) -> bool:
-    """Add the attention layers below `module`; whether there were any."""
-    if id(module) in seen:
+def _find(module: nn.Module, path: str, found: list[AttentionWeights], seen: set[nn.Module]) -> bool:
+    """Add the attention layers below `module`; whether there were any. A penalty asks at every step."""
+    if module in seen:
         return True
-    seen.add(id(module))
-    name = kind(module)
-    if name in _OWN:
-        found += [replace(weights, layer=path) for weights in own.attention_weights(module)]
+    seen.add(module)
+    children = module._modules
+    exact = type_before_parametrizations(module) if "parametrizations" in children else type(module)
+    name = f"{exact.__module__}.{exact.__qualname__}"
+    reader = _READERS.get(name)
+    if reader is None and exact is nn.Sequential and type(children.get("core")) is own.CoreAttention:
+        reader = _sequence
+    if reader is not None:
+        found.append(AttentionWeights(path, *reader(module)))
         return True
-    if name in _READERS or _is_sequence(module):
-        heads, rows, o = _READERS.get(name, _sequence)(module)
-        found.append(AttentionWeights(path, heads, rows, o))
-        return True
-    inner = [
-        _find(child, f"{path}.{child_name}" if path else child_name, found, seen)
-        for child_name, child in module.named_children()
-    ]
-    if not any(inner) and "attention" in name.rpartition(".")[2].lower() and len(list(module.parameters())):
+    for parent in exact.__mro__[1:-2]:  # but for Module and object
+        if f"{parent.__module__}.{parent.__qualname__}" in _READERS:
+            raise ConfigError(f"{path or 'the model'} is a {name}, a subclass of attention, unknown here")
+    inside = False
+    for child_name, child in children.items():
+        if child is not None:
+            inside |= _find(child, f"{path}.{child_name}" if path else child_name, found, seen)
+    if not inside and "attention" in exact.__name__.lower() and any(True for _ in module.parameters()):
         raise ConfigError(f"{path or 'the model'} is a {name}, an attention layer whose weights are unknown here")
-    return any(inner)
+    return inside
+
+
+def _own(layer: Any) -> tuple[int, Rows, Tensor]:
+    return layer.heads, (("qkv", layer.qkv.weight),), layer.out.weight
 
 
 def _fused(layer: Any) -> tuple[int, Rows, Tensor]:
@@ -96,19 +103,14 @@ def _torch(layer: Any) -> tuple[int, Rows, Tensor]:
     return layer.num_heads, (("qkv", layer.in_proj_weight),), layer.out_proj.weight
 
 
-def _is_sequence(module: nn.Module) -> bool:
-    """Whether it is attention in parts, as conversion writes it."""
-    return type(module) is nn.Sequential and type(getattr(module, "core", None)) is own.CoreAttention
-
-
 def _sequence(layer: Any) -> tuple[int, Rows, Tensor]:
+    """Attention in parts, as conversion writes it."""
     return layer.core.heads, (("qkv", layer.qkv.weight),), layer.out.weight
 
 
-_OWN = tuple(
-    f"specguard.nn.attention.{name}" for name in ("Attention", "GatedPositionalAttention", "SkipAttention")
-)
+_OWN = ("Attention", "GatedPositionalAttention", "SkipAttention")
 _READERS: dict[str, Reader] = {
+    **{f"specguard.nn.attention.{name}": _own for name in _OWN},
     **dict.fromkeys(timm.ATTENTIONS, _timm),
     "timm.models.beit.Attention": _fused,
     "timm.models.swin_transformer.WindowAttention": _fused,

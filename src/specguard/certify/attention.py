@@ -1,7 +1,7 @@
 """Dot-product attention at a point: one node for plain, gated and skip attention, with or without biases.
 
     F(X) = H X + concat_l(P_l (X W_l^V + b_l^V)) W^O + b^O,      P_l = mix_l softmax(S_l) + fixed_l,
-    S_l = tau (X W_l^Q + b_l^Q) (X W_l^K + b_l^K)^T,             tau = 1 / sqrt(head_dim)
+    S_l = tau (X W_l^Q + b_l^Q) (X W_l^K + b_l^K)^T + bias_l,    tau = 1 / sqrt(head_dim)
 
 `mix = 1` and `fixed = 0` is plain attention; H is 0, or 1 for a residual block without anything in between.
 Everything the bounds of `lofast` and `tightened` speak of is a property here, computed when it is first asked for.
@@ -57,7 +57,8 @@ class AttentionPoint:
 
     @cached_property
     def S(self) -> Maps:
-        return self.q @ self.k.mT * self.w.tau
+        products = self.q @ self.k.mT * self.w.tau
+        return products if self.w.bias is None else products + self.w.bias
 
     @cached_property
     def softmax(self) -> Maps:
@@ -97,7 +98,10 @@ class AttentionPoint:
         """How far any logit may be from the exact one."""
         q, k = (upper_length(t).amax(-1) for t in (self.q, self.k))
         products = self.slack_q * k + q * self.slack_k + self.slack_q * self.slack_k
-        return up(self.w.tau * (products + gamma(self.q.shape[-1] + 8) * q * k))
+        wrong = self.w.tau * (products + gamma(self.q.shape[-1] + 8) * q * k)
+        if self.w.bias is not None:  # its addition, and what sums and differences with such logits then lose
+            wrong = wrong + 8 * UNIT * self.S.abs().amax((-1, -2))
+        return up(wrong)
 
     @cached_property
     def relative_slack(self) -> PerHead:

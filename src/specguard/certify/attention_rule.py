@@ -70,12 +70,17 @@ def attention(layer: AnyAttention, residual: float | None = None) -> Rule:
     bo = qkv.new_zeros(dim) if out.bias is None else out.bias.detach()
     Wo = out.weight.detach().mT.reshape(heads, dim // heads, dim)
     mix, fixed, error = _mixture(layer)
-    weights = Weights(Wq, Wk, Wv, Wo * scale, bq, bk, bv, bo * scale, residual is not None, mix, fixed, error)
+    logits = layer.bias.detach() if isinstance(layer, SkipAttention) and layer.bias is not None else None
+    weights = Weights(
+        Wq, Wk, Wv, Wo * scale, bq, bk, bv, bo * scale, residual is not None, mix, fixed, error, logits
+    )
 
     def at(x: Tensor) -> AttentionNode:
         expect(x, dim, 3)
         if fixed is not None and fixed(x.shape[1]).shape[-1] != x.shape[1]:
             raise ConfigError(f"its positions are for {fixed(x.shape[1]).shape[-1]} tokens, not {x.shape[1]}")
+        if logits is not None and logits.shape[-1] != x.shape[1]:
+            raise ConfigError(f"its positions are for {logits.shape[-1]} tokens, not {x.shape[1]}")
         return AttentionNode(weights, x)
 
     return at

@@ -28,6 +28,7 @@ class Weights:
     mix: Float[Tensor, " head"]
     fixed: Callable[[int], Float[Tensor, "head token token"]] | None
     fixed_error: float  # how far, as a share of themselves, entries of `fixed` may be from the exact ones
+    bias: Float[Tensor, "head token token"] | None = None  # added to the logits, the same for every image
 
     @property
     def tau(self) -> float:

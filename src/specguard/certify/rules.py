@@ -12,11 +12,12 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from specguard.certify import activations, affine, foreign, gated, neurons, radial
+from specguard.certify import activations, affine, foreign, gated, neurons, radial, sll
 from specguard.certify.attention_rule import attention
 from specguard.certify.node import Rule, accountable
 from specguard.errors import ConfigError
 from specguard.nn import (
+    SLL,
     Attention,
     Block,
     ClassAndMean,
@@ -255,6 +256,7 @@ _LAYERS: tuple[tuple[type[nn.Module], Maker, tuple[type[nn.Module], ...]], ...] 
     (ClassAndMean, foreign.class_and_mean, ()),
     (HeadNorm, foreign.head_norm, ()),
     (CoreAttention, foreign.core_attention, ()),
+    (SLL, sll.residual, tuple(sll.ACTIVATIONS)),
     *((kind, attention, (nn.Linear,)) for kind in _ATTENTION),
 )
 _ACTIVATIONS: dict[type[nn.Module], Callable[[Any], activations.Activation]] = {

@@ -1,4 +1,4 @@
-"""`specguard attack`: a run directory and names become an evaluation under attack."""
+"""`specguard attack`: a run directory, or a model from elsewhere, and names become an evaluation under attack."""
 
 import shlex
 import sys
@@ -9,12 +9,12 @@ import typer
 from rich.table import Table
 
 from specguard import runs
-from specguard.adapt import from_run
 from specguard.attacks import Suite, named_attack, named_suite
 from specguard.attacks.suites import AttackName, SuiteName
 from specguard.attacks.victim import Precision
 from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
-from specguard.cli.names import DataName, first_images, number, run_data, settings_hash
+from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
+from specguard.cli.names import DataName, first_images, number, settings_hash
 from specguard.errors import ConfigError
 from specguard.evaluate import Evaluation, evaluate, identity, robustbench_record
 from specguard.geometry import Ball, Norm
@@ -24,7 +24,7 @@ _WHAT, _HOW, _WHERE = "Attacks", "Images and arithmetic", "Output"
 
 
 def attack_command(
-    run: Annotated[Path, typer.Argument(help="directory of a finished training run")],
+    run: Annotated[Path, typer.Argument(help=RUN_HELP)],
     attack: Annotated[
         list[str], option(f"{', '.join(get_args(AttackName))}; may be given more than once", _WHAT)
     ] = [],  # noqa: B006
@@ -50,17 +50,21 @@ def attack_command(
     ] = None,
     save_images: Annotated[bool, option("keep the adversarial images", _WHERE, "--save-images")] = False,
     robustbench: Annotated[Path | None, option("write a leaderboard entry to this JSON file", _WHERE)] = None,
+    weights: Weights = None,
+    classes: Classes = None,
+    image_size: ImageSize = None,
+    mean: Mean = None,
+    std: Std = None,
 ) -> None:
     """Attack a trained model; started again, it continues where it was."""
-    model = from_run(run)
-    loaded = run_data(run, model, data, data_root, verify_data)
-    chosen = _suite(attack, suite, model.config.classes, steps=steps, step_size=step_size, restarts=restarts)
+    about = subject(run, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)
+    model, loaded = about.model, about.data
+    chosen = _suite(attack, suite, model.classes, steps=steps, step_size=step_size, restarts=restarts)
     balls = tuple(Ball(norm, number(text, "--radius")) for text in radius)
     evaluation = Evaluation(chosen, balls, seed, batch, precision, diagnose, save_images)
     split = loaded.test if images is None else first_images(loaded, images)
-    subject = identity(model, loaded)
-    where = folder or run / "attacks" / _folder_name(evaluation, len(split))
-    target = chosen_device(device)
+    where = folder or about.place / "attacks" / _folder_name(evaluation, len(split))
+    target, known = chosen_device(device), identity(model, loaded)
     err.print(f"{run} on {len(split)} images, {target}, records in {where}", markup=False, soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
     with interruptible(advice), plain_warnings(), study_bar("batches") as watch:
@@ -70,15 +74,13 @@ def attack_command(
             loaded.classes,
             where,
             evaluation,
-            identity=subject,
+            identity=known,
             device=target,
             watch=watch,
         )
     _print(result)
     if robustbench is not None:
-        entry = robustbench_record(
-            result, name=run.resolve().name, architecture=_architecture(run), dataset=loaded.name
-        )
+        entry = robustbench_record(result, name=about.label, architecture=about.architecture, dataset=loaded.name)
         runs.write_json(robustbench, entry)
     out.print(f"summary in {where / 'summary.json'}", markup=False, soft_wrap=True)
 
@@ -102,11 +104,6 @@ def _folder_name(evaluation: Evaluation, count: int) -> str:
     radii = "+".join(f"{ball.radius:.4g}" for ball in evaluation.balls)
     norm = evaluation.balls[0].norm
     return f"{attacks}-{norm}-{radii}-{settings_hash([evaluation.settings(), count])}"[-200:]
-
-
-def _architecture(run: Path) -> str:
-    path = run / "arguments.json"
-    return str(runs.read_json(path).get("model")) if path.exists() else "ViT"
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`specguard certify`: a run directory becomes certificates, side by side with an attack."""
+"""`specguard certify`: a run directory, or a model from elsewhere, becomes certificates, beside an attack."""
 
 import shlex
 import sys
@@ -7,10 +7,11 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from specguard.adapt import from_run
 from specguard.certify import FAMILIES, Family
 from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
-from specguard.cli.names import DataName, first_images, folder_within, number, run_data, settings_hash
+from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
+from specguard.cli.names import DataName, first_images, number, settings_hash
+from specguard.errors import ConfigError
 from specguard.evaluate import Certification, certification, identity
 from specguard.geometry import Norm
 from specguard.report import certification_tables, certification_verdict
@@ -20,7 +21,7 @@ _IMAGES = 1000
 
 
 def certify_command(
-    run: Annotated[Path, typer.Argument(help="directory of a finished training run")],
+    run: Annotated[Path, typer.Argument(help=RUN_HELP)],
     radius: Annotated[str | None, option("in pixels of [0, 1], such as 36/255 [default: 0.1]", _WHAT)] = None,
     curve: Annotated[str | None, option("several radii, with commas: 0.02,0.05,36/255", _WHAT)] = None,
     norm: Annotated[Norm, option("linf is certified through the l2 ball around it", _WHAT)] = "l2",
@@ -35,24 +36,31 @@ def certify_command(
     data_root: Annotated[Path | None, option("where the data set lies [default: as in training]", _HOW)] = None,
     verify_data: Annotated[bool, option("check the official checksums", _HOW)] = True,
     batch: Annotated[int, option("images certified together", _HOW, min=1)] = 25,
+    memory: Annotated[float | None, option("GiB for proofs; a batch is then taken in parts", _HOW)] = None,
     seed: Annotated[int, option("of the attack", _HOW)] = 0,
     device: Annotated[str, option("auto, cpu, cuda or cuda:N", _HOW)] = "auto",
     out_name: Annotated[
-        str | None, option("folder for the records, within the run [default: certificates/...]", _WHERE, "--out")
+        str | None, option("folder for the records, within a run [default: certificates/...]", _WHERE, "--out")
     ] = None,
+    weights: Weights = None,
+    classes: Classes = None,
+    image_size: ImageSize = None,
+    mean: Mean = None,
+    std: Std = None,
 ) -> None:
     """Prove what no attack can do to a trained model; started again, it continues where it was."""
     settings = Certification(_radii(radius, curve), norm, _families(families), search, batch=batch, seed=seed)
-    model = from_run(run)
-    loaded = run_data(run, model, data, data_root, verify_data)
+    about = subject(run, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)
+    model, loaded = about.model, about.data
     split = first_images(loaded, min(_IMAGES, len(loaded.test)) if images is None else images)
-    folder = run / (_folder_name(settings, len(split)) if out_name is None else folder_within(out_name))
-    target = chosen_device(device)
-    subject = identity(model, loaded)
+    folder = about.folder(_folder_name(settings, len(split)), out_name)
+    target, known = chosen_device(device), identity(model, loaded)
     err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
     with interruptible(advice), plain_warnings(), study_bar("batches") as watch:
-        result = certification(model, split, folder, settings, identity=subject, device=target, watch=watch)
+        result = certification(
+            model, split, folder, settings, identity=known, device=target, memory=_bytes(memory), watch=watch
+        )
     for table in certification_tables(result):
         out.print(table)
     for line in certification_verdict(result):
@@ -72,6 +80,14 @@ def _families(text: str) -> tuple[Family, ...]:
         return FAMILIES
     words: list[Any] = [word.strip() for word in text.split(",")]  # Certification refuses what is no family
     return tuple(dict.fromkeys(words))
+
+
+def _bytes(gibibytes: float | None) -> int | None:
+    if gibibytes is None:
+        return None
+    if not 0 < gibibytes < 2**30:  # NaN compares false
+        raise ConfigError(f"--memory takes a positive number of GiB, not {gibibytes}")
+    return int(gibibytes * 2**30)
 
 
 def _folder_name(settings: Certification, count: int) -> str:

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from specguard import runs
 from specguard.data import Data, Dataset, cifar10, cifar100, digits, image_folder, svhn
 from specguard.errors import ConfigError, RunError
-from specguard.nn import ViT
+from specguard.nn import Network, ViT
 
 DataName = Literal["digits", "cifar10", "cifar100", "svhn", "folder"]
 
@@ -39,7 +39,7 @@ def number(text: str, option: str) -> float:
     return value
 
 
-def run_data(run: Path, model: ViT, name: DataName | None, root: Path | None, verify: bool) -> Data:
+def run_data(run: Path, model: ViT | Network, name: DataName | None, root: Path | None, verify: bool) -> Data:
     """The data a run was trained on, or the one named instead."""
     path = run / "arguments.json"
     stored = runs.read_json(path) if path.exists() else {}
@@ -48,24 +48,24 @@ def run_data(run: Path, model: ViT, name: DataName | None, root: Path | None, ve
             raise RunError(f"{run} does not say which data it was trained on; name it with --data")
         place = stored.get("data_root")
         root = root if root is not None or place is None else Path(str(place))
-        found = named_data(str(known), _used(root, known), verify, model.config.image)
+        found = named_data(str(known), used_root(root, known), verify, model.shape[-1])
         match runs.read_json(run / "run.json"):
             case {"data": {"fingerprint": trained}} if trained == found.fingerprint():
                 pass
             case _:
                 raise RunError(f"the data is not what {run} was trained on; name it with --data if this is meant")
     else:
-        found = named_data(name, _used(root, name), verify, model.config.image)
-    wanted = (model.config.channels, model.config.image, model.config.image)
-    if found.shape != wanted or len(found.classes) != model.config.classes:
+        found = named_data(name, used_root(root, name), verify, model.shape[-1])
+    if found.shape != model.shape or len(found.classes) != model.classes:
         raise ConfigError(
             f"{found.name} has {len(found.classes)} classes of images of shape {found.shape}, "
-            f"but the model {model.config.classes} of {wanted}"
+            f"but the model {model.classes} of {model.shape}"
         )
     return found
 
 
-def _used(root: Path | None, name: object) -> Path | None:
+def used_root(root: Path | None, name: object) -> Path | None:
+    """The folder of a data set; one for the embedded digits would do nothing, and is refused."""
     if root is not None and name == "digits":
         raise ConfigError("--data-root has no effect without --data other than digits")
     return root

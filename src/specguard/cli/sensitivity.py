@@ -1,4 +1,4 @@
-"""`specguard sensitivity`: how far one attention layer of a run can move, against every bound on it."""
+"""`specguard sensitivity`: how far one attention layer can move, against every bound on it."""
 
 import shlex
 import sys
@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from specguard.adapt import from_run
 from specguard.cli.console import (
     chosen_device,
     err,
@@ -20,7 +19,8 @@ from specguard.cli.console import (
     study_bar,
 )
 from specguard.cli.figure import check_figure, write_figure
-from specguard.cli.names import DataName, first_images, folder_within, number, run_data, settings_hash
+from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
+from specguard.cli.names import DataName, first_images, number, settings_hash
 from specguard.evaluate import Sensitivity, identity, sensitivity
 from specguard.report import sensitivity_figure
 from specguard.runs import Json
@@ -41,7 +41,7 @@ _LABELS = {
 
 
 def sensitivity_command(
-    run: Annotated[Path, typer.Argument(help="directory of a finished training run")],
+    run: Annotated[Path, typer.Argument(help=RUN_HELP)],
     layer: Annotated[int, option("which attention layer, counted from 0", _WHAT)] = 0,
     radius: Annotated[
         list[str], option("of the input's change, in Frobenius norm; may be given more than once", _WHAT)
@@ -70,6 +70,11 @@ def sensitivity_command(
     figure: Annotated[
         Path | None, option("write the figure as FIGURE.svg and FIGURE.png [default: beside the result]", _WHERE)
     ] = None,
+    weights: Weights = None,
+    classes: Classes = None,
+    image_size: ImageSize = None,
+    mean: Mean = None,
+    std: Std = None,
 ) -> None:
     """Compare the largest change of an attention layer's output that is found with all bounds on it."""
     settings = Sensitivity(
@@ -86,18 +91,17 @@ def sensitivity_command(
         seed,
     )
     check_figure(figure)
-    name = _folder_name(settings) if out_name is None else folder_within(out_name)
     target = chosen_device(device)
-    model = from_run(run)
-    loaded = run_data(run, model, data, data_root, verify_data)
+    about = subject(run, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)
+    model, loaded = about.model, about.data
     split = first_images(loaded, images)
-    subject = identity(model, loaded)
-    folder = run / "sensitivity" / name
+    folder = about.folder(f"sensitivity/{_folder_name(settings)}", out_name, "sensitivity")
+    known = identity(model, loaded)
     err.print(readable(f"{run} on {len(split)} images, {target}, result in {folder}"), soft_wrap=True)
     advice = f"start again with: {shlex.join(['specguard', *sys.argv[1:]])}"
     with interruptible(advice), plain_warnings(), study_bar("pieces") as watch:
-        result = sensitivity(model, split, folder, settings, identity=subject, device=target, watch=watch)
-    label = readable(f"{run.resolve().name}: {result['layer']}, n = {result['n']}")
+        result = sensitivity(model, split, folder, settings, identity=known, device=target, watch=watch)
+    label = readable(f"{about.label}: {result['layer']}, n = {result['n']}")
     _print(label, result)
     write_figure(sensitivity_figure(result, label), folder / "sensitivity" if figure is None else figure)
 

@@ -1,4 +1,4 @@
-"""`specguard spectrum`: run directories become singular values of every block, and a figure that compares them."""
+"""`specguard spectrum`: models become singular values of every block, and a figure that compares them."""
 
 import os
 import shlex
@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from specguard.adapt import from_run, untrained
+from specguard.adapt import untrained
 from specguard.cli.console import (
     chosen_device,
     err,
@@ -23,13 +23,14 @@ from specguard.cli.console import (
     study_bar,
 )
 from specguard.cli.figure import check_figure, write_figure
-from specguard.cli.names import DataName, first_images, folder_within, number, run_data, settings_hash
+from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, origin_kind, subject
+from specguard.cli.names import DataName, first_images, number, settings_hash
 from specguard.data import Dataset
 from specguard.errors import ConfigError
 from specguard.evaluate import Spectra, identity, spectra
 from specguard.evaluate.spectra import Precision, stored_directions
 from specguard.geometry import Ball, Norm
-from specguard.nn import ViT
+from specguard.nn import Network, ViT
 from specguard.report import direction_figure, violin_figure
 from specguard.runs import Json, read_lines
 
@@ -39,12 +40,12 @@ _IMAGES, _ROWS = 500, 8  # as many are looked at, and drawn with their direction
 
 
 @dataclass(frozen=True)
-class _Subject:
-    """A run that is to be looked at."""
+class _Study:
+    """A run, or a model from elsewhere, that is to be looked at."""
 
     label: str
-    model: ViT
-    start: ViT | None
+    model: ViT | Network
+    start: ViT | Network | None
     split: Dataset
     classes: tuple[str, ...]
     identity: Json
@@ -52,7 +53,7 @@ class _Subject:
 
 
 def spectrum_command(
-    runs: Annotated[list[Path], typer.Argument(help="directories of finished training runs")],
+    runs: Annotated[list[Path], typer.Argument(help=f"each a {RUN_HELP}")],
     blocks: Annotated[
         str, option("all, or a list with commas of names (blocks.0) and groups (block, attention, mlp, ...)", _WHAT)
     ] = "all",
@@ -83,6 +84,11 @@ def spectrum_command(
     directions: Annotated[
         int, option("keep and show the most fragile directions of the first N images", _WHERE, min=0)
     ] = 0,
+    weights: Weights = None,
+    classes: Classes = None,
+    image_size: ImageSize = None,
+    mean: Mean = None,
+    std: Std = None,
 ) -> None:
     """Measure the singular values of every block at every image; started again, it continues where it was."""
     ball = Ball(norm, number(radius, "--radius"))
@@ -92,45 +98,52 @@ def spectrum_command(
         raise ConfigError("a comparison of several runs needs --figure, the name of the figure's files")
     check_figure(figure)
     target = chosen_device(device)
-    subjects = []  # all of them, before the first is looked at for hours
+    given = Elsewhere(weights, classes, image_size, mean, std)
+    elsewhere = [run for run in runs if origin_kind(str(run)) is not None]
+    if len(elsewhere) > 1:
+        raise ConfigError("one model from elsewhere at a time can be looked at, beside any number of runs")
+    studies = []  # all of them, before the first is looked at for hours
     for run, label in zip(runs, labels, strict=True):
-        model, start = from_run(run), untrained(run)
-        loaded = run_data(run, model, data, data_root, verify_data)
+        about = subject(
+            run, given if run in elsewhere or not elsewhere else Elsewhere(), data, data_root, verify_data
+        )
+        start = None if about.run is None else untrained(about.run)
+        loaded = about.data
         split = first_images(loaded, min(_IMAGES, len(loaded.test)) if images is None else images)
-        folder = run / _folder_name(settings, len(split), out_name)
-        about = identity(model, loaded)
-        subjects.append(_Subject(label, model, start, split, loaded.classes, about, folder))
+        folder = about.folder(_folder_name(settings, len(split)), out_name)
+        known = identity(about.model, loaded)
+        studies.append(_Study(label, about.model, start, split, loaded.classes, known, folder))
         err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
     found: dict[str, list[Json]] = {}
-    for subject in subjects:
+    for study in studies:
         with interruptible(advice), plain_warnings(), study_bar("parts") as watch:
             result = spectra(
-                subject.model,
-                subject.split,
-                subject.folder,
+                study.model,
+                study.split,
+                study.folder,
                 settings,
-                identity=subject.identity,
+                identity=study.identity,
                 device=target,
-                untrained=subject.start,
+                untrained=study.start,
                 watch=watch,
             )
-        _print(subject.label, result)
-        found[subject.label] = read_lines(subject.folder / "records.jsonl")
+        _print(study.label, result)
+        found[study.label] = read_lines(study.folder / "records.jsonl")
         if directions:
-            _write_directions(subject, settings, found[subject.label])
+            _write_directions(study, settings, found[study.label])
     drawn = violin_figure(found, _shown(found.values()))
-    write_figure(drawn, subjects[0].folder / "violin" if figure is None else figure)
+    write_figure(drawn, studies[0].folder / "violin" if figure is None else figure)
 
 
-def _write_directions(subject: _Subject, settings: Spectra, records: list[Json]) -> None:
+def _write_directions(study: _Study, settings: Spectra, records: list[Json]) -> None:
     """The directions of the first images, of the whole network and of the parts that are shown of it."""
     parts, groups = records[0]["parts"], (*_shown([records]), "network")
-    kept = stored_directions(subject.folder, subject.split, settings, list(parts))
+    kept = stored_directions(study.folder, study.split, settings, list(parts))
     images = kept["images"][:_ROWS].numpy()
     directions = {n: kept[n][:_ROWS].numpy() for n, part in parts.items() if part["group"] in groups}
-    labels = [subject.classes[record["label"]] for record in records[: len(images)]]
-    write_figure(direction_figure(images, directions, labels), subject.folder / "directions")
+    labels = [study.classes[record["label"]] for record in records[: len(images)]]
+    write_figure(direction_figure(images, directions, labels), study.folder / "directions")
 
 
 def _shown(studies: Iterable[list[Json]]) -> tuple[str, ...]:
@@ -151,10 +164,8 @@ def _labels(runs: list[Path]) -> list[str]:
     return labels
 
 
-def _folder_name(settings: Spectra, count: int, chosen: str | None) -> str:
-    """Where the records go, within the run: another place for other settings, unless one was chosen."""
-    if chosen is not None:
-        return folder_within(chosen)
+def _folder_name(settings: Spectra, count: int) -> str:
+    """Where the records go: another place for other settings."""
     return f"spectrum/{count}-{settings_hash([str(settings), count])}"
 
 

@@ -5,7 +5,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -15,11 +15,12 @@ import typer
 
 from specguard import runs
 from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, progress_bar
+from specguard.cli.models import Classes, Elsewhere, ImageSize, Mean, Std, Weights, new_network, origin_kind
 from specguard.cli.names import DataName, named_data, number
-from specguard.data import Augmentation
+from specguard.data import Augmentation, Data
 from specguard.errors import ConfigError, RunError
 from specguard.geometry import Ball, Norm
-from specguard.nn import ViT, ViTConfig, config_from_json, preset
+from specguard.nn import Network, ViT, ViTConfig, config_from_json, preset
 from specguard.penalties import MSVP, SingularValuePenalty, SpectralNorm
 from specguard.proportion import Proportion
 from specguard.train import (
@@ -59,7 +60,9 @@ def train_command(
     checkpoint_steps: Annotated[
         int | None, option("checkpoint also every N steps within an epoch", _RUN, min=1)
     ] = None,
-    model: Annotated[str, option("a name listed by `specguard models`", _MODEL)] = "tiny",
+    model: Annotated[
+        str, option("listed by `specguard models`, or timm:NAME, torchvision:NAME, hf:FOLDER", _MODEL)
+    ] = "tiny",
     set_: Annotated[
         list[str], option("change a field of the model, e.g. --set norm=rmsnorm", _MODEL, "--set")
     ] = [],  # noqa: B006
@@ -109,6 +112,11 @@ def train_command(
     mixup: Annotated[float, option("Beta parameter; 0: off", _AUG)] = 0.0,
     cutmix: Annotated[float, option("Beta parameter; 0: off", _AUG)] = 0.0,
     mix_probability: Annotated[float, option("share of batches that are mixed", _AUG)] = 1.0,
+    weights: Weights = None,
+    classes: Classes = None,
+    image_size: ImageSize = None,
+    mean: Mean = None,
+    std: Std = None,
 ) -> None:
     """Train a model; a killed run continues exactly with --resume."""
     given = _given(context)
@@ -117,6 +125,7 @@ def train_command(
     _train(run, resume, options)
 
 
+_ELSEWHERE = tuple(field.name for field in fields(Elsewhere))
 # Options that say nothing without another one, which is named with the test for its presence.
 _NEEDS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     **dict.fromkeys(
@@ -140,6 +149,11 @@ _NEEDS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "clean_share": ("--objective pgd", lambda o: o["objective"] == "pgd"),
     "beta": ("--objective trades", lambda o: o["objective"] == "trades"),
     "data_root": ("--data other than digits", lambda o: o["data"] != "digits"),
+    "set_": ("a model listed by `specguard models`", lambda o: origin_kind(o["model"]) is None),
+    **dict.fromkeys(
+        _ELSEWHERE,
+        ("--model timm:NAME, torchvision:NAME or hf:FOLDER", lambda o: origin_kind(o["model"]) is not None),
+    ),
 }
 _FROM_DATA = ("classes", "channels", "mean", "std")
 
@@ -157,7 +171,7 @@ def _check_options(options: dict[str, Any], given: set[str]) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} must be finite, not {value}")
     for name, (switch, present) in _NEEDS.items():
         if name in given and not present(options):
-            flag = "--per-head or --per-matrix" if name == "per_head" else f"--{name.replace('_', '-')}"
+            flag = "--per-head or --per-matrix" if name == "per_head" else f"--{name.strip('_').replace('_', '-')}"
             raise ConfigError(f"{flag} has no effect without {switch}")
 
 
@@ -197,12 +211,8 @@ def _restored(hint: Any, value: Any) -> Any:
 
 def _train(run: Path, resume: bool, o: dict[str, Any]) -> None:
     device = chosen_device(o["device"])
-    config = _changed(preset(o["model"]), o["set_"])
-    data = named_data(o["data"], o["data_root"], o["verify_data"], config.image)
-    mean, std = data.pixel_statistics()
-    config = replace(config, channels=data.shape[0], classes=len(data.classes), mean=mean, std=std)
     training = _training(o)
-    model = ViT(config, torch.Generator().manual_seed(runs.derived_seed(training.seed, "weights")))
+    model, data = _model_and_data(o, runs.derived_seed(training.seed, "weights"))
     arguments = {k: str(v) if isinstance(v, Path) else v for k, v in o.items() if k not in ("run", "resume")}
     err.print(f"{o['model']} on {data.name}, {device}, run directory {run}", markup=False, soft_wrap=True)
     advice = f"continue with: specguard train --run {shlex.quote(str(run))} --resume"
@@ -210,6 +220,21 @@ def _train(run: Path, resume: bool, o: dict[str, Any]) -> None:
         result = train(model, data, run, training, device=device, resume=resume, arguments=arguments, watch=watch)
     out.print(f"test accuracy {Proportion.from_record(result['test_accuracy'])}", markup=False)
     out.print(f"result in {run / 'result.json'}", markup=False, soft_wrap=True)
+
+
+def _model_and_data(o: dict[str, Any], seed: int) -> tuple[ViT | Network, Data]:
+    """A preset with the data's classes and statistics, or a network from elsewhere; weights come from the seed."""
+    if origin_kind(o["model"]) is not None:
+        given = Elsewhere(**{name: o[name] for name in _ELSEWHERE})
+        network, data, said = new_network(o["model"], given, o["data"], o["data_root"], o["verify_data"], seed)
+        if said is not None:
+            err.print(said, soft_wrap=True)
+        return network, data
+    config = _changed(preset(o["model"]), o["set_"])
+    data = named_data(o["data"], o["data_root"], o["verify_data"], config.image)
+    mean, std = data.pixel_statistics()
+    config = replace(config, channels=data.shape[0], classes=len(data.classes), mean=mean, std=std)
+    return ViT(config, torch.Generator().manual_seed(seed)), data
 
 
 def _training(o: dict[str, Any]) -> Training:

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from specguard.adapt import from_run
 from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
-from specguard.cli.names import DataName, first_images, folder_within, run_data, settings_hash
+from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
+from specguard.cli.names import DataName, first_images, settings_hash
 from specguard.errors import RunError
 from specguard.evaluate import identity, verification
 from specguard.runs import read_lines
@@ -19,35 +19,39 @@ _HOW, _WHERE = "Images and arithmetic", "Output"
 
 def verify_command(
     file: Annotated[Path, typer.Argument(help="records.jsonl of a certification, or its folder")],
-    model: Annotated[Path, typer.Option(help="directory of the run whose model was certified")],
+    model: Annotated[Path, typer.Option(help=f"what was certified: {RUN_HELP}")],
     data: Annotated[DataName | None, option("data set [default: the one trained on]", _HOW)] = None,
     data_root: Annotated[Path | None, option("where the data set lies [default: as in training]", _HOW)] = None,
     verify_data: Annotated[bool, option("check the official checksums", _HOW)] = True,
     seed: Annotated[int, option("of the attack", _HOW)] = 1,
     device: Annotated[str, option("of the attack: auto, cpu, cuda or cuda:N; proofs are NumPy's", _HOW)] = "auto",
     out_name: Annotated[
-        str | None, option("folder for what was found, within the run [default: verification/...]", _WHERE, "--out")
+        str | None, option("folder for what was found, within a run [default: verification/...]", _WHERE, "--out")
     ] = None,
+    weights: Weights = None,
+    classes: Classes = None,
+    image_size: ImageSize = None,
+    mean: Mean = None,
+    std: Std = None,
 ) -> None:
     """Check every certificate of a file again, independently; any disagreement is an error. It can be continued."""
     records = Path(file) / "records.jsonl" if Path(file).is_dir() else Path(file)
     count = len(read_lines(records))
     if not count:
         raise RunError(f"{records} holds no certificates")
-    subject = from_run(model)
-    loaded = run_data(model, subject, data, data_root, verify_data)
-    split = first_images(loaded, count)
+    about = subject(model, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)
+    split = first_images(about.data, count)
     name = f"verification/{count}-{settings_hash([str(records.resolve()), seed])}"
-    folder = model / (name if out_name is None else folder_within(out_name))
+    folder = about.folder(name, out_name)
     err.print(f"{records}: {count} records, what is found goes to {folder}", soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
     with interruptible(advice), plain_warnings(), study_bar("images") as watch:
         result = verification(
             records,
-            subject,
+            about.model,
             split,
             folder,
-            data=identity(subject, loaded)["data"],
+            data=identity(about.model, about.data)["data"],
             device=chosen_device(device),
             seed=seed,
             watch=watch,

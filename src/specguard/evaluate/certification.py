@@ -195,7 +195,7 @@ class _Study:
         seconds["network"] = _since(begun, images)
         lower: dict[Family, list[Tensor]] = {}
         largest: dict[Family, Tensor] = {}
-        terms: dict[Family, list[dict[str, float]]] = {}
+        terms: dict[Family, list[dict[str, float | None]]] = {}
         proofs: dict[Family, list[Json | None]] = {}
         for family in settings.families:
             begun = time.perf_counter()
@@ -232,7 +232,7 @@ class _Study:
 
     def _lower(
         self, p: Problem, family: Family, size: int
-    ) -> tuple[list[Float[Tensor, " batch"]], list[dict[str, float]]]:
+    ) -> tuple[list[Float[Tensor, " batch"]], list[dict[str, float | None]]]:
         """The worst margin's lower bound at every radius, and what that margin loses at the last, per image."""
         found = []
         for ball in self.settings.balls:
@@ -242,10 +242,11 @@ class _Study:
             found.append(left.amin(0).cpu())
         hardest = left.argmin(0)[None]
         columns = {in_words(key): term.gather(0, hardest)[0].tolist() for key, term in fall.terms.items()}
-        losses = []
+        losses: list[dict[str, float | None]] = []
         for i in range(len(hardest[0])):
             ordered = sorted(((name, column[i]) for name, column in columns.items()), key=lambda item: -item[1])
-            losses.append({name: value for name, value in ordered[:_TERMS] if 0 < value < math.inf})
+            largest = {name: value if value < math.inf else None for name, value in ordered[:_TERMS] if value > 0}
+            losses.append(largest)  # JSON has no infinity: None
         return found, losses
 
     def _proofs(

@@ -32,7 +32,8 @@ def is_record(record: Json, sample: int, label: int, radii: Sequence[float], fam
                 math.isfinite(margin)
                 and best in families
                 and list(largest) == list(families)
-                and all(_number(value) and value >= 0 for value in (*largest.values(), *loses.values()))
+                and all(_number(value) and value >= 0 for value in largest.values())
+                and all(value is None or (_number(value) and value >= 0) for value in loses.values())
                 and len(rows) == len(radii)
                 and all(_is_row(row, radius, families) for row, radius in zip(rows, radii, strict=True))
                 and all(family in families and is_proof(proof) for family, proof in proofs.items())

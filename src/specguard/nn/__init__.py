@@ -36,12 +36,14 @@ from specguard.nn.layers import (
     TokenBatchNorm,
     TokenConvolution,
 )
+from specguard.nn.lipschitz import SLL, almost_orthogonal, capped, certifiable, lipschitz_constant, orthogonal
 from specguard.nn.presets import PRESETS, preset
 from specguard.nn.vit import Block, ViT, ViTConfig, config_from_json
 from specguard.nn.weights import check_architecture, fingerprint, materialised
 
 __all__ = [
     "PRESETS",
+    "SLL",
     "Attention",
     "AttentionWeights",
     "Block",
@@ -72,12 +74,17 @@ __all__ = [
     "TokenConvolution",
     "ViT",
     "ViTConfig",
+    "almost_orthogonal",
     "attention_maps",
     "attention_weights",
+    "capped",
+    "certifiable",
     "check_architecture",
     "config_from_json",
     "explicit",
     "fingerprint",
+    "lipschitz_constant",
     "materialised",
+    "orthogonal",
     "preset",
 ]

@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from specguard.errors import ConfigError
+from specguard.nn.foreign import CoreAttention
 
 Tokens = Float[Tensor, "batch token dim"]
 Heads = Float[Tensor, "batch head token head_dim"]
@@ -93,33 +94,64 @@ class GatedPositionalAttention(nn.Module):
 class SkipAttention(nn.Module):
     """Attention with the skip inside the value space: P = (1 - mix) I + mix softmax(Q K^T / sqrt(head_dim)).
 
-    With orthogonal W^V and W^O its linear part has the norm of P, near one while no token draws all attention.
+    With orthogonal W^V and W^O its linear part has the norm of P, near one while no token draws all attention. With
+    `position_bias` a learned `bias`, a number for every head and pair of `tokens`, is added to the logits: where to
+    look, at no cost in sensitivity, for it does not depend on the image.
     """
 
-    def __init__(self, dim: int, heads: int, mix: float = 0.5, bias: bool = True, fused: bool = True) -> None:
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        mix: float = 0.5,
+        bias: bool = True,
+        fused: bool = True,
+        *,
+        position_bias: bool = False,
+        tokens: int | None = None,
+    ) -> None:
         super().__init__()
         if not 0 <= mix <= 1:
             raise ConfigError(f"mix must lie between 0 and 1, not {mix}")
+        if position_bias != (tokens is not None) or (tokens is not None and tokens < 1):
+            raise ConfigError("a position bias, and nothing else, needs the number of tokens, at least 1")
         self.heads = _dividing(dim, heads)
         self.mix = mix
         self.fused = fused
         self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
         self.out = nn.Linear(dim, dim)
+        self.register_parameter(
+            "bias", None if tokens is None else nn.Parameter(torch.zeros(heads, tokens, tokens))
+        )
 
     def probabilities(self, x: Tokens) -> Maps:
         """The mixed attention maps, one per head; rows sum to one."""
         q, k, _ = _queries_keys_values(self.qkv(x), self.heads)
-        return torch.lerp(
-            torch.eye(x.shape[1], dtype=x.dtype, device=x.device), _softmax_of_products(q, k), self.mix
-        )
+        maps = _softmax_of_products(q, k, self._positions(q))
+        return torch.lerp(torch.eye(x.shape[1], dtype=x.dtype, device=x.device), maps, self.mix)
 
     def forward(self, x: Tokens) -> Tokens:
         q, k, v = _queries_keys_values(self.qkv(x), self.heads)
-        content = scaled_dot_product_attention(q, k, v) if self.fused else _softmax_of_products(q, k) @ v
+        bias = self._positions(q)
+        if self.fused:
+            content = scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        else:
+            content = _softmax_of_products(q, k, bias) @ v
         return self.out(torch.lerp(v, content, self.mix).transpose(1, 2).flatten(2))
 
+    def _positions(self, q: Heads) -> Float[Tensor, "1 head token token"] | None:
+        """What is added to the logits, in the type of the queries; fused kernels take four axes only."""
+        if self.bias is None:
+            return None
+        if self.bias.shape[-1] != q.shape[-2]:
+            raise ConfigError(f"its positions are for {self.bias.shape[-1]} tokens, not {q.shape[-2]}")
+        return self.bias.to(q.dtype)[None]
+
     def extra_repr(self) -> str:
-        return f"heads={self.heads}, mix={self.mix}, fused={self.fused}"
+        tokens = "" if self.bias is None else f", tokens={self.bias.shape[-1]}"
+        return f"heads={self.heads}, mix={self.mix}, fused={self.fused}{tokens}"
 
 
 @dataclass(frozen=True)
@@ -132,8 +164,8 @@ class AttentionWeights:
 
     layer: str
     heads: int
-    rows: tuple[tuple[str, Float[Tensor, "out in"]], ...]
-    o: Float[Tensor, "dim in"]
+    rows: tuple[tuple[str, Float[Tensor, "_ _"]], ...]  # of sizes that need not agree
+    o: Float[Tensor, "_ _"]
 
     def matrix(self, which: str) -> Float[Tensor, "out in"]:
         """The whole matrix q, k, v or o."""
@@ -150,27 +182,30 @@ class AttentionWeights:
 
 
 _KINDS = (Attention, GatedPositionalAttention, SkipAttention)
+_ALL = (*_KINDS, CoreAttention)  # the last has no weights of its own
 
 
 def attention_weights(model: nn.Module) -> tuple[AttentionWeights, ...]:
     """The q, k, v and o of every attention layer of `model`, in order."""
     return tuple(
         AttentionWeights(name, layer.heads, (("qkv", layer.qkv.weight),), layer.out.weight)
-        for layer, name in _attention_layers(model).items()
+        for layer, name in _attention_layers(model, _KINDS).items()
     )
 
 
-def _attention_layers(model: nn.Module) -> dict[Any, str]:
-    """Every attention layer with its name, in order; a subclass of one is an error, for it may be anything."""
+def _attention_layers(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> dict[Any, str]:
+    """Every layer of these kinds with its name, in order; a subclass of one is an error, for it may be anything."""
     found: dict[Any, str] = {}
-    _find_attention(model, "", found)
+    _find_attention(model, "", kinds, found)
     return found
 
 
-def _find_attention(module: nn.Module, name: str, found: dict[Any, str]) -> None:
-    """As `named_modules`, at a quarter of its cost: a penalty asks at every step."""
-    if isinstance(module, _KINDS):
-        if type_before_parametrizations(module) not in _KINDS:
+def _find_attention(
+    module: nn.Module, name: str, kinds: tuple[type[nn.Module], ...], found: dict[Any, str]
+) -> None:
+    """As `named_modules`, at a quarter of its cost."""
+    if isinstance(module, kinds):
+        if type_before_parametrizations(module) not in kinds:
             raise ConfigError(
                 f"{name or 'the model'} is a subclass of attention, {type(module).__name__}, unknown here"
             )
@@ -178,23 +213,23 @@ def _find_attention(module: nn.Module, name: str, found: dict[Any, str]) -> None
         return
     for child, inner in module._modules.items():
         if inner is not None:
-            _find_attention(inner, f"{name}.{child}" if name else child, found)
+            _find_attention(inner, f"{name}.{child}" if name else child, kinds, found)
 
 
 def explicit(model: nn.Module) -> nn.Module:
     """A copy of `model` on the explicit path, sharing every parameter and buffer with it."""
     shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
     twin = copy.deepcopy(model, memo=dict(shared))
-    for layer in _attention_layers(twin):
+    for layer in _attention_layers(twin, _ALL):
         layer.fused = False
     return twin
 
 
-def attention_maps(model: nn.Module, images: Float[Tensor, "batch channel height width"]) -> tuple[Maps, ...]:
+def attention_maps(model: nn.Module, images: Float[Tensor, "batch *shape"]) -> tuple[Maps, ...]:
     """The attention probabilities of every layer for these images, in order."""
     maps: list[Tensor] = []
     twin = explicit(model)
-    for layer in _attention_layers(twin):
+    for layer in _attention_layers(twin, _ALL):
         layer.register_forward_pre_hook(lambda layer, inputs: maps.append(layer.probabilities(*inputs)))
     twin(images)
     return tuple(maps)
@@ -205,8 +240,9 @@ def _queries_keys_values(qkv: Tensor, heads: int) -> tuple[Heads, Heads, Heads]:
     return q, k, v
 
 
-def _softmax_of_products(q: Heads, k: Heads) -> Maps:
-    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+def _softmax_of_products(q: Heads, k: Heads, bias: Float[Tensor, "1 head token token"] | None = None) -> Maps:
+    logits = q @ k.mT * q.shape[-1] ** -0.5
+    return (logits if bias is None else logits + bias).softmax(-1)
 
 
 def _dividing(dim: int, heads: int) -> int:

@@ -7,6 +7,7 @@ linear map.
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -111,7 +112,7 @@ class ClassAndMean(nn.Module):
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """What a network is, but for its weights: where it comes from, what it takes, and its layers in words."""
+    """What a network is, but for its weights: its name, what it takes, and its layers with their settings."""
 
     name: str
     shape: tuple[int, ...]
@@ -123,14 +124,21 @@ class Network(nn.Sequential):
     """A model from elsewhere as a sequence of layers of the closed set.
 
     `shape` is that of one input: channels x height x width of pixels in [0, 1], or tokens x dim of embeddings. Its
-    encoder blocks are `Block`s in a `Sequential` named `blocks`.
+    encoder blocks are `Block`s in a `Sequential` named `blocks`. `origin`, where it is known, says in JSON how the
+    architecture is made again, so that a run can be read back; it is no part of what the network is.
     """
 
     def __init__(
-        self, name: str, shape: tuple[int, ...], classes: int, layers: "OrderedDict[str, nn.Module]"
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        classes: int,
+        layers: "OrderedDict[str, nn.Module]",
+        origin: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(layers)
-        self.config = NetworkConfig(name, shape, classes, repr(nn.Sequential(layers)))
+        self.config = NetworkConfig(name, shape, classes, _in_words(self))
+        self.origin = origin
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -144,3 +152,17 @@ class Network(nn.Sequential):
         if x.shape[1:] != self.shape:
             raise ConfigError(f"the model takes inputs of shape {self.shape}, not {tuple(x.shape[1:])}")
         return super().forward(x)
+
+
+def _in_words(model: nn.Module) -> str:
+    """Every layer's name, type and settings that its weights do not show: the same in every release of torch."""
+    lines = []
+    for name, layer in model.named_modules():
+        settings = {key: value for key, value in sorted(vars(layer).items()) if _is_setting(key, value)}
+        lines.append(f"{name}: {type(layer).__name__} {settings}")
+    return "\n".join(lines)
+
+
+def _is_setting(key: str, value: object) -> bool:
+    path = key in ("training", "fused")  # how it is computed, not what
+    return not path and not key.startswith("_") and isinstance(value, bool | int | float | str | tuple | None)

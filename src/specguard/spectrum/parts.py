@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from specguard.errors import ConfigError
-from specguard.nn import Block, Residual, ViT, explicit
+from specguard.nn import Block, Network, Residual, ViT, explicit
 
 Kind = Literal["map", "residual"]
 Group = Literal["embedding", "block", "attention", "mlp", "head", "network"]
@@ -41,15 +41,17 @@ class Part:
 
 
 @torch.no_grad()
-def parts(model: ViT, images: Float[Tensor, "batch channel height width"]) -> Iterator[Part]:
+def parts(model: ViT | Network, images: Float[Tensor, "batch *shape"]) -> Iterator[Part]:
     """Every part of the network in order, where the given images meet it, in eval mode.
 
     The embedding, each block and its two branches, the head, and last the network as a whole. ConViT's class token,
-    which joins between two groups of blocks, belongs to none of them.
+    which joins between two groups of blocks, belongs to none of them, nor do norms between branches, as BERT has.
     """
     twin = explicit(model).eval()  # fused attention has no forward derivative
     children = list(twin.named_children())
     holders = [i for i, (_, child) in enumerate(children) if _blocks(child)]
+    if not holders:
+        raise ConfigError("a model without a sequence of blocks cannot be taken apart")
     stem, rest = (
         nn.Sequential(*(child for _, child in some))
         for some in (children[: holders[0]], children[holders[-1] + 1 :])
@@ -60,28 +62,26 @@ def parts(model: ViT, images: Float[Tensor, "batch channel height width"]) -> It
     for name, child in children[holders[0] : holders[-1] + 1]:
         for number, block in enumerate(_blocks(child)):
             yield Part(f"{name}.{number}", "block", "residual", _change(block), nn.Sequential(*done), z)
-            for branch, residual in _branches(block).items():
-                before = nn.Sequential(*done)
-                yield Part(f"{name}.{number}.{branch}", branch, "residual", _branch(residual), before, z)
-                done, z = [*done, residual], residual(z)
+            for branch, layer in _branches(block):
+                if isinstance(layer, Residual):
+                    before = nn.Sequential(*done)
+                    yield Part(f"{name}.{number}.{branch}", branch, "residual", _branch(layer), before, z)
+                done, z = [*done, layer], layer(z)
         if not _blocks(child):
             done, z = [*done, child], child(z)
     yield Part("head", "head", "map", rest, nn.Sequential(*done), z)
     yield Part("network", "network", "map", twin, nn.Identity(), images)
 
 
-def part_names(model: ViT, wanted: str = "all") -> tuple[str, ...]:
+def part_names(model: ViT | Network, wanted: str = "all") -> tuple[str, ...]:
     """The names of parts, in order: all of them, or those of the groups and names in a list with commas."""
     return tuple(part.name for part in blank_parts(model, wanted))
 
 
-def blank_parts(model: ViT, wanted: str = "all") -> tuple[Part, ...]:
+def blank_parts(model: ViT | Network, wanted: str = "all") -> tuple[Part, ...]:
     """The parts of these names or groups, in order, where one image of zeros meets them."""
-    c = model.config
-    image = torch.zeros(
-        1, c.channels, c.image, c.image, dtype=model.head.weight.dtype, device=model.head.weight.device
-    )
-    known = list(parts(model, image))
+    like = next(model.parameters())
+    known = list(parts(model, torch.zeros(1, *model.shape, dtype=like.dtype, device=like.device)))
     asked = [word.strip() for word in wanted.split(",")]
     for word in asked:
         if word != "all" and not any(word in (part.name, part.group) for part in known):
@@ -102,13 +102,15 @@ def _blocks(child: nn.Module) -> list[Block]:
     return blocks
 
 
-def _branches(block: Block) -> dict[Group, Residual]:
-    found: dict[Group, Residual] = {}
-    for name, branch in block.named_children():
-        if name in get_args(Group) and isinstance(branch, Residual):
-            found[cast(Group, name)] = branch
-    if len(found) != len(block):
-        raise ConfigError("a block with a branch of an unknown kind cannot be taken apart")
+def _branches(block: Block) -> list[tuple[Group, nn.Module]]:
+    """The branches of a block by name, and the norms that may stand behind them."""
+    found: list[tuple[Group, nn.Module]] = []
+    for name, layer in block.named_children():
+        branch = name.removesuffix("_norm")
+        known = isinstance(layer, Residual) if branch == name else type(layer) in (nn.LayerNorm, nn.RMSNorm)
+        if branch not in get_args(Group) or not known:
+            raise ConfigError("a block with a branch of an unknown kind cannot be taken apart")
+        found.append((cast(Group, branch), layer))
     return found
 
 

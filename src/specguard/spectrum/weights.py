@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from specguard.nn import attention_weights, materialised
+from specguard.adapt import attention_weights
+from specguard.nn import materialised
 
 _KINDS = ("q", "k", "v", "o")
 
@@ -45,7 +46,7 @@ def _matrices(model: nn.Module) -> Iterator[tuple[str, str, Float[Tensor, "head 
     for name, layer in model.named_modules():
         if name in attention:
             yield from ((name, kind, attention[name].per_head(kind)) for kind in _KINDS)
-        elif name.rpartition(".")[0] in attention:
+        elif any(name.startswith(f"{layer}.") for layer in attention):
             continue
         elif isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and _one_matrix(layer)):
             yield name, name.rpartition(".")[2], layer.weight.flatten(1).unsqueeze(0)

@@ -2,12 +2,15 @@
 
 from specguard.train.adversarial import NFGSM, TRADES, PGDTraining
 from specguard.train.loop import Progress
+from specguard.train.margins import EMMA, LA, InputGradient
 from specguard.train.objectives import CrossEntropy, Moment, Objective
 from specguard.train.optimizers import SAM, SGD, AdamW, Cosine, OneCycle
 from specguard.train.run import train
 from specguard.train.settings import Training, Validation
 
 __all__ = [
+    "EMMA",
+    "LA",
     "NFGSM",
     "SAM",
     "SGD",
@@ -15,6 +18,7 @@ __all__ = [
     "AdamW",
     "Cosine",
     "CrossEntropy",
+    "InputGradient",
     "Moment",
     "Objective",
     "OneCycle",

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from specguard.errors import ConfigError
-from specguard.nn import ClassToken, Positions
+from specguard.nn import ClassToken, HeadNorm, Positions
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,8 @@ class OneCycle:
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Weight decay for matrices only: not for biases, gains, class token and positions, as is usual for ViTs."""
-    spared = {id(p) for m in model.modules() if isinstance(m, ClassToken | Positions) for p in m.parameters()}
+    kinds = ClassToken | Positions | HeadNorm
+    spared = {id(p) for m in model.modules() if isinstance(m, kinds) for p in m.parameters()}
     trained = [p for p in model.parameters() if p.requires_grad]
     decayed = [p for p in trained if p.ndim > 1 and id(p) not in spared]
     others = [p for p in trained if p.ndim <= 1 or id(p) in spared]

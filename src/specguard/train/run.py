@@ -11,7 +11,7 @@ from torch import nn
 from specguard.data import Data
 from specguard.errors import ConfigError, RunError
 from specguard.geometry import Ball
-from specguard.nn import ViT, fingerprint, materialised
+from specguard.nn import Network, ViT, fingerprint, materialised
 from specguard.proportion import Proportion
 from specguard.runs import (
     Json,
@@ -33,7 +33,7 @@ from specguard.train.state import TrainingState
 
 
 def train(
-    model: ViT,
+    model: ViT | Network,
     data: Data,
     run: Path,
     training: Training,
@@ -55,7 +55,7 @@ def train(
         generator = torch.Generator().manual_seed(derived_seed(training.seed, "held out"))
         data, held_out = data.held_out(training.validation.images, generator)
     settings = {
-        "model": asdict(model.config),
+        "model": _architecture(model),
         "data": {"name": data.name, "fingerprint": everything.fingerprint()},
         "training": described(training),
         "initial_weights": fingerprint(model),
@@ -77,13 +77,18 @@ def train(
         return _finish(state, data, run, settings)
 
 
-def _check_fit(model: ViT, data: Data, training: Training) -> None:
-    config = model.config
-    wanted = (config.channels, config.image, config.image)
-    if data.shape != wanted:
-        raise ConfigError(f"{data.name} has images of shape {data.shape}, but the model takes {wanted}")
-    if len(data.classes) != config.classes:
-        raise ConfigError(f"{data.name} has {len(data.classes)} classes, but the model {config.classes}")
+def _architecture(model: ViT | Network) -> Json:
+    """What is needed to make the model again, but for its weights; a network whose origin is unknown says so."""
+    if isinstance(model, ViT):
+        return asdict(model.config)
+    return {"name": model.config.name, "shape": model.shape, "classes": model.classes, "source": model.origin}
+
+
+def _check_fit(model: ViT | Network, data: Data, training: Training) -> None:
+    if data.shape != model.shape:
+        raise ConfigError(f"{data.name} has images of shape {data.shape}, but the model takes {model.shape}")
+    if len(data.classes) != model.classes:
+        raise ConfigError(f"{data.name} has {len(data.classes)} classes, but the model {model.classes}")
     training.augmentation.check(data.shape)
     for part in (training.objective, training.validation):
         if isinstance(ball := getattr(part, "ball", None), Ball):

@@ -35,6 +35,7 @@ class Weights:
     skip: bool
     mix: Box  # per head
     fixed: Box | None  # head x token x token
+    bias: Box | None = None  # of the logits, head x token x token
 
     @property
     def tau(self) -> Box:
@@ -100,7 +101,8 @@ class Attention:
 
     @cached_property
     def S(self) -> Box:
-        return self.Q @ self.K.T * self.w.tau
+        products = self.Q @ self.K.T * self.w.tau
+        return products if self.w.bias is None else products + self.w.bias
 
     @cached_property
     def p(self) -> Box:

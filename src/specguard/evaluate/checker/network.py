@@ -195,11 +195,13 @@ def _attention(layer: Any, residual: float | None) -> Maker:
     scale = 1.0 if residual is None else residual
     Wo = _box(layer.out.weight).moved(lambda a: a.T.reshape(heads, dim // heads, dim)) * scale
     mix, fixed = _mixture(layer)
+    logits = None if getattr(layer, "bias", None) is None else _box(layer.bias)
 
     def at(x: Box) -> Attention:
-        weights = Weights(
-            Wq, Wk, Wv, Wo, bq, bk, bv, _bias(layer.out) * scale, residual is not None, mix, fixed(x.shape[0])
-        )
+        if logits is not None and logits.shape[-1] != x.shape[0]:
+            raise ConfigError(f"its positions are for {logits.shape[-1]} tokens, not {x.shape[0]}")
+        bo, rest = _bias(layer.out) * scale, fixed(x.shape[0])
+        weights = Weights(Wq, Wk, Wv, Wo, bq, bk, bv, bo, residual is not None, mix, rest, logits)
         return Attention(known.setdefault(x.shape[0], weights), x)
 
     known: dict[int, Weights] = {}  # their norms are found once

@@ -1,0 +1,194 @@
+"""What a command is about: a run directory, or a model from elsewhere, with its data and a place for results.
+
+`timm:NAME` and `torchvision:NAME` are architectures, with weights from a file; `hf:FOLDER` is a folder as
+`save_pretrained` of transformers leaves it. Nothing is ever downloaded.
+"""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, cast
+
+from specguard import runs
+from specguard.adapt import Origin, from_run
+from specguard.adapt.create import timm_statistics
+from specguard.adapt.embedding import IMAGENET_MEAN, IMAGENET_STD
+from specguard.adapt.origin import Kind, native_size
+from specguard.adapt.pretrained import huggingface_config, huggingface_statistics
+from specguard.cli.console import option
+from specguard.cli.names import DataName, folder_within, named_data, number, run_data, used_root
+from specguard.data import Data
+from specguard.errors import ConfigError
+from specguard.nn import Network, ViT, fingerprint
+
+RUN_HELP = "directory of a finished training run, or a model: timm:NAME, torchvision:NAME, hf:FOLDER"
+_PANEL = "Models from elsewhere"
+_KINDS = ("timm", "torchvision", "hf")
+Weights = Annotated[Path | None, option(".safetensors or .pt with the weights of timm:NAME", _PANEL)]
+Classes = Annotated[int | None, option("number of classes [default: the data's]", _PANEL, min=1)]
+ImageSize = Annotated[int | None, option("images the model works at [default: the architecture's]", _PANEL, min=1)]
+Mean = Annotated[str | None, option("of its pixels in [0, 1], with commas [default: the library's]", _PANEL)]
+Std = Annotated[str | None, option("standard deviation that goes with --mean", _PANEL)]
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The options that models from elsewhere have, and runs have not."""
+
+    weights: Path | None = None
+    classes: int | None = None
+    image_size: int | None = None
+    mean: str | None = None
+    std: str | None = None
+
+    def refuse(self, what: str) -> None:
+        """Refuse them where they would do nothing."""
+        for field in fields(self):
+            if getattr(self, field.name) is not None:
+                flag = f"--{field.name.replace('_', '-')}"
+                raise ConfigError(f"{flag} is for models such as timm:NAME and has no effect on {what}")
+
+    def statistics(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """Mean and std as given; None where they are not."""
+        if (self.mean is None) != (self.std is None):
+            raise ConfigError("--mean and --std belong together: give both or neither")
+        if self.mean is None or self.std is None:
+            return None
+        mean, std = (
+            tuple(number(word.strip(), flag) for word in text.split(","))
+            for text, flag in ((self.mean, "--mean"), (self.std, "--std"))
+        )
+        return _spread(mean, channels), _spread(std, channels)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, its data, what both are called, and the folder below which results go."""
+
+    label: str
+    architecture: str
+    model: ViT | Network
+    data: Data
+    place: Path
+    run: Path | None  # None for a model from elsewhere
+
+    def folder(self, default: str, chosen: str | None, within: str = ".") -> Path:
+        """Where results go: a folder within a run, or one of its folders; of a model from elsewhere, any."""
+        if chosen is None:
+            return self.place / default
+        if self.run is not None:
+            return self.run / within / folder_within(chosen)
+        if not chosen:
+            raise ConfigError("--out takes the name of a folder, not an empty one")
+        return Path(chosen)
+
+
+def subject(
+    name: Path, options: Elsewhere, data: DataName | None, data_root: Path | None, verify_data: bool
+) -> Subject:
+    """The model of a run or from elsewhere, in eval mode, with the data it is to be looked at with."""
+    if origin_kind(str(name)) is None:
+        run = Path(name)
+        options.refuse("a run directory")
+        model = from_run(run)
+        loaded = run_data(run, model, data, data_root, verify_data)
+        return Subject(run.resolve().name, _trained_name(run), model, loaded, run, run)
+    if data is None:
+        raise ConfigError(f"{name} does not say what data it is for; name it with --data")
+    weights = _weights(str(name), options)
+    if weights is None:
+        raise ConfigError(f"{name} needs --weights, a file with its weights")
+    origin, loaded = _origin_and_data(str(name), options, data, data_root, verify_data)
+    network, _ = origin.loaded(weights)
+    where = Path("runs") / f"{origin.kind}-{origin.name}-{fingerprint(network)[:8]}"
+    return Subject(str(name), origin.name, network, loaded, where, None)
+
+
+def new_network(
+    name: str, options: Elsewhere, data: DataName, data_root: Path | None, verify_data: bool, seed: int
+) -> tuple[Network, Data, str | None]:
+    """A network to train, the data, and a sentence on its head where that is a new one."""
+    origin, loaded = _origin_and_data(name, options, data, data_root, verify_data, trained=True)
+    weights = _weights(name, options)
+    if weights is None:
+        return origin.fresh(seed), loaded, None
+    network, replaced = origin.loaded(weights, seed, new_head=True)
+    said = (
+        f"the head is new, for {origin.classes} classes, and drawn from the seed; the weights have another number"
+    )
+    return network, loaded, said if replaced else None
+
+
+def origin_kind(name: str) -> Kind | None:
+    """The library that a name begins with, if it does."""
+    prefix, colon, _ = name.partition(":")
+    return cast(Kind, prefix) if colon and prefix in _KINDS else None
+
+
+def _origin_and_data(
+    name: str,
+    options: Elsewhere,
+    data: DataName,
+    data_root: Path | None,
+    verify_data: bool,
+    trained: bool = False,
+) -> tuple[Origin, Data]:
+    """Where a model comes from, made for this data: images of a fixed size are resized within the model."""
+    kind, rest = cast(Kind, name.partition(":")[0]), name.partition(":")[2]
+    config = huggingface_config(Path(rest)) if kind == "hf" else None
+    size = options.image_size or native_size(kind, rest, config)
+    loaded = named_data(data, used_root(data_root, data), verify_data, size)
+    channels, pixels, width = loaded.shape
+    if pixels != width:
+        raise ConfigError(f"{loaded.name} has images of {pixels} x {width}, and models take square ones")
+    statistics = options.statistics(channels) or _library_statistics(kind, rest, channels)
+    if statistics is None and trained:
+        statistics = loaded.pixel_statistics()
+    if statistics is None:
+        raise ConfigError(
+            f"{name} is normalised for another number of channels than the {channels} of {loaded.name}: "
+            "give --mean and --std"
+        )
+    origin = Origin(
+        kind,
+        rest if config is None else str(config["model_type"]),
+        options.classes or len(loaded.classes),
+        channels,
+        size,
+        *statistics,
+        None if pixels == size else pixels,
+        config,
+    )
+    if origin.classes != len(loaded.classes):
+        raise ConfigError(f"{loaded.name} has {len(loaded.classes)} classes, but the model {origin.classes}")
+    return origin, loaded
+
+
+def _weights(name: str, options: Elsewhere) -> Path | None:
+    kind, _, folder = name.partition(":")
+    if kind == "hf" and options.weights is not None:
+        raise ConfigError(f"the weights of {name} are those in its folder; --weights has no effect on it")
+    if kind == "hf":
+        return Path(folder)
+    return None if options.weights is None else Path(options.weights)
+
+
+def _library_statistics(kind: Kind, name: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and std as the library has them; None where they are for another number of channels."""
+    if kind == "hf":
+        found = huggingface_statistics(Path(name)) or ((0.5,), (0.5,))
+    elif kind == "torchvision":
+        found = IMAGENET_MEAN, IMAGENET_STD
+    else:
+        found = timm_statistics(name)
+    both = tuple(_spread(numbers, channels) for numbers in found)
+    return (both[0], both[1]) if all(len(numbers) == channels for numbers in both) else None
+
+
+def _spread(numbers: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """One number serves all channels."""
+    return numbers * channels if len(numbers) == 1 else numbers
+
+
+def _trained_name(run: Path) -> str:
+    path = run / "arguments.json"
+    return str(runs.read_json(path).get("model")) if path.exists() else "ViT"
