@@ -11,6 +11,7 @@ from specguard.certify.families import upper_falls
 from specguard.errors import ConfigError
 from specguard.evaluate.checker import Image, read
 from specguard.nn import (
+    CertifiableConfig,
     ClassAndMean,
     ClassToken,
     CoreAttention,
@@ -26,7 +27,6 @@ from specguard.nn import (
     SmoothProject,
     ViT,
     ViTConfig,
-    certifiable,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -103,7 +103,7 @@ MODELS = {
         (1, 4, 4),
     ),
     "lipschitz by construction": (
-        lambda: certifiable(**SMALL, mean=(0.5,), std=(0.4,), generator=torch.Generator().manual_seed(0)),
+        lambda: CertifiableConfig(**SMALL, mean=(0.5,), std=(0.4,)).fresh(0),
         SHAPE,
     ),
     "normalised heads, gated, registers": (lambda: foreign(HeadNorm(8, 2), MeanPool(3)), (1, 4, 4)),

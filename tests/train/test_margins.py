@@ -15,7 +15,7 @@ from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.nn import Attention, MaxMin, MeanPool, SkipAttention, orthogonal
 from specguard.runs import described
-from specguard.train import EMMA, LA, CrossEntropy, InputGradient, Moment, PGDTraining, Training
+from specguard.train import EMMA, LA, Certified, CrossEntropy, InputGradient, Moment, PGDTraining, Training
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -190,6 +190,8 @@ def test_the_input_gradient_takes_attention_on_its_explicit_path_and_leaves_it_a
         (lambda: LA(temperature=0.0), "temperature of LA"),
         (lambda: LA(offset=-1.0), "offset of LA"),
         (lambda: LA(beta=0.5), "beta of LA"),
+        (lambda: LA(radius=0.0), "radius of LA"),
+        (lambda: Certified(0.1, ramp=-1.0), "ramp of certified training"),
         (lambda: InputGradient(math.inf), "weight of a penalty"),
         (lambda: InputGradient(0.1, PGDTraining(Ball("l2", 0.1))), "PGDTraining is taken at images of its own"),
     ],
@@ -225,7 +227,15 @@ def test_the_objectives_are_part_of_a_runs_settings():
             "head": "head",
         },
     }
-    assert described(LA()) == {"type": "LA", "temperature": 0.75, "offset": 2.0, "beta": 5.0}
+    assert described(LA(lipschitz="local")) == {
+        "type": "LA",
+        "temperature": 0.75,
+        "offset": 2.0,
+        "beta": 5.0,
+        "lipschitz": "local",
+        "radius": 0.1,
+        "head": "head",
+    }
 
 
 # The effect -------------------------------------------------------------------------------------------------------

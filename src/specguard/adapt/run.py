@@ -1,14 +1,23 @@
 """The model a finished run has left behind, and the one it began with."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from specguard.adapt.origin import Origin, origin_from_json
 from specguard.errors import CheckpointError, ConfigError, RunError
-from specguard.nn import Network, ViT, check_architecture, config_from_json, fingerprint
+from specguard.nn import (
+    CertifiableConfig,
+    Network,
+    ViT,
+    check_architecture,
+    config_from_json,
+    dataclass_from_json,
+    fingerprint,
+    materialised,
+)
 from specguard.runs import derived_seed, read_json, read_tensors
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -65,23 +74,28 @@ def _same(same: bool, run: Path) -> None:
         raise RunError(f"{run / 'run.json'} and {run / 'model.json'} are of different models")
 
 
-def _source(config: Any, path: Path) -> Origin | None:
-    """Where a network comes from; None for a model of our own."""
+def _source(config: Any, path: Path) -> Origin | CertifiableConfig | None:
+    """How a network is made; None for a ViT."""
     if not isinstance(config, dict) or "source" not in config:
         return None
     if config["source"] is None:
         raise RunError(f"{path} does not say how its network is made; convert the original and load the weights")
+    match config["source"]:
+        case {"kind": "certifiable", **rest}:
+            return dataclass_from_json(CertifiableConfig, rest)
     return origin_from_json(config["source"])
 
 
-def _network(source: Origin, tensors: dict[str, Tensor], path: Path) -> Network:
+def _network(source: Origin | CertifiableConfig, tensors: dict[str, Tensor], path: Path) -> Network:
     """A network of this origin into which the tensors fit; one far larger than they are is never made."""
     try:
-        size = source.weights()
+        size = source.weights if isinstance(source, CertifiableConfig) else source.weights()
     except ConfigError:
         size = 0  # some releases cannot tell; what is wrong with the origin is said below
     if size > 2 * sum(tensor.numel() for tensor in tensors.values()):
-        raise CheckpointError(f"{path} is of another architecture: {source.name} has {size:,} weights")
+        raise CheckpointError(f"{path} is of another architecture: its config is one of {size:,} weights")
     network = source.fresh(0)
+    if isinstance(source, CertifiableConfig):
+        network = cast(Network, materialised(network))  # a run holds plain weights
     check_architecture(network, tensors, path)
     return network

@@ -19,7 +19,7 @@ from specguard.cli.train import train_command
 from specguard.cli.verify import verify_command
 from specguard.demo import demo as run_demo
 from specguard.errors import SpecGuardError
-from specguard.nn import PRESETS, ViT
+from specguard.nn import CERTIFIABLE, PRESETS, ViT
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command("train")(train_command)
@@ -53,11 +53,14 @@ def demo(
 @app.command()
 def models() -> None:
     """List the models that can be trained by name."""
-    table = Table("name", "image", "patch", "dim", "depth", "heads", "parameters")
+    table = Table("name", "image", "patch", "dim", "depth", "heads", "weights")
     for name, c in PRESETS.items():
         with torch.device("meta"):
             count = sum(p.numel() for p in ViT(c).parameters())
         table.add_row(name, *(str(v) for v in (c.image, c.patch, c.dim, c.depth, c.heads)), f"{count:,}")
+    for name, own in CERTIFIABLE.items():
+        sizes = (own.image, own.patch, own.dim, own.depth, own.heads)
+        table.add_row(name, *(str(v) for v in sizes), f"{own.weights:,}")
     out.print(table)
 
 

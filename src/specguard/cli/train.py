@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 import typer
@@ -16,34 +16,29 @@ import typer
 from specguard import runs
 from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, progress_bar
 from specguard.cli.models import Classes, Elsewhere, ImageSize, Mean, Std, Weights, new_network, origin_kind
-from specguard.cli.names import DataName, named_data, number
+from specguard.cli.names import DataName, named_data
+from specguard.cli.objectives import OBJECTIVE_NEEDS, ObjectiveName, named_objective, named_validation
 from specguard.data import Augmentation, Data
 from specguard.errors import ConfigError, RunError
-from specguard.geometry import Ball, Norm
-from specguard.nn import Network, ViT, ViTConfig, config_from_json, preset
+from specguard.geometry import Norm
+from specguard.nn import (
+    CERTIFIABLE,
+    CertifiableConfig,
+    Network,
+    ViT,
+    ViTConfig,
+    certifiable,
+    dataclass_from_json,
+    preset,
+)
 from specguard.penalties import MSVP, SingularValuePenalty, SpectralNorm
 from specguard.proportion import Proportion
-from specguard.train import (
-    NFGSM,
-    SAM,
-    SGD,
-    TRADES,
-    AdamW,
-    Cosine,
-    CrossEntropy,
-    Objective,
-    OneCycle,
-    PGDTraining,
-    Training,
-    Validation,
-    train,
-)
+from specguard.train import SAM, SGD, AdamW, Cosine, OneCycle, Training, train
 from specguard.train.settings import Compile, Precision
 
 OptimizerName = Literal["adamw", "sgd"]
 ScheduleName = Literal["cosine", "onecycle"]
-ObjectiveName = Literal["standard", "pgd", "trades", "nfgsm"]
-
+Config = TypeVar("Config", ViTConfig, CertifiableConfig)
 
 _RUN, _MODEL, _STEP, _REG, _AUG = "Run", "Model and data", "Optimization", "Penalties", "Augmentation"
 _ADV = "Adversarial training"
@@ -93,6 +88,13 @@ def train_command(
     ramp: Annotated[float, option("epochs over which the radius grows", _ADV)] = 5.0,
     clean_share: Annotated[float, option("share of a batch that is not attacked (pgd)", _ADV)] = 0.0,
     beta: Annotated[float, option("weight of the divergence (trades)", _ADV)] = 6.0,
+    lipschitz: Annotated[
+        str, option("constant of all before the head, or `local`: T1 at every image (emma, la)", _ADV)
+    ] = "1",
+    temperature: Annotated[float, option("of the logits (la)", _ADV)] = 0.75,
+    offset: Annotated[float, option("margin that is asked for (la)", _ADV)] = 2.0,
+    focus: Annotated[float, option("power of 1 - p that stops asking (la)", _ADV)] = 5.0,
+    input_gradient: Annotated[float, option("weight of |d loss / d image|^2", _ADV)] = 0.0,
     validate: Annotated[
         int, option("training images held out and attacked every epoch; the best weights are the result", _ADV)
     ] = 0,
@@ -137,17 +139,7 @@ _NEEDS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "momentum": ("--optimizer sgd", lambda o: o["optimizer"] == "sgd"),
     "warmup": ("--schedule cosine", lambda o: o["schedule"] == "cosine"),
     "mix_probability": ("--mixup or --cutmix", lambda o: bool(o["mixup"] or o["cutmix"])),
-    **dict.fromkeys(
-        ("norm", "radius"),
-        ("--objective or --validate", lambda o: o["objective"] != "standard" or o["validate"] > 0),
-    ),
-    "ramp": ("--objective pgd, trades or nfgsm", lambda o: o["objective"] != "standard"),
-    **dict.fromkeys(
-        ("inner_steps", "inner_step_size"),
-        ("--objective pgd or trades", lambda o: o["objective"] in ("pgd", "trades")),
-    ),
-    "clean_share": ("--objective pgd", lambda o: o["objective"] == "pgd"),
-    "beta": ("--objective trades", lambda o: o["objective"] == "trades"),
+    **OBJECTIVE_NEEDS,
     "data_root": ("--data other than digits", lambda o: o["data"] != "digits"),
     "set_": ("a model listed by `specguard models`", lambda o: origin_kind(o["model"]) is None),
     **dict.fromkeys(
@@ -230,11 +222,21 @@ def _model_and_data(o: dict[str, Any], seed: int) -> tuple[ViT | Network, Data]:
         if said is not None:
             err.print(said, soft_wrap=True)
         return network, data
+    generator = torch.Generator().manual_seed(seed)
+    if o["model"] in CERTIFIABLE:
+        own = _changed(CERTIFIABLE[o["model"]], o["set_"])
+        data = named_data(o["data"], o["data_root"], o["verify_data"], own.image)
+        mean, std = data.pixel_statistics()
+        # Of the statistics only the mean is used: rescaled pixels would change no certificate, only the numbers.
+        ones = (1.0,) * len(std)
+        return certifiable(
+            replace(own, channels=data.shape[0], classes=len(data.classes), mean=mean, std=ones), generator
+        ), data
     config = _changed(preset(o["model"]), o["set_"])
     data = named_data(o["data"], o["data_root"], o["verify_data"], config.image)
     mean, std = data.pixel_statistics()
     config = replace(config, channels=data.shape[0], classes=len(data.classes), mean=mean, std=std)
-    return ViT(config, torch.Generator().manual_seed(seed)), data
+    return ViT(config, generator), data
 
 
 def _training(o: dict[str, Any]) -> Training:
@@ -256,8 +258,8 @@ def _training(o: dict[str, Any]) -> Training:
         augmentation=Augmentation(
             o["crop"], o["flip"], o["jitter"], o["hue"], o["mixup"], o["cutmix"], o["mix_probability"]
         ),
-        objective=_objective(o),
-        validation=_validation(o),
+        objective=named_objective(o),
+        validation=named_validation(o),
         penalties=tuple(penalties[name] for name in dict.fromkeys(o["penalty"])),
         ema=o["ema"],
         clip=o["clip"] or None,
@@ -268,27 +270,7 @@ def _training(o: dict[str, Any]) -> Training:
     )
 
 
-def _objective(o: dict[str, Any]) -> Objective:
-    smoothing, name = o["label_smoothing"], o["objective"]
-    if name == "standard":
-        return CrossEntropy(smoothing)
-    ball, ramp = Ball(o["norm"], number(o["radius"], "--radius")), o["ramp"]
-    if name == "nfgsm":
-        return NFGSM(ball, ramp=ramp, label_smoothing=smoothing)
-    steps = o["inner_steps"]
-    size = None if o["inner_step_size"] is None else number(o["inner_step_size"], "--inner-step-size")
-    if name == "trades":
-        return TRADES(ball, o["beta"], steps, size, ramp, smoothing)
-    return PGDTraining(ball, steps, size, ramp, o["clean_share"], smoothing)
-
-
-def _validation(o: dict[str, Any]) -> Validation | None:
-    if o["validate"] == 0:
-        return None
-    return Validation(o["validate"], Ball(o["norm"], number(o["radius"], "--radius")))
-
-
-def _changed(config: ViTConfig, changes: list[str]) -> ViTConfig:
+def _changed(config: Config, changes: list[str]) -> Config:
     fields = asdict(config)
     for change in changes:
         name, equals, text = change.partition("=")
@@ -300,4 +282,4 @@ def _changed(config: ViTConfig, changes: list[str]) -> ViTConfig:
             fields[name] = json.loads(text)
         except ValueError:
             fields[name] = text
-    return config_from_json(fields)
+    return dataclass_from_json(type(config), fields)

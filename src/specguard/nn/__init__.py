@@ -9,6 +9,7 @@ from specguard.nn.attention import (
     attention_weights,
     explicit,
 )
+from specguard.nn.certifiable import CertifiableConfig, certifiable
 from specguard.nn.foreign import (
     ClassAndMean,
     CoreAttention,
@@ -36,17 +37,19 @@ from specguard.nn.layers import (
     TokenBatchNorm,
     TokenConvolution,
 )
-from specguard.nn.lipschitz import SLL, almost_orthogonal, capped, certifiable, lipschitz_constant, orthogonal
-from specguard.nn.presets import PRESETS, preset
-from specguard.nn.vit import Block, ViT, ViTConfig, config_from_json
+from specguard.nn.lipschitz import SLL, almost_orthogonal, capped, lipschitz_constant, orthogonal
+from specguard.nn.presets import CERTIFIABLE, PRESETS, preset
+from specguard.nn.vit import Block, ViT, ViTConfig, config_from_json, dataclass_from_json
 from specguard.nn.weights import check_architecture, fingerprint, materialised
 
 __all__ = [
+    "CERTIFIABLE",
     "PRESETS",
     "SLL",
     "Attention",
     "AttentionWeights",
     "Block",
+    "CertifiableConfig",
     "ClassAndMean",
     "ClassPool",
     "ClassToken",
@@ -81,6 +84,7 @@ __all__ = [
     "certifiable",
     "check_architecture",
     "config_from_json",
+    "dataclass_from_json",
     "explicit",
     "fingerprint",
     "lipschitz_constant",

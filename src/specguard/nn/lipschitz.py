@@ -1,4 +1,4 @@
-"""Maps whose Lipschitz constant is known by construction, and a model made of them.
+"""Maps whose Lipschitz constant is known by construction.
 
 The linear ones are parametrisations of plain layers: whatever the optimizer does to the stored numbers, the weight
 that they stand for has a norm of at most `lipschitz`, in exact arithmetic. `materialised` folds them into plain
@@ -6,7 +6,6 @@ weights, so proofs need no rules for them, and take the norms of those weights f
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -17,18 +16,7 @@ from torch.nn.functional import linear, normalize
 from torch.nn.utils import parametrizations, parametrize
 
 from specguard.errors import ConfigError
-from specguard.nn.attention import SkipAttention
-from specguard.nn.foreign import Network
-from specguard.nn.layers import (
-    MaxMin,
-    Normalise,
-    PatchEmbedding,
-    Positions,
-    SmoothProject,
-    Softplus,
-    Squareplus,
-)
-from specguard.nn.vit import Block
+from specguard.nn.layers import Softplus, Squareplus
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 _FIRST_STEPS = 100
@@ -196,57 +184,3 @@ class SLL(nn.Module):
     def forward(self, x: Float[Tensor, "*shape dim"]) -> Float[Tensor, "*shape dim"]:
         hidden = self.activation(linear(x, self.weight, self.bias))
         return x - 2 * (hidden / self.scale()) @ self.weight
-
-
-# A model of such maps ---------------------------------------------------------------------------------------------
-
-
-def certifiable(
-    *,
-    image: int = 32,
-    patch: int = 4,
-    channels: int = 3,
-    classes: int = 10,
-    dim: int = 256,
-    depth: int = 3,
-    heads: int = 4,
-    mix: float = 0.3,
-    query_norm: float = 0.3,
-    radius: float = 1.0,
-    mean: Sequence[float] = (0.5, 0.5, 0.5),
-    std: Sequence[float] = (0.5, 0.5, 0.5),
-    generator: torch.Generator | None = None,
-) -> Network:
-    """A transformer in which nothing but attention's own curvature, and 1 / std, makes distances grow.
-
-    Orthogonal patches and positions; `depth` blocks of SmoothProject, attention with its skip inside the value
-    space and a position bias, an orthogonal map and MaxMin; a head that reads all tokens. q and k have the norm
-    `query_norm`, v and o are orthogonal. The projection, of this `radius`, stands before q, k and v alike: keys and
-    queries then have at most the norm `query_norm radius`, and tokens have at most the norm `radius`.
-    """
-    if image % patch:
-        raise ConfigError(f"image size {image} is not divisible by patch size {patch}")
-    tokens = (image // patch) ** 2
-    patches, positions = PatchEmbedding(channels, patch, dim), Positions(tokens, dim)
-    orthogonal(_started(patches.map, generator))
-    nn.init.normal_(positions.table, std=0.02, generator=generator)
-    blocks: list[nn.Module] = []
-    for _ in range(depth):
-        attention = SkipAttention(dim, heads, mix, position_bias=True, tokens=tokens)
-        orthogonal(_started(attention.qkv, generator), (query_norm, query_norm, 1.0))
-        orthogonal(_started(attention.out, generator))
-        turn = orthogonal(_started(nn.Linear(dim, dim), generator))
-        parts = OrderedDict[str, nn.Module](project=SmoothProject(radius), attention=attention)
-        blocks.append(Block(OrderedDict(**parts, map=turn, activation=MaxMin())))
-    layers = OrderedDict[str, nn.Module](normalise=Normalise(mean, std), patches=patches, positions=positions)
-    layers |= {"blocks": nn.Sequential(*blocks), "flatten": nn.Flatten()}
-    layers["head"] = _started(nn.Linear(tokens * dim, classes), generator)
-    return Network("certifiable", (channels, image, image), classes, layers)
-
-
-def _started(layer: Layer, generator: torch.Generator | None) -> Layer:
-    """The layer with normal weights, rows of length one on average, and no bias."""
-    nn.init.normal_(layer.weight, std=layer.weight[0].numel() ** -0.5, generator=generator)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
-    return layer

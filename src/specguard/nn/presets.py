@@ -1,10 +1,11 @@
-"""Models by name: SpecFormer's backbones at 32 and at 224 pixels, those of the Cauchy paper, one for digits."""
+"""Models by name: SpecFormer's backbones, those of the Cauchy paper, small ones for digits, certifiable ones."""
 
 from dataclasses import replace
 from difflib import get_close_matches
 from types import MappingProxyType
 
 from specguard.errors import ConfigError
+from specguard.nn.certifiable import CertifiableConfig
 from specguard.nn.vit import ViTConfig
 
 # SpecFormer's ViT-S is 768 x 8 x 8 with mlp 3, not today's 384 x 12 x 6.
@@ -105,10 +106,30 @@ PRESETS: MappingProxyType[str, ViTConfig] = MappingProxyType(
 )
 
 
+# LoFAST's Table 1: 128 channels, patches of 16, so four tokens, and 3, 4 or 5 blocks of residual attention.
+_LOFAST = CertifiableConfig(
+    patch=16,
+    dim=128,
+    mixing="residual",
+    query_norm=1.0,
+    value_norm=0.5,
+    projection="layer",
+    feedforward="sll",
+)
+CERTIFIABLE: MappingProxyType[str, CertifiableConfig] = MappingProxyType(
+    {
+        "certifiable_digits": CertifiableConfig(image=8, patch=2, channels=1, dim=32, mean=(0.305,), std=(1.0,)),
+        "certifiable_patch4_32": CertifiableConfig(),
+        "certifiable_patch8_32": CertifiableConfig(patch=8),
+    }
+    | {f"lofast_{depth}_patch16_32": replace(_LOFAST, depth=depth) for depth in (3, 4, 5)}
+)
+
+
 def preset(name: str, **changes: object) -> ViTConfig:
-    """The config of a named model, with some of its fields changed."""
+    """The config of a named ViT, with some of its fields changed."""
     if name not in PRESETS:
-        near = get_close_matches(name, PRESETS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; choose one of {', '.join(PRESETS)}"
+        near = get_close_matches(name, (*PRESETS, *CERTIFIABLE), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; choose one of {', '.join((*PRESETS, *CERTIFIABLE))}"
         raise ConfigError(f"model {name!r} is unknown{hint}")
     return replace(PRESETS[name], **changes)  # type: ignore[arg-type]

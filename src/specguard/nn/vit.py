@@ -3,7 +3,7 @@
 import math
 from collections import OrderedDict
 from dataclasses import dataclass, field, fields
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import torch
 from jaxtyping import Float
@@ -32,6 +32,7 @@ from specguard.nn.layers import (
 Norm = Literal["layernorm", "rmsnorm", "batchnorm", "layerproject", "smoothproject", "none"]
 Activation = Literal["gelu", "gelu_tanh", "relu", "softplus", "squareplus"]
 Pool = Literal["class", "mean"]
+Config = TypeVar("Config")
 # Far beyond any real model: a config may come from a stranger.
 _LARGEST, _DEEPEST, _MOST_WEIGHTS = 2**16, 2**10, 10**11
 _ADDED = {"added": True}  # after weights had been hashed without it: at its default, it is not part of the hash
@@ -260,16 +261,21 @@ def _look_at_neighbours(layer: GatedPositionalAttention) -> None:
 
 def config_from_json(record: object) -> ViTConfig:
     """The config that `dataclasses.asdict` and JSON wrote; anything else is refused by name."""
+    return dataclass_from_json(ViTConfig, record)
+
+
+def dataclass_from_json(kind: type[Config], record: object) -> Config:
+    """A config of numbers, words and tuples of numbers, with its defaults where the record is silent."""
     if not isinstance(record, dict):
         raise ConfigError("a model config must be a JSON object")
-    known = {f.name: f for f in fields(ViTConfig)}
+    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     if unknown := sorted(set(record) - set(known)):
         raise ConfigError(f"the model config has the unknown field {unknown[0]!r}")
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
     for name, value in values.items():
         if not _fits(known[name].type, value):
             raise ConfigError(f"the model config's field {name!r} cannot be {value!r}")
-    return ViTConfig(**values)  # type: ignore[arg-type]
+    return kind(**values)
 
 
 def _fits(annotation: object, value: object) -> bool:

@@ -7,7 +7,7 @@ the network does with it, so that the two cannot be confused.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -19,6 +19,7 @@ from specguard.nn import Block, Network, Residual, ViT, explicit
 Kind = Literal["map", "residual"]
 Group = Literal["embedding", "block", "attention", "mlp", "head", "network"]
 Function = Callable[[Tensor], Tensor]
+_BRANCHES = ("attention", "mlp")  # of a block; whatever else stands in one belongs to the block alone
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ def parts(model: ViT | Network, images: Float[Tensor, "batch *shape"]) -> Iterat
     """Every part of the network in order, where the given images meet it, in eval mode.
 
     The embedding, each block and its two branches, the head, and last the network as a whole. ConViT's class token,
-    which joins between two groups of blocks, belongs to none of them, nor do norms between branches, as BERT has.
+    which joins between two groups of blocks, belongs to none of them, nor do norms between branches, as BERT has,
+    or the maps of certifiable networks.
     """
     twin = explicit(model).eval()  # fused attention has no forward derivative
     children = list(twin.named_children())
@@ -62,10 +64,13 @@ def parts(model: ViT | Network, images: Float[Tensor, "batch *shape"]) -> Iterat
     for name, child in children[holders[0] : holders[-1] + 1]:
         for number, block in enumerate(_blocks(child)):
             yield Part(f"{name}.{number}", "block", "residual", _change(block), nn.Sequential(*done), z)
-            for branch, layer in _branches(block):
-                if isinstance(layer, Residual):
+            for inner, layer in block.named_children():
+                if isinstance(layer, Residual) and inner not in _BRANCHES:
+                    raise ConfigError("a block with a branch of an unknown kind cannot be taken apart")
+                if inner in _BRANCHES:
+                    kind, function = _branch(layer)
                     before = nn.Sequential(*done)
-                    yield Part(f"{name}.{number}.{branch}", branch, "residual", _branch(layer), before, z)
+                    yield Part(f"{name}.{number}.{inner}", cast(Group, inner), kind, function, before, z)
                 done, z = [*done, layer], layer(z)
         if not _blocks(child):
             done, z = [*done, child], child(z)
@@ -102,22 +107,13 @@ def _blocks(child: nn.Module) -> list[Block]:
     return blocks
 
 
-def _branches(block: Block) -> list[tuple[Group, nn.Module]]:
-    """The branches of a block by name, and the norms that may stand behind them."""
-    found: list[tuple[Group, nn.Module]] = []
-    for name, layer in block.named_children():
-        branch = name.removesuffix("_norm")
-        known = isinstance(layer, Residual) if branch == name else type(layer) in (nn.LayerNorm, nn.RMSNorm)
-        if branch not in get_args(Group) or not known:
-            raise ConfigError("a block with a branch of an unknown kind cannot be taken apart")
-        found.append((cast(Group, branch), layer))
-    return found
-
-
 def _change(block: Block) -> Function:
     """F of a whole block: what it adds to its input."""
     return lambda z: block(z) - z
 
 
-def _branch(residual: Residual) -> Function:
-    return lambda z: residual.scale * residual.branch(z)
+def _branch(layer: nn.Module) -> tuple[Kind, Function]:
+    """What attention or mlp adds to its input; where it has no skip connection around it, the map that it is."""
+    if not isinstance(layer, Residual):
+        return "map", layer
+    return "residual", lambda z: layer.scale * layer.branch(z)

@@ -2,9 +2,10 @@
 
 from specguard.train.adversarial import NFGSM, TRADES, PGDTraining
 from specguard.train.loop import Progress
-from specguard.train.margins import EMMA, LA, InputGradient
+from specguard.train.margins import EMMA, LA, Certified, InputGradient
 from specguard.train.objectives import CrossEntropy, Moment, Objective
 from specguard.train.optimizers import SAM, SGD, AdamW, Cosine, OneCycle
+from specguard.train.reach import estimate_reach
 from specguard.train.run import train
 from specguard.train.settings import Training, Validation
 
@@ -16,6 +17,7 @@ __all__ = [
     "SGD",
     "TRADES",
     "AdamW",
+    "Certified",
     "Cosine",
     "CrossEntropy",
     "InputGradient",
@@ -26,5 +28,6 @@ __all__ = [
     "Progress",
     "Training",
     "Validation",
+    "estimate_reach",
     "train",
 ]

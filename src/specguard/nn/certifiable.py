@@ -1,0 +1,162 @@
+"""Transformers made to be certified: the norm of every map is known, and only attention bends."""
+
+import math
+from collections import OrderedDict
+from dataclasses import asdict, dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import nn
+
+from specguard.errors import ConfigError
+from specguard.nn.attention import Attention, SkipAttention
+from specguard.nn.foreign import Network
+from specguard.nn.layers import (
+    LayerProject,
+    MaxMin,
+    Normalise,
+    PatchEmbedding,
+    Positions,
+    Residual,
+    SmoothProject,
+)
+from specguard.nn.lipschitz import SLL, Layer, orthogonal
+from specguard.nn.vit import Block
+
+Mixing = Literal["skip", "residual", "none"]
+FeedForward = Literal["maxmin", "sll"]
+Projection = Literal["smooth", "layer"]
+# Far beyond any real model: a config may come from a stranger.
+_LARGEST, _DEEPEST, _MOST_WEIGHTS = 2**16, 2**10, 10**10
+
+
+@dataclass(frozen=True)
+class CertifiableConfig:
+    """Everything that determines a certifiable network but its weights.
+
+    Patches are mapped by an orthogonal matrix, and positions added. A block mixes the tokens by attention
+
+    `skip`      with the skip connection inside the value space, `(1 - mix) I + mix P` in place of P, and a position
+                bias; v and o are orthogonal
+    `residual`  as in LoFAST: x + attention, v and o orthogonal times `value_norm` each
+    `none`      not at all: what the others have to be better than
+
+    with q and k orthogonal times `query_norm`, behind a `projection` of every token onto the ball of this `radius`.
+    Then comes the feed-forward part: an orthogonal map and MaxMin, or (`sll`) an SLL layer behind a projection of
+    radius sqrt(dim). The head reads all tokens. `std` is 1 by default: distances are then those of pixels, and
+    no rescaling changes what is certified.
+    """
+
+    image: int = 32
+    patch: int = 4
+    channels: int = 3
+    classes: int = 10
+    dim: int = 256
+    depth: int = 3
+    heads: int = 4
+    mixing: Mixing = "skip"
+    mix: float = 0.3
+    query_norm: float = 0.3
+    value_norm: float = 1.0
+    projection: Projection = "smooth"
+    radius: float = 1.0
+    feedforward: FeedForward = "maxmin"
+    hidden: int = 256
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+
+    def __post_init__(self) -> None:
+        for name in ("image", "patch", "channels", "classes", "dim", "depth", "heads", "hidden"):
+            most = _DEEPEST if name == "depth" else _LARGEST
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} must be at least 1 and at most {most}, not {getattr(self, name)}")
+        for name in ("query_norm", "value_norm", "radius"):
+            if not 0 < getattr(self, name) <= _LARGEST:  # NaN compares false
+                raise ConfigError(f"{name} must be positive and at most {_LARGEST}, not {getattr(self, name)}")
+        if not 0 <= self.mix <= 1:
+            raise ConfigError(f"mix must lie between 0 and 1, not {self.mix}")
+        if self.image % self.patch:
+            raise ConfigError(f"image size {self.image} is not divisible by patch size {self.patch}")
+        if self.dim % self.heads:
+            raise ConfigError(f"dim {self.dim} cannot be divided among {self.heads} heads")
+        if self.feedforward == "maxmin" and self.dim % 2:
+            raise ConfigError(f"MaxMin sorts channels in pairs, and dim {self.dim} is odd")
+        for name, kinds in (("mixing", Mixing), ("projection", Projection), ("feedforward", FeedForward)):
+            if getattr(self, name) not in get_args(kinds):
+                options = ", ".join(get_args(kinds))
+                raise ConfigError(f"{name} {getattr(self, name)!r} is unknown; choose one of {options}")
+        if not len(self.mean) == len(self.std) == self.channels:
+            raise ConfigError(f"mean and std need one number for each of the {self.channels} channels")
+        if not all(abs(number) <= _LARGEST for number in (*self.mean, *self.std)):
+            raise ConfigError(f"mean and std must be finite and at most {_LARGEST}")
+        if self.weights > _MOST_WEIGHTS:
+            raise ConfigError(f"a certifiable network of {self.weights:,} weights is too large for any machine")
+
+    @property
+    def tokens(self) -> int:
+        return (self.image // self.patch) ** 2
+
+    @property
+    def weights(self) -> int:
+        """How many numbers its layers hold once they are plain, buffers included."""
+        d, n = self.dim, self.tokens
+        ends = 2 * self.channels + d * (self.channels * self.patch**2 + 1) + n * d + self.classes * (n * d + 1)
+        attention = 0 if self.mixing == "none" else 4 * d * (d + 1)
+        positions = self.heads * n * n if self.mixing == "skip" else 0
+        feedforward = d * (d + 1) if self.feedforward == "maxmin" else self.hidden * (d + 2)
+        return ends + self.depth * (attention + positions + feedforward)
+
+    def fresh(self, seed: int) -> Network:
+        """An untrained network in eval mode, the same for the same seed."""
+        return certifiable(self, torch.Generator().manual_seed(seed)).eval()
+
+
+def certifiable(config: CertifiableConfig, generator: torch.Generator | None = None) -> Network:
+    """A network of this config, in which nothing but attention, and 1 / std, stretches distances."""
+    c = config
+    patches, positions = PatchEmbedding(c.channels, c.patch, c.dim), Positions(c.tokens, c.dim)
+    orthogonal(_started(patches.map, generator))
+    nn.init.normal_(positions.table, std=0.02, generator=generator)
+    blocks = (Block(_block(c, generator)) for _ in range(c.depth))
+    layers = OrderedDict[str, nn.Module](normalise=Normalise(c.mean, c.std), patches=patches, positions=positions)
+    layers |= {"blocks": nn.Sequential(*blocks), "flatten": nn.Flatten()}
+    layers["head"] = _started(nn.Linear(c.tokens * c.dim, c.classes), generator)
+    origin = {"kind": "certifiable", **asdict(c)}
+    return Network("certifiable", (c.channels, c.image, c.image), c.classes, layers, origin)
+
+
+def _block(c: CertifiableConfig, generator: torch.Generator | None) -> "OrderedDict[str, nn.Module]":
+    layers = OrderedDict[str, nn.Module]()
+    project = SmoothProject if c.projection == "smooth" else LayerProject
+    if c.mixing == "skip":
+        skip = SkipAttention(c.dim, c.heads, c.mix, position_bias=True, tokens=c.tokens)
+        orthogonal(_started(skip.qkv, generator), (c.query_norm, c.query_norm, 1.0))
+        orthogonal(_started(skip.out, generator))
+        layers |= {"project": project(c.radius), "attention": skip}
+    elif c.mixing == "residual":
+        attention = Attention(c.dim, c.heads)
+        orthogonal(_started(attention.qkv, generator), (c.query_norm, c.query_norm, c.value_norm))
+        orthogonal(_started(attention.out, generator), (c.value_norm,))
+        inner = nn.Sequential(OrderedDict[str, nn.Module](norm=project(c.radius), inner=attention))
+        layers["attention"] = Residual(inner)
+    if c.feedforward == "maxmin":
+        layers |= {"map": orthogonal(_started(nn.Linear(c.dim, c.dim), generator)), "activation": MaxMin()}
+    else:
+        layers |= {"norm": project(math.sqrt(c.dim)), "mlp": _started_sll(SLL(c.dim, c.hidden), generator)}
+    return layers
+
+
+def _started(layer: Layer, generator: torch.Generator | None) -> Layer:
+    """The layer with normal weights, rows of length one on average, and no bias."""
+    nn.init.normal_(layer.weight, std=layer.weight[0].numel() ** -0.5, generator=generator)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _started_sll(layer: SLL, generator: torch.Generator | None) -> SLL:
+    """SLL's start is torch's own, which draws from no generator but the world's."""
+    bound = layer.weight.shape[1] ** -0.5
+    nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
+    nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+    return layer

@@ -1,0 +1,155 @@
+"""How far an attack can move what the head reads, as training sees it: T1 in single precision, with gradients.
+
+The walk is over the layers of certifiable networks, and does the forward pass as well. It is an estimate: norms
+that are known by construction are believed, others are taken from an SVD without slack, and nothing is rounded up.
+What is certified is decided later, by the rules of `certify`, which share nothing with this.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
+
+from specguard.errors import ConfigError
+from specguard.nn import (
+    SLL,
+    Attention,
+    LayerProject,
+    MaxMin,
+    MeanPool,
+    Normalise,
+    PatchEmbedding,
+    Positions,
+    Residual,
+    SkipAttention,
+    SmoothProject,
+    ViT,
+    lipschitz_constant,
+)
+from specguard.nn.lipschitz import Blocks
+
+Reach = Float[Tensor, " batch"]
+_GRAM_STEPS = 3
+_SHORTENING = (MaxMin, SLL, nn.ReLU, nn.Tanh)
+_KEEPING = (Positions, nn.Flatten, nn.Identity)
+_GELU_SLOPE = 1.1290
+
+
+def estimate_reach(
+    model: nn.Module, images: Float[Tensor, "batch *shape"], eps: float, head: str = "head"
+) -> tuple[Float[Tensor, "batch class_"], Reach]:
+    """The logits, and how far an attack of l2 radius `eps` moves the head's input, image by image.
+
+    `zeta delta + ||W^O|| sqrt(sum_l [lam_l tau delta (mu_l + delta ||B_l||) (||C V_l|| + delta ||W_l^V||)]^2)` at
+    attention, the slope at the reachable norms at projections, and known or measured norms elsewhere.
+
+    Nothing is guaranteed. It is differentiable by the weights.
+    Reference: certificates, section 2, item 4 (T1).
+    """
+    if not isinstance(model, nn.Sequential | ViT):
+        raise ConfigError(f"the reach of an attack is known for sequences of layers, not for a {_name(model)}")
+    x, delta = images, images.new_full((len(images),), eps)
+    for name, layer in model.named_children():
+        if name == head:
+            return layer(x), delta
+        x, delta = _step(layer, x, delta)
+    raise ConfigError(f"the model has no layer named {head!r}; name its last linear layer as `head`")
+
+
+def _step(layer: nn.Module, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
+    match layer:
+        case nn.Sequential():
+            for inner in layer:
+                x, delta = _step(inner, x, delta)
+            return x, delta
+        case Residual():
+            change, more = _step(layer.branch, x, delta)
+            return x + layer.scale * change, delta + abs(layer.scale) * more
+        case Attention() | SkipAttention():
+            return _attention(layer, x, delta)
+        case LayerProject() | SmoothProject():
+            return layer(x), delta * _slope(layer, x, delta)
+        case Normalise():
+            return layer(x), delta / layer.std.min()
+        case PatchEmbedding():
+            return layer(x), delta * _norm(layer.map)
+        case nn.Linear():
+            return layer(x), delta * _norm(layer)
+        case MeanPool():
+            return layer(x), delta / math.sqrt(x.shape[1] - layer.skip)
+        case nn.GELU():
+            return layer(x), delta * _GELU_SLOPE
+    if isinstance(layer, _KEEPING + _SHORTENING):
+        return layer(x), delta
+    raise ConfigError(f"the reach of an attack behind a {_name(layer)} is not known to training")
+
+
+def _norm(layer: nn.Linear | nn.Conv2d) -> Tensor | float:
+    """Known by construction, or of the weight as it is."""
+    try:
+        return lipschitz_constant(layer)
+    except ConfigError:
+        return torch.linalg.matrix_norm(layer.weight.flatten(1), 2)
+
+
+def _slope(layer: LayerProject | SmoothProject, x: Tensor, delta: Reach) -> Reach:
+    """The largest slope of a projection at the token norms that can be reached: that along the sphere."""
+    shortest = (torch.linalg.vector_norm(x, dim=-1).amin(-1) - delta).clamp(min=0)
+    if isinstance(layer, LayerProject):
+        return layer.radius / shortest.clamp(min=layer.radius)
+    return layer.radius * (layer.radius**2 + shortest.square()).rsqrt()
+
+
+def _attention(layer: Attention | SkipAttention, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
+    """T1, all heads at once; the linear part by `||W^O|| max_l ||P_l|| ||W^V||`."""
+    q, k, v = layer.qkv(x).unflatten(-1, (3, layer.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    tau = q.shape[-1] ** -0.5
+    S = q @ k.mT * tau
+    mix = 1.0
+    if isinstance(layer, SkipAttention):
+        mix = layer.mix
+        S = S if layer.bias is None else S + layer.bias
+    P = S.softmax(-1)
+    mixed = torch.lerp(torch.eye(P.shape[-1], dtype=P.dtype, device=P.device), P, mix) if mix < 1 else P
+    output = layer.out((mixed @ v).transpose(1, 2).flatten(2))
+    norm_q, norm_k, norm_v = _block_norms(layer.qkv)
+    eps = delta[:, None]
+    # ||M|| <= sqrt(||a^T a + b^T b|| + 2 ||a|| ||b||) <= ||a|| + ||b||, a = C K W^Q^T, b = Q W^K^T
+    mu = norm_q * _spectral(k - k.mean(-2, keepdim=True)) + norm_k * _spectral(q)
+    move = tau * eps * (mu + eps * norm_q * norm_k)
+    lam = (P.amax((-2, -1)) * (2 * move).exp()).clamp(max=0.5)
+    values = _spectral(v - v.mean(-2, keepdim=True)) + eps * norm_v
+    curved = torch.linalg.vector_norm(mix * lam * move * values, dim=1)
+    # rows sum to one, so ||P|| <= sqrt(largest column sum)
+    linear = mixed.sum(-2).amax((-2, -1)).sqrt() * norm_v
+    return output, _norm(layer.out) * (linear * delta + curved)
+
+
+def _block_norms(qkv: nn.Linear) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
+    """The norms of W^Q, W^K and W^V, known by construction or of the weights as they are."""
+    if hasattr(qkv, "parametrizations"):
+        last = list(qkv.get_submodule("parametrizations.weight").children())[-1]
+        if isinstance(last, Blocks) and last.norms.numel() == 3:
+            q, k, v = last.norms.flatten().unbind()
+            return q, k, v
+    q, k, v = torch.linalg.matrix_norm(qkv.weight.unflatten(0, (3, -1)), 2).unbind()
+    return q, k, v
+
+
+def _spectral(A: Float[Tensor, "*stack row column"]) -> Float[Tensor, "*stack"]:
+    """The spectral norm by Gram iteration, from above in exact arithmetic, and smooth."""
+    with torch.autocast(A.device.type, enabled=False):
+        A = A.to(torch.promote_types(A.dtype, torch.float32))
+        gram = A @ A.mT if A.shape[-2] <= A.shape[-1] else A.mT @ A
+        bound: Tensor | float = 1.0
+        for step in range(_GRAM_STEPS):
+            size = torch.linalg.matrix_norm(gram, keepdim=True) + torch.finfo(A.dtype).tiny
+            bound = bound * size[..., 0, 0] ** (0.5 ** (step + 1))
+            gram = (gram / size) @ (gram / size)
+        return torch.as_tensor(bound)
+
+
+def _name(layer: nn.Module) -> str:
+    return type_before_parametrizations(layer).__name__
