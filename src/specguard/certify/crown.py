@@ -1,8 +1,8 @@
 """CROWN by auto_LiRPA, where it is installed: a verifier for what our own proofs leave open.
 
 auto_LiRPA bounds a traced graph by linear relaxations, without an account of rounding, and has corners in which
-its bounds are wrong. So it is guarded: float64; the graph is one of few operations (`expressed`), without powers; it
-must compute what the model computes; bounds must be finite, and count only above a tolerance; whatever goes wrong
+its bounds are wrong. So it is guarded: float64; a graph of few operations (`expressed`), without powers, that must
+compute what the model computes; bounds must be finite, and count only above a tolerance; whatever goes wrong
 means that nothing is known; and before it is used at all, it must not be caught lying about small networks, the
 canaries. A certificate of this verifier still rests on a third party, says so, and is counted apart.
 """

@@ -1,8 +1,8 @@
 """Models written again in few operations, for programs that do not take fused attention, norms, erf or where.
 
-Products, sums, means, linear maps, convolutions, relu, tanh, sigmoid, exp, log, square roots and reciprocals are all
-that is left. Sizes are those of one image, written out as constants. `x ** 2` is nowhere: squares are products. GELU
-by erf cannot be written so, and is refused.
+Products, sums, means, linear maps, convolutions, relu, tanh, sigmoid, exp, log, roots and reciprocals are all that
+is left. Sizes are those of one image, written out as constants. `x ** 2` is nowhere: squares are products. GELU by
+erf cannot be written so, and is refused.
 """
 
 from collections.abc import Callable
