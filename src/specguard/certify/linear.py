@@ -27,9 +27,7 @@ def fitted_linear(train: Dataset, classes: int) -> nn.Sequential:
     if classes < 2 or len(seen) > classes or not bool((seen > 0).all()):
         raise DataError(f"a linear classifier of {classes} classes needs training images of each, and of no other")
     images, labels = train.batch(slice(0, len(train)))
-    fitted = LogisticRegression(max_iter=_ITERATIONS).fit(
-        images.flatten(1).double().cpu().numpy(), labels.cpu().numpy()
-    )
+    fitted = LogisticRegression(max_iter=_ITERATIONS).fit(images.flatten(1).cpu().numpy(), labels.cpu().numpy())
     W, b = torch.from_numpy(fitted.coef_), torch.from_numpy(fitted.intercept_)
     if classes == 2:  # one hyperplane: the logit of the second class over the first
         W, b = torch.cat([torch.zeros_like(W), W]), torch.cat([torch.zeros_like(b), b])
