@@ -80,7 +80,7 @@ def certify(
     Guarantee: lower bounds on the margins of the exact function of the stored weights, and radii from below;
     float64, rounding included.
     """
-    _check(images, labels, ball, families)
+    check_request(images, labels, ball, families)
     labels = labels.long()
     p = posed(program(model) if isinstance(model, nn.Module) else model, images, labels, families)
     size = l2_radius(ball, images[0].numel())
@@ -93,8 +93,8 @@ def certify(
         ball,
         labels,
         p.predicted,
-        _by_class(p, p.margins),
-        {family: _by_class(p, value) for family, value in lower.items()},
+        by_class(p, p.margins),
+        {family: by_class(p, value) for family, value in lower.items()},
         largest,
         _explained(falls, lower),
     )
@@ -105,12 +105,16 @@ def posed(
     images: Float[Tensor, "batch *shape"],
     labels: Int[Tensor, " batch"],
     families: tuple[Family, ...],
+    proved: Bool[Tensor, "batch class_"] | None = None,
 ) -> Problem:
-    """The network at these images, with what the families need: asked for many radii, it is looked at once."""
+    """The network at these images, with what the families need: asked for many radii, it is looked at once.
+
+    Rivals that are `proved` already are not taken back through the network.
+    """
     path, output = located(steps, images.double())
     if output.ndim == 2 and int(labels.max()) >= output.shape[1]:
         raise DataError(f"label {int(labels.max())} is out of range for {output.shape[1]} classes")
-    return problem(path, output, labels, _MOST_RIVALS if {"adjoint", "mixed"} & set(families) else 0)
+    return problem(path, output, labels, _MOST_RIVALS if {"adjoint", "mixed"} & set(families) else 0, proved)
 
 
 def l2_radius(ball: Ball, size: int) -> float:
@@ -158,7 +162,7 @@ def _first_guess(p: Problem) -> Float[Tensor, " batch"]:
     return ratio.amin(0).clamp(min=0)
 
 
-def _by_class(p: Problem, values: Float[Tensor, "rival batch"]) -> Float[Tensor, "batch class_"]:
+def by_class(p: Problem, values: Float[Tensor, "rival batch"]) -> Float[Tensor, "batch class_"]:
     """Values of rivals in the places of their classes, infinity in the label's."""
     whole = values.new_full((values.shape[1], values.shape[0] + 1), torch.inf)
     return whole.scatter(1, p.rivals.mT, values.mT)
@@ -183,7 +187,8 @@ def _explained(
     return tuple(explained)
 
 
-def _check(images: Tensor, labels: Tensor, ball: Ball, families: tuple[Family, ...]) -> None:
+def check_request(images: Tensor, labels: Tensor, ball: Ball, families: tuple[Family, ...]) -> None:
+    """Refuse images, labels and families of which nothing can be proved."""
     if not len(images):
         raise DataError("there are no images to certify")
     if not images.isfinite().all():

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specguard.certify.network import Path, Place, Pulled, Radii, pulled, upper_radii
@@ -46,11 +46,16 @@ class Problem:
 
 
 def problem(
-    path: Path, output: Float[Tensor, "batch class_"], labels: Int[Tensor, " batch"], most_rivals: int
+    path: Path,
+    output: Float[Tensor, "batch class_"],
+    labels: Int[Tensor, " batch"],
+    most_rivals: int,
+    proved: Bool[Tensor, "batch class_"] | None = None,
 ) -> Problem:
     """The margins of every rival, those first that the local bound leaves the least room.
 
-    `most_rivals` of them are taken back through the whole network; zero leaves the adjoint out.
+    `most_rivals` of them are taken back through the whole network; zero leaves the adjoint out. Those that are
+    `proved` already come last, and only as many as some image has open are taken back.
     """
     if output.ndim != 2 or output.shape[1] < 2:
         raise ConfigError(f"a classifier gives at least two logits for every image, not {tuple(output.shape[1:])}")
@@ -62,7 +67,12 @@ def problem(
     tail = _tail(path)
     g = _functionals(rivals, labels, classes)
     size = pulled(tail, g).before[0][1] if tail else length(g, 2)
-    order = (margins / torch.where(size > 0, size, 1.0)).argsort(0)
+    room = margins / torch.where(size > 0, size, 1.0)
+    if proved is not None:
+        shut = proved.gather(1, rivals.mT).mT
+        room = torch.where(shut, torch.inf, room)
+        most_rivals = min(most_rivals, int((~shut).sum(0).amax()))
+    order = room.argsort(0)
     rivals, margins = rivals.gather(0, order), margins.gather(0, order)
     g = g.gather(0, order[..., None].expand_as(g))
     whole = pulled(path, g[:most_rivals]) if most_rivals else None

@@ -14,6 +14,7 @@ from specguard.cli.attack import attack_command
 from specguard.cli.certify import certify_command
 from specguard.cli.console import err, interruptible, out, progress_bar, study_bar
 from specguard.cli.sensitivity import sensitivity_command
+from specguard.cli.smooth import smooth_command
 from specguard.cli.spectrum import spectrum_command
 from specguard.cli.train import train_command
 from specguard.cli.verify import verify_command
@@ -27,6 +28,7 @@ app.command("attack")(attack_command)
 app.command("spectrum")(spectrum_command)
 app.command("sensitivity")(sensitivity_command)
 app.command("certify")(certify_command)
+app.command("smooth")(smooth_command)
 app.command("verify-certificates")(verify_command)
 
 

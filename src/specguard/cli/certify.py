@@ -3,18 +3,19 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
-from specguard.certify import FAMILIES, Family
+from specguard.certify import CROWN, FAMILIES, Family, Verifier
 from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
 from specguard.cli.names import DataName, first_images, number, settings_hash
 from specguard.errors import ConfigError
-from specguard.evaluate import Certification, certification, identity
+from specguard.evaluate import Cascading, Certification, cascading, certification, identity, stored_baseline
 from specguard.geometry import Norm
-from specguard.report import certification_tables, certification_verdict
+from specguard.nn import Network, ViT
+from specguard.report import cascade_tables, cascade_verdict, certification_tables, certification_verdict
 
 _WHAT, _HOW, _WHERE = "Proofs", "Images and arithmetic", "Output"
 _IMAGES = 1000
@@ -28,7 +29,18 @@ def certify_command(
     families: Annotated[
         str, option(f"all, or a list with commas of {', '.join(get_args(Family))}", _WHAT, "--families")
     ] = "all",
-    search: Annotated[bool, option("also the largest certified radius of every image", _WHAT)] = True,
+    search: Annotated[
+        bool | None, option("also the largest certified radius of every image [default: yes]", _WHAT)
+    ] = None,
+    cascade: Annotated[
+        bool, option("one verdict per image: the cheapest family first, the next on what is left", _WHAT)
+    ] = False,
+    verifiers: Annotated[
+        str | None, option("behind a cascade's families: crown, where auto_LiRPA is installed", _WHAT, "--verifier")
+    ] = None,
+    baseline: Annotated[
+        Literal["linear"] | None, option("a linear classifier on the same data, certified exactly", _WHAT)
+    ] = None,
     images: Annotated[
         int | None, option(f"the first N test images [default: {_IMAGES}, or all]", _HOW, min=1)
     ] = None,
@@ -49,21 +61,39 @@ def certify_command(
     std: Std = None,
 ) -> None:
     """Prove what no attack can do to a trained model; started again, it continues where it was."""
-    settings = Certification(_radii(radius, curve), norm, _families(families), search, batch=batch, seed=seed)
+    if cascade and search is not None:
+        raise ConfigError("a cascade looks for no largest radius: --search and --no-search have no effect on it")
+    if verifiers is not None and not cascade:
+        raise ConfigError("--verifier has no effect without --cascade")
+    plan = (_radii(radius, curve), norm, _families(families))
+    settings = (
+        Cascading(*plan, batch=batch, seed=seed)
+        if cascade
+        else Certification(*plan, search is not False, batch=batch, seed=seed)
+    )
     about = subject(run, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)
     model, loaded = about.model, about.data
     split = first_images(loaded, min(_IMAGES, len(loaded.test)) if images is None else images)
-    folder = about.folder(_folder_name(settings, len(split)), out_name)
+    further = _verifiers(verifiers, model)
+    folder = about.folder(_folder_name(settings, len(split), [verifier.rests_on for verifier in further]), out_name)
     target, known = chosen_device(device), identity(model, loaded)
     err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
     with interruptible(advice), plain_warnings(), study_bar("batches") as watch:
-        result = certification(
-            model, split, folder, settings, identity=known, device=target, memory=_bytes(memory), watch=watch
-        )
-    for table in certification_tables(result):
+        options: Any = {"identity": known, "device": target, "memory": _bytes(memory), "watch": watch}
+        if isinstance(settings, Cascading):
+            result = cascading(model, split, folder, settings, verifiers=further, **options)
+        else:
+            result = certification(model, split, folder, settings, **options)
+        straight = None
+        if baseline is not None:
+            straight = stored_baseline(folder / "baseline.json", loaded, split, settings.radii, norm)
+    tables, verdict = (
+        (cascade_tables, cascade_verdict) if cascade else (certification_tables, certification_verdict)
+    )
+    for table in tables(result, straight):
         out.print(table)
-    for line in certification_verdict(result):
+    for line in verdict(result):
         out.print(line, soft_wrap=True)
     out.print(f"summary in {folder / 'summary.json'}", soft_wrap=True)
 
@@ -90,5 +120,13 @@ def _bytes(gibibytes: float | None) -> int | None:
     return int(gibibytes * 2**30)
 
 
-def _folder_name(settings: Certification, count: int) -> str:
-    return f"certificates/{count}-{settings_hash([str(settings), count])}"
+def _verifiers(text: str | None, model: ViT | Network) -> tuple[Verifier, ...]:
+    if text is None:
+        return ()
+    if text != "crown":
+        raise ConfigError(f"verifier {text!r} is unknown; there is crown")
+    return (CROWN(model, model.shape),)
+
+
+def _folder_name(settings: Certification | Cascading, count: int, further: list[str]) -> str:
+    return f"certificates/{count}-{settings_hash([str(settings), count, *further])}"

@@ -61,6 +61,10 @@ def verify_command(
         f"{result['attacked']} certified images attacked, none broken",
         soft_wrap=True,
     )
+    if theirs := result.get("third_party"):
+        out.print(
+            f"{theirs} certificates rest on a third party: attacked, but not proved again by anyone", soft_wrap=True
+        )
     if result["least_room"] is not None:
         out.print(f"the closest margin that is certified keeps {result['least_room']:.3g}")
     out.print(f"summary in {folder / 'summary.json'}", soft_wrap=True)

@@ -1,5 +1,8 @@
 """What was found out about a model: a record per image, and numbers with their uncertainty."""
 
+from specguard.evaluate.baseline import linear_baseline, stored_baseline
+from specguard.evaluate.cascade_summary import cascade_summary
+from specguard.evaluate.cascading import Cascading, cascading
 from specguard.evaluate.certification import Certification, certification
 from specguard.evaluate.certified_summary import certified_summary
 from specguard.evaluate.correlation import RankCorrelation, rank_correlation
@@ -7,27 +10,36 @@ from specguard.evaluate.folder import Progress, identity
 from specguard.evaluate.robustbench import robustbench_record
 from specguard.evaluate.run import Evaluation, evaluate
 from specguard.evaluate.sensitivity import Sensitivity, sensitivity
+from specguard.evaluate.smoothing import SmoothingStudy, smoothing, smoothing_summary
 from specguard.evaluate.spectra import Spectra, spectra
 from specguard.evaluate.spectral_summary import spectral_summary
 from specguard.evaluate.summary import summary
 from specguard.evaluate.verification import verification
 
 __all__ = [
+    "Cascading",
     "Certification",
     "Evaluation",
     "Progress",
     "RankCorrelation",
     "Sensitivity",
+    "SmoothingStudy",
     "Spectra",
+    "cascade_summary",
+    "cascading",
     "certification",
     "certified_summary",
     "evaluate",
     "identity",
+    "linear_baseline",
     "rank_correlation",
     "robustbench_record",
     "sensitivity",
+    "smoothing",
+    "smoothing_summary",
     "spectra",
     "spectral_summary",
+    "stored_baseline",
     "summary",
     "verification",
 ]

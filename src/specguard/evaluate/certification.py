@@ -8,14 +8,13 @@ summary.json        the numbers; its presence means that the study is complete
 """
 
 import copy
-import hashlib
 import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from specguard.attacks import PGD
@@ -28,8 +27,9 @@ from specguard.data import Dataset
 from specguard.errors import ConfigError, RunError, SoundnessError
 from specguard.evaluate.certified_summary import certified_summary, is_record
 from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder, stored_summary, whole_batches
-from specguard.evaluate.memory import images_within
-from specguard.geometry import Ball, Norm, per_sample
+from specguard.evaluate.memory import images_within, one_proof
+from specguard.evaluate.refutation import broken, digest
+from specguard.geometry import Ball, Norm
 from specguard.nn import Network, ViT, materialised
 from specguard.runs import (
     Json,
@@ -140,11 +140,7 @@ class _Study:
 
     def _tried(self, count: int) -> None:
         """The proofs of a few images, to see what memory they take."""
-        samples = torch.zeros(count, dtype=torch.long, device=self.split.labels.device)
-        images, labels = self.split.batch(samples)
-        p = posed(self.program, images, labels, self.settings.families)
-        radius = torch.full_like(p.margins[0], l2_radius(self.settings.balls[-1], images[0].numel()))
-        upper_falls(p, radius, self.settings.families)
+        one_proof(self.program, self.split, self.settings.families, self.settings.balls[-1], count)
 
     def stored(self) -> list[Json]:
         """The records on disk, which are those of the first images."""
@@ -207,7 +203,7 @@ class _Study:
             begun = time.perf_counter()
             proofs[family] = self._proofs(p, family, lower[family], largest[family], images[0].numel())
             seconds[f"{family} proof"] = _since(begun, images)
-        broken = [self._broken(images, labels, ball, samples) for ball in settings.balls]
+        refuted = [self._broken(images, labels, ball, samples) for ball in settings.balls]
         margins, predicted = p.margins.amin(0).tolist(), p.predicted.tolist()
         sizes = {
             layer: {name: value.cpu() for name, value in known.items()} for layer, known in norms(p.path).items()
@@ -217,10 +213,10 @@ class _Study:
             radii = []
             for number, radius in enumerate(settings.radii):
                 bounds = {family: float(lower[family][number][i]) for family in settings.families}
-                radii.append(_verdict(radius, bounds, bool(broken[number][i]), sample))
+                radii.append(_verdict(radius, bounds, bool(refuted[number][i]), sample))
             best = max(settings.families, key=lambda family: float(lower[family][-1][i]))
             record: Json = {"sample": sample, "label": label, "predicted": predicted[i], "margin": margins[i]}
-            record |= {"input": _digest(images[i]), "radii": radii, "family": best, "loses": terms[best][i]}
+            record |= {"input": digest(images[i]), "radii": radii, "family": best, "loses": terms[best][i]}
             record["largest"] = {family: float(largest[family][i]) for family in settings.families}
             record["norms"] = {
                 layer: {name: value[i].tolist() for name, value in known.items()} for layer, known in sizes.items()
@@ -281,23 +277,8 @@ class _Study:
 
     def _broken(self, images: Tensor, labels: Tensor, ball: Ball, samples: Tensor) -> Tensor:
         """Where the attack leads to another class, in float64 and strictly within the ball."""
-        attack = self.settings.attack
-        found = attack(self.model, images, labels, ball, ids=samples, seed=self.settings.seed).images.double()
-        offset = found - images.double()
-        length = ball.distance(offset, torch.zeros_like(offset))
-        shrink = torch.where(length > ball.radius, ball.radius / length, 1.0) * (1 - 1e-12)
-        with torch.no_grad():
-            moved, clean = (
-                self.exact(images.double() + offset * per_sample(part, offset)) for part in (shrink, 0 * shrink)
-            )
-        # A margin that rounding may have turned is no counterexample.
-        return _loses(moved, labels) | (clean.argmax(1) != labels)
-
-
-def _loses(logits: Float[Tensor, "batch class_"], labels: Int64[Tensor, " batch"]) -> Bool[Tensor, " batch"]:
-    own = logits.gather(1, labels[:, None])
-    best = logits.scatter(1, labels[:, None], -torch.inf).amax(1)
-    return best - own[:, 0] > 1e-11 * (1 + logits.abs().amax(1))
+        found = self.settings.attack(self.model, images, labels, ball, ids=samples, seed=self.settings.seed)
+        return broken(self.exact, images, found.images, labels, ball)
 
 
 def _verdict(radius: float, bounds: dict[Family, float], broken: bool, sample: int) -> Json:
@@ -309,11 +290,6 @@ def _verdict(radius: float, bounds: dict[Family, float], broken: bool, sample: i
     verdict = "certified" if certified else "broken" if broken else "unknown"
     finite = {family: bound if math.isfinite(bound) else None for family, bound in bounds.items()}
     return {"radius": radius, "verdict": verdict, "lower": finite}
-
-
-def _digest(image: Float[Tensor, "*shape"]) -> str:
-    """SHA-256 of an image's numbers in float64, so that it is the same whatever type it was stored in."""
-    return hashlib.sha256(image.double().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
 def _since(begun: float, like: Tensor) -> float:

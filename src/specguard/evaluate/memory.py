@@ -9,7 +9,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from specguard.certify import Family
+from specguard.certify.certificate import l2_radius, posed
+from specguard.certify.families import upper_falls
+from specguard.certify.rules import Step
+from specguard.data import Dataset
 from specguard.errors import ConfigError
+from specguard.geometry import Ball
 
 _ROOM = 1.5  # for what kernels take inside, and for memory that allocators hold back
 
@@ -50,3 +56,12 @@ def images_within(budget: int, work: Callable[[int], object]) -> int:
     if one > budget:
         raise ConfigError(f"one image alone takes about {one / 2**30:.2g} GiB, more than {budget / 2**30:.2g} GiB")
     return 1 + int((budget - one) / max(two - one, 1.0))
+
+
+def one_proof(
+    steps: tuple[Step, ...], split: Dataset, families: tuple[Family, ...], ball: Ball, count: int
+) -> None:
+    """The proofs of the first image, `count` times at once: to see what memory they take."""
+    images, labels = split.batch(torch.zeros(count, dtype=torch.long, device=split.labels.device))
+    p = posed(steps, images, labels, families)
+    upper_falls(p, torch.full_like(p.margins[0], l2_radius(ball, images[0].numel())), families)

@@ -8,11 +8,11 @@ summary.json        the numbers; its presence means that every record was found 
 A record is a claim. For each, the image's hash, its label and its class are compared, every lower bound and every
 certified radius is proved again by `evaluate.checker`, every stored norm, radius and term is compared with the
 checker's own, and every certified image is attacked at its largest certified radius. Any disagreement is an error.
+What a cascade took from a third party cannot be proved again: it is attacked, and counted apart.
 """
 
 import copy
 import hashlib
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from specguard.attacks import APGD
+from specguard.certify import FAMILIES
 from specguard.data import Dataset
 from specguard.errors import RunError, SoundnessError
+from specguard.evaluate.cascade_check import CLOSE, Agree, checked_cascade, l2_ball
+from specguard.evaluate.cascade_summary import is_cascade_record, third_party
 from specguard.evaluate.certified_summary import is_record
 from specguard.evaluate.checker import Image, Proof, read
 from specguard.evaluate.checker.enclosure import Array
@@ -34,7 +37,6 @@ from specguard.geometry import Ball, Norm, per_sample
 from specguard.nn import fingerprint, materialised
 from specguard.runs import Json, append_lines, locked, read_json, read_lines, record_start, write_json
 
-_CLOSE = 1e-7  # two programs that round differently agree to this
 _BATCH = 20
 _ATTACK = APGD(steps=50, restarts=2, loss="margin")
 _NORMS = ("norm", "zeta", "derivative_norm", "mu", "mu_uncentred", "xi", "norm_cv", "norm_xvo", "norm_p")
@@ -57,7 +59,7 @@ def verification(
     `split` holds the images in the order of the records; `data` is the fingerprint of the data set. The first
     disagreement ends everything with a `SoundnessError` that names the image and the claim.
     """
-    claims = read_json(file.parent / "certification.json")
+    claims = read_json(_settings_of(file))
     records = read_lines(file)
     _check_study(file, claims, records, fingerprint(model), data, len(split))
     identity = {
@@ -83,12 +85,21 @@ def verification(
             "n": len(records),
             "claims": sum(line["claims"] for line in done),
             "attacked": sum(line["attacked"] is not None for line in done),
+            "third_party": sum(line.get("third_party", False) for line in done),
             "least_room": min((line["room"] for line in done if line["room"] is not None), default=None),
             "settings": read_json(folder / "verification.json"),
             "environment": read_lines(folder / "environment.jsonl")[-1],
         }
         write_json(folder / "summary.json", result)
         return result
+
+
+def _settings_of(file: Path) -> Path:
+    """The settings beside the records: of a certification, or of a cascade."""
+    if (file.parent / "smoothing.json").exists():
+        raise RunError(f"{file} holds probabilistic certificates of smoothing, which are counts and not proofs")
+    cascade = file.parent / "cascade.json"
+    return cascade if cascade.exists() else file.parent / "certification.json"
 
 
 def _check_study(file: Path, claims: Json, records: list[Json], model: str, data: str, images: int) -> None:
@@ -103,7 +114,10 @@ def _check_study(file: Path, claims: Json, records: list[Json], model: str, data
         }:
             pass
         case _:
-            raise RunError(f"{file.parent / 'certification.json'} does not say what was certified")
+            raise RunError(f"{_settings_of(file)} does not say what was certified")
+    others = claims.get("verifiers") or {}
+    if not isinstance(others, dict) or any(name in FAMILIES or type(others[name]) is not str for name in others):
+        raise RunError(f"{_settings_of(file)} does not say which proofs are a third party's")
     if claims["model"] != model:
         raise SoundnessError(f"{file} is about another model: the hashes of the weights differ")
     if claims["data"] != data:
@@ -124,22 +138,37 @@ class _Study:
         self.norm: Norm = claims["norm"]
         self.radii: list[float] = claims["radii"]
         self.families: list[str] = claims["families"]
+        self.rests_on: dict[str, str] | None = claims.get("verifiers")  # None where it is no cascade
 
     def batch(self, begin: int, end: int) -> list[Json]:
         """What was found right in these records."""
         images, labels = self.split.batch(torch.arange(begin, end, device=self.split.labels.device))
         chosen = self.records[begin:end]
         for i, record in enumerate(chosen):
-            if not is_record(record, begin + i, int(labels[i]), self.radii, self.families):
+            if not self._belongs(record, begin + i, int(labels[i])):
                 raise RunError(f"the record of image {begin + i} is not one of this study")
         attacked = [_largest_certified(record) for record in chosen]
         self._attacked(images, labels, attacked, begin)
         pixels = images.double().cpu().numpy()
         found = []
         for i, record in enumerate(chosen):
-            claims, room = _checked(Image.of(self.steps, pixels[i], int(labels[i])), record, pixels[i], self.norm)
-            found.append({"sample": begin + i, "claims": claims, "room": room, "attacked": attacked[i]})
+            image = Image.of(self.steps, pixels[i], int(labels[i]))
+            agree = _agreement(begin + i)
+            _same_image(image, record, pixels[i], agree)
+            if self.rests_on is None:
+                claims, room = _checked(image, record, pixels[i].size, self.norm, agree)
+                theirs = False
+            else:
+                claims, room = checked_cascade(image, record, pixels[i].size, self.norm, self.rests_on, agree)
+                theirs = any(third_party(row, self.rests_on) for row in record["radii"])
+            line = {"sample": begin + i, "claims": claims, "room": room, "attacked": attacked[i]}
+            found.append({**line, "third_party": theirs})
         return found
+
+    def _belongs(self, record: Json, sample: int, label: int) -> bool:
+        if self.rests_on is None:
+            return is_record(record, sample, label, self.radii, self.families)
+        return is_cascade_record(record, sample, label, self.radii, [*self.families, *self.rests_on])
 
     def _attacked(self, images: Tensor, labels: Tensor, radii: list[float | None], begin: int) -> None:
         """No certified image is broken at its largest certified radius; balls lie in each other."""
@@ -165,28 +194,31 @@ def _largest_certified(record: Json) -> float | None:
     return max((row["radius"] for row in record["radii"] if row["verdict"] == "certified"), default=None)
 
 
-def _checked(image: Image, record: Json, pixels: Array, norm: str) -> tuple[int, float | None]:
-    """How many claims of a record were proved again, and the least of the proved margins."""
-    sample = record["sample"]
-
+def _agreement(sample: int) -> Agree:
     def agree(what: str, right: bool) -> None:
         if not right:
             raise SoundnessError(f"image {sample}: {what}")
 
+    return agree
+
+
+def _same_image(image: Image, record: Json, pixels: Array, agree: Agree) -> None:
     agree("the hash of its pixels is another", hashlib.sha256(pixels.tobytes()).hexdigest() == record["input"])
     agree("its class is another", int(np.argmax(image.output)) == record["predicted"])
     least = float(image.margins.min())
-    agree("its margin is another", abs(least - record["margin"]) <= _CLOSE * (1 + np.abs(image.output).max()))
+    agree("its margin is another", abs(least - record["margin"]) <= CLOSE * (1 + np.abs(image.output).max()))
+
+
+def _checked(image: Image, record: Json, size: int, norm: Norm, agree: Agree) -> tuple[int, float | None]:
+    """How many claims of a record were proved again, and the least of the proved margins."""
     claims, rooms = 0, []
     for row in record["radii"]:
-        radius, entry = row["radius"], math.inf
-        if norm == "linf":  # through the l2 ball around it
-            radius, entry = radius * math.sqrt(pixels.size) * (1 + 1e-15), radius
+        radius, entry = l2_ball(row["radius"], size, norm)
         for family, claimed in row["lower"].items():
             if claimed is None:
                 continue
             left = float((image.margins - image.proof(radius, family, entry).falls).min())
-            near = _CLOSE * (abs(claimed) + np.abs(image.output).max())
+            near = CLOSE * (abs(claimed) + np.abs(image.output).max())
             agree(f"{family} claims a margin of {claimed:.6g} at radius {row['radius']:g}", left >= claimed - near)
             claims += 1
             if claimed > 0:
@@ -203,28 +235,28 @@ def _checked(image: Image, record: Json, pixels: Array, norm: str) -> tuple[int,
     for layer, name, own in _norms(image.path):
         claimed = record["norms"].get(layer, {}).get(name)
         if claimed is not None:
-            right = np.shape(claimed) == np.shape(own) and bool((own <= np.asarray(claimed) * (1 + _CLOSE)).all())
+            right = np.shape(claimed) == np.shape(own) and bool((own <= np.asarray(claimed) * (1 + CLOSE)).all())
             agree(f"{layer} claims a smaller {name}", right)
             claims += 1
     return claims, min(rooms, default=None)
 
 
-def _same_proof(image: Image, family: str, stored: Json, agree: Any) -> int:
+def _same_proof(image: Image, family: str, stored: Json, agree: Agree) -> int:
     """Every radius and every term of a stored proof is no smaller than the checker's own."""
     proof: Proof = image.proof(stored["radius"], family)
     agree(f"the proof of {family} names no rival", stored["rival"] in image.rivals)
     rival = image.rivals.index(stored["rival"])
     size = 1 + np.abs(image.output).max()
-    same = abs(stored["margin"] - image.margins[rival]) <= _CLOSE * size
+    same = abs(stored["margin"] - image.margins[rival]) <= CLOSE * size
     agree(f"the proof of {family} claims another margin", same)
     agree(f"the proof of {family} does not hold", stored["fall"] < stored["margin"])
-    agree(f"{family} claims a smaller fall", proof.falls[rival] <= stored["fall"] * (1 + _CLOSE) + 1e-12 * size)
+    agree(f"{family} claims a smaller fall", proof.falls[rival] <= stored["fall"] * (1 + CLOSE) + 1e-12 * size)
     agree(f"the proof of {family} has other layers", stored["radii"].keys() == proof.radii.keys())
     for layer, own in proof.radii.items():
-        agree(f"{family} claims a smaller radius at {layer}", own <= stored["radii"][layer] * (1 + _CLOSE))
+        agree(f"{family} claims a smaller radius at {layer}", own <= stored["radii"][layer] * (1 + CLOSE))
     for (layer, term), values in proof.terms.items():
         claimed = stored["terms"].get(f"{layer}: {term}" if layer else term, 0.0)
-        small = term == "rounding" or values[rival] <= claimed * (1 + _CLOSE) + 1e-12
+        small = term == "rounding" or values[rival] <= claimed * (1 + CLOSE) + 1e-12
         agree(f"{family} claims a smaller {term} at {layer or 'the whole'}", bool(small or np.isinf(values[rival])))
     return 1 + len(proof.radii) + len(proof.terms)
 

@@ -1,28 +1,54 @@
 """Records as tables for a terminal."""
 
+from collections.abc import Callable
 from typing import Any
 
 from rich.table import Table
+
+from specguard.errors import RunError
 
 Json = dict[str, Any]
 _WIDE = 5  # radii that fit beside each other
 
 
-def certification_tables(result: Json) -> list[Table]:
+def certification_tables(result: Json, baseline: Json | None = None) -> list[Table]:
     """A row for the clean accuracy, one for the attack, and one for every family of proofs; a column per radius.
 
-    Five radii to a table; the last one also has the median certified radius and the time each family took.
+    Five radii to a table; the last one also has the median certified radius and the time each family took. With a
+    `baseline`, the linear classifier has a row of its own. What is no certification by proofs is refused.
     """
+    only_proofs(result)
     settings, rows = result["settings"], result["radii"]
     parts = [rows[begin : begin + _WIDE] for begin in range(0, len(rows), _WIDE)]
     through = ", through the l2 ball around it" if settings["norm"] == "linf" else ""
     title = (
         f"Accuracy in % (±{_uncertainty(result):.1f}, 95 %), n = {result['n']}; {settings['norm']} radius{through}"
     )
-    return [_table(result, part, title if part is parts[0] else None, last=part is parts[-1]) for part in parts]
+    return [
+        _table(result, baseline, part, title if part is parts[0] else None, last=part is parts[-1])
+        for part in parts
+    ]
 
 
-def _table(result: Json, rows: list[Json], title: str | None, last: bool) -> Table:
+def only_proofs(result: Json) -> None:
+    """Refuse a summary of probabilistic certificates: they are of another function, with a table of their own."""
+    if result.get("kind") == "probabilistic":
+        raise RunError("probabilistic certificates of smoothing are never shown among proofs")
+
+
+def baseline_row(baseline: Json, rows: list[Json], cell: Callable[[Json], str]) -> list[str]:
+    """The cells of the linear classifier at the radii of these rows."""
+    known = {row["radius"]: cell(row["certified"]) for row in baseline["radii"]}
+    return ["linear classifier, exact", *(known[row["radius"]] for row in rows)]
+
+
+def with_interval(record: Json) -> str:
+    """A share in percent and its 95 % interval."""
+    low, high = record["interval95"]
+    return f"{_percent(record)} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _table(result: Json, baseline: Json | None, rows: list[Json], title: str | None, last: bool) -> Table:
     more = ("median radius", "ms an image") if last else ()
     table = Table("", *(f"{row['radius']:.4g}" for row in rows), *more, title=title)
     table.add_row("clean", *[_percent(result["clean"])] * len(rows))
@@ -36,6 +62,9 @@ def _table(result: Json, rows: list[Json], title: str | None, last: bool) -> Tab
             *((found, f"{milliseconds:.3g}") if last else ()),
         )
     table.add_row("certified", *(_percent(row["certified"]) for row in rows))
+    if baseline is not None:
+        median = _median({"median": baseline["median_radius"]})
+        table.add_row(*baseline_row(baseline, rows, _percent), *((median,) if last else ()))
     return table
 
 

@@ -1,0 +1,301 @@
+"""Layers written again, for one input of a known size, in the operations that `expressed` lists.
+
+A function of a layer and of one input to it returns a module, or a function of tensors.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from specguard.errors import ConfigError
+from specguard.nn import (
+    Attention,
+    FirstTokens,
+    GatedPositionalAttention,
+    GatedUnit,
+    HeadNorm,
+    LayerProject,
+    MaxMin,
+    Normalise,
+    PatchEmbedding,
+    Resize,
+    SkipAttention,
+    SmoothProject,
+    TokenBatchNorm,
+    TokenConvolution,
+)
+
+Function = Callable[[Tensor], Tensor]
+
+
+# Linear maps ------------------------------------------------------------------------------------------------------
+
+
+def linear_map(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=weight.dtype)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        if bias is not None:
+            layer.bias.copy_(bias)
+    return layer.requires_grad_(False)
+
+
+def normalise(layer: Normalise, x: Tensor) -> nn.Module:
+    mean, factor = layer.mean[None], 1 / layer.std[None]
+    return Scaled(factor, -mean * factor)
+
+
+class Scaled(nn.Module):
+    """x * scale + shift."""
+
+    scale: Tensor
+    shift: Tensor | None
+
+    def __init__(self, scale: Tensor, shift: Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("scale", scale)
+        self.register_buffer("shift", shift)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled = x * self.scale
+        return scaled if self.shift is None else scaled + self.shift
+
+
+def resize(layer: Resize, x: Tensor) -> nn.Module:
+    """Bilinear interpolation works on columns and on rows by itself: two linear maps."""
+    rows, columns = (_interpolation(size, layer.size, x) for size in x.shape[2:])
+    return nn.Sequential(linear_map(columns), Transposed(2, 3), linear_map(rows), Transposed(2, 3))
+
+
+def _interpolation(size: int, new: int, like: Tensor) -> Tensor:
+    eye = torch.eye(size, dtype=like.dtype)[None, None]  # columns are unit vectors
+    return nn.functional.interpolate(eye, (new, size), mode="bilinear", align_corners=False)[0, 0]
+
+
+class Transposed(nn.Module):
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(self.first, self.second)
+
+
+class Reshaped(nn.Module):
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(self.shape)
+
+
+def patches(layer: PatchEmbedding, x: Tensor) -> nn.Module:
+    out = layer.map(x)
+    return nn.Sequential(layer.map, Reshaped(1, out.shape[1], out[0, 0].numel()), Transposed(1, 2))
+
+
+class Before(nn.Module):
+    """Constant tokens in front of the others."""
+
+    token: Tensor
+
+    def __init__(self, token: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("token", token)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.token, x], 1)
+
+
+def first_tokens(layer: FirstTokens, x: Tensor) -> Function:
+    count, dim = layer.count, x.shape[2]
+    return lambda x: x[:, :count].reshape(1, count * dim)
+
+
+def batch_norm(layer: TokenBatchNorm, x: Tensor) -> nn.Module:
+    norm = layer.norm
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = (norm.running_var + norm.eps).rsqrt() * (1.0 if norm.weight is None else norm.weight)
+    shift = (0.0 if norm.bias is None else norm.bias) - norm.running_mean * scale
+    return Scaled(scale.detach(), shift.detach())
+
+
+class Convolved(nn.Module):
+    """TokenConvolution by convolutions of images that are one pixel wide."""
+
+    def __init__(self, layer: TokenConvolution, x: Tensor) -> None:
+        super().__init__()
+        self.tokens, self.dim = x.shape[1:]
+        self.width = self.dim // len(layer.kernels)
+        self.kernels = nn.ModuleList(self._flat(kernel) for kernel in layer.kernels)  # type: ignore[arg-type]
+        self.out = layer.out
+
+    @staticmethod
+    def _flat(kernel: nn.Conv1d) -> nn.Conv2d:
+        size, width = kernel.kernel_size[0], kernel.in_channels
+        flat = nn.Conv2d(width, width, (size, 1), padding=(size // 2, 0), dtype=kernel.weight.dtype)
+        with torch.no_grad():
+            flat.weight.copy_(kernel.weight[..., None])
+            assert flat.bias is not None
+            assert kernel.bias is not None
+            flat.bias.copy_(kernel.bias)
+        return flat.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        image = x.transpose(1, 2).reshape(1, self.dim, self.tokens, 1)
+        parts = [kernel(image[:, i * self.width : (i + 1) * self.width]) for i, kernel in enumerate(self.kernels)]
+        return self.out(torch.cat(parts, 1).reshape(1, self.dim, self.tokens).transpose(1, 2))
+
+
+# Norms, activations -----------------------------------------------------------------------------------------------
+
+
+def _square_sum(x: Tensor) -> Tensor:
+    return (x * x).sum(-1, keepdim=True)
+
+
+def layer_project(layer: LayerProject, x: Tensor) -> Function:
+    R = layer.radius
+    return lambda x: x * (R * torch.reciprocal(torch.sqrt(R * R + torch.relu(_square_sum(x) - R * R))))
+
+
+def smooth_project(layer: SmoothProject, x: Tensor) -> Function:
+    R = layer.radius
+    return lambda x: x * (R * torch.reciprocal(torch.sqrt(_square_sum(x) + R * R)))
+
+
+def _normed(x: Tensor, eps: float, centred: bool) -> Tensor:
+    if centred:
+        x = x - x.mean(-1, keepdim=True)
+    return x * torch.reciprocal(torch.sqrt((x * x).mean(-1, keepdim=True) + eps))
+
+
+class Normed(nn.Module):
+    gain: Tensor | None
+    shift: Tensor | None
+
+    def __init__(self, layer: nn.LayerNorm | nn.RMSNorm, x: Tensor) -> None:
+        super().__init__()
+        if len(layer.normalized_shape) != 1 or layer.eps is None:
+            raise ConfigError("only a norm over the last axis, with a number for eps, can be written again")
+        self.eps, self.centred = layer.eps, isinstance(layer, nn.LayerNorm)
+        self.register_buffer("gain", None if layer.weight is None else layer.weight.detach())
+        shift = getattr(layer, "bias", None)
+        self.register_buffer("shift", None if shift is None else shift.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = _normed(x, self.eps, self.centred)
+        if self.gain is not None:
+            x = x * self.gain
+        return x if self.shift is None else x + self.shift
+
+
+def gelu(layer: nn.GELU, x: Tensor) -> Function:
+    if layer.approximate != "tanh":
+        raise ConfigError("GELU by erf cannot be written in the operations that are left; GELU by tanh can")
+    factor = math.sqrt(2 / math.pi)
+    return lambda x: x * 0.5 * (torch.tanh(factor * (x + 0.044715 * (x * x * x))) + 1.0)
+
+
+def silu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(x)
+
+
+def gated_unit(layer: GatedUnit, x: Tensor) -> Function:
+    half = x.shape[-1] // 2
+    return lambda x: silu(x[..., :half]) * x[..., half:]
+
+
+def max_min(layer: MaxMin, x: Tensor) -> Function:
+    half = x.shape[-1] // 2
+
+    def forward(x: Tensor) -> Tensor:
+        first, second = x[..., :half], x[..., half:]
+        more = torch.relu(first - second)  # the larger is second + more, the smaller first - more
+        return torch.cat([second + more, first - more], -1)
+
+    return forward
+
+
+# Attention --------------------------------------------------------------------------------------------------------
+
+
+class Attended(nn.Module):
+    """softmax(q k^T / sqrt(head_dim) + bias) v of every head, mixed with fixed maps where there are some.
+
+    Softmax is a quotient of exponentials, without the maximum that is subtracted elsewhere: logits beyond 700
+    overflow and are noticed. The maps are `keep P + fixed`, `fixed` a constant: (1 - mix) I, or ConViT's positions.
+    """
+
+    bias: Tensor | None
+    keep: Tensor | None
+    fixed: Tensor | None
+
+    def __init__(
+        self,
+        heads: int,
+        x: Tensor,
+        bias: Tensor | None = None,
+        keep: Tensor | None = None,
+        fixed: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads, self.tokens, self.dim = heads, x.shape[1], x.shape[2] // 3
+        self.width = self.dim // heads
+        for name, value in (("bias", bias), ("keep", keep), ("fixed", fixed)):
+            self.register_buffer(name, None if value is None else value.detach())
+
+    def _head(self, x: Tensor, which: int) -> Tensor:
+        part = x[:, :, which * self.dim : (which + 1) * self.dim]
+        return part.reshape(1, self.tokens, self.heads, self.width).permute(0, 2, 1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (self._head(x, which) for which in range(3))
+        logits = torch.matmul(q, k.transpose(2, 3)) * self.width**-0.5
+        weights = torch.exp(logits if self.bias is None else logits + self.bias)
+        maps = weights * torch.reciprocal(weights.sum(-1, keepdim=True))
+        if self.keep is not None and self.fixed is not None:
+            maps = maps * self.keep + self.fixed
+        return torch.matmul(maps, v).permute(0, 2, 1, 3).reshape(1, self.tokens, self.dim)
+
+
+def attention(layer: Attention, x: Tensor) -> nn.Module:
+    return nn.Sequential(layer.qkv, Attended(layer.heads, layer.qkv(x)), layer.out)
+
+
+def skip_attention(layer: SkipAttention, x: Tensor) -> nn.Module:
+    eye = torch.eye(x.shape[1], dtype=x.dtype)[None, None] * (1 - layer.mix)
+    bias = None if layer.bias is None else layer.bias[None]
+    keep = torch.tensor(layer.mix, dtype=x.dtype)
+    return nn.Sequential(layer.qkv, Attended(layer.heads, layer.qkv(x), bias, keep, eye), layer.out)
+
+
+def gated_attention(layer: GatedPositionalAttention, x: Tensor) -> nn.Module:
+    gate = layer.gate.sigmoid().view(1, -1, 1, 1)
+    core = Attended(layer.heads, layer.qkv(x), None, 1 - gate, layer.positional()[None] * gate)
+    return nn.Sequential(layer.qkv, core, layer.out)
+
+
+class HeadNormed(nn.Module):
+    gain: Tensor
+    shift: Tensor
+
+    def __init__(self, layer: HeadNorm, x: Tensor) -> None:
+        super().__init__()
+        self.tokens, self.dim = x.shape[1], x.shape[2] // 3
+        self.heads, self.eps, self.centred = layer.heads, layer.eps, layer.centred
+        self.register_buffer("gain", layer.gain.detach())
+        self.register_buffer("shift", layer.shift.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = []
+        for which in range(2):
+            part = x[:, :, which * self.dim : (which + 1) * self.dim]
+            part = part.reshape(1, self.tokens, self.heads, self.dim // self.heads)
+            part = _normed(part, self.eps, self.centred) * self.gain[which] + self.shift[which]
+            parts.append(part.reshape(1, self.tokens, self.dim))
+        return torch.cat([*parts, x[:, :, 2 * self.dim :]], 2)

@@ -1,0 +1,263 @@
+"""A cascade of proofs on disk: one verdict per image and radius, as soon as some stage can give it.
+
+cascade.json        what is certified, by which stages, and what others' rest on; written once, at the start
+environment.jsonl   versions, commit, hardware and command of every start
+records.jsonl       one line per image
+seconds.jsonl       how long each stage took at each radius, batch by batch
+summary.json        the numbers; its presence means that the study is complete
+"""
+
+import copy
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Int64
+from torch import Tensor
+
+from specguard.attacks import APGD, PGD
+from specguard.certify import FAMILIES, Cascade, Family, Verifier, cascade, program
+from specguard.certify.verifier import check_verifiers
+from specguard.data import Dataset
+from specguard.errors import RunError, SoundnessError
+from specguard.evaluate.cascade_summary import cascade_summary, is_cascade_record
+from specguard.evaluate.certification import Certification
+from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder, stored_summary, whole_batches
+from specguard.evaluate.memory import images_within, one_proof
+from specguard.evaluate.refutation import broken, digest
+from specguard.geometry import Ball, Norm
+from specguard.nn import Network, ViT, materialised
+from specguard.runs import (
+    Json,
+    append_lines,
+    described,
+    locked,
+    read_lines,
+    record_start,
+    rewrite_lines,
+    write_json,
+)
+
+_AGAIN = APGD(steps=50, restarts=2, loss="margin")  # on what third parties certify, beyond the study's own attack
+
+
+@dataclass(frozen=True)
+class Cascading:
+    """What to prove by which families, the cheapest first, and with which attack to try to refute it."""
+
+    radii: tuple[float, ...] = (0.1,)
+    norm: Norm = "l2"
+    families: tuple[Family, ...] = FAMILIES
+    attack: PGD = PGD(steps=40, loss="margin")
+    batch: int = 25
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _ = Certification(self.radii, self.norm, self.families, batch=self.batch)  # refuses what makes no sense
+
+    def ball(self, radius: float) -> Ball:
+        return Ball(self.norm, radius)
+
+
+def cascading(
+    model: ViT | Network,
+    split: Dataset,
+    folder: Path,
+    settings: Cascading,
+    *,
+    identity: Json,
+    device: torch.device,
+    verifiers: tuple[Verifier, ...] = (),
+    memory: int | None = None,
+    watch: Watcher = lambda progress: None,
+) -> Json:
+    """Send every image of `split` through the cascade, leave records in `folder`, and return the summary.
+
+    The largest radius comes first: what is certified there is certified at all smaller ones. Every image is
+    attacked too, and one that is certified and broken ends everything with an error; what rests on a verifier is
+    attacked once more, harder. `identity`, `memory` and continuing are as in `certification`.
+    """
+    check_verifiers(verifiers)
+    rests_on = {verifier.name: verifier.rests_on for verifier in verifiers}
+    stored = as_stored({**identity, "n": len(split), **described(settings), "verifiers": rests_on})
+    with locked(folder):
+        open_folder(folder, "cascade", stored)
+        study = _Study(model, split, folder, settings, verifiers, device, memory, watch)
+        records = study.stored()
+        path = folder / "summary.json"
+        if path.exists():
+            if len(records) < len(split):
+                raise RunError(f"{study.path} holds {len(records)} records of a study of {len(split)} images")
+            expected = {**cascade_summary(records, settings.radii, rests_on), "settings": stored}
+            return stored_summary(path, expected, {"seconds", "environment"})
+        record_start(folder, device)
+        records = study.completed(records)
+        result = {
+            **cascade_summary(records, settings.radii, rests_on),
+            "seconds": _seconds(folder),
+            "settings": stored,
+            "environment": read_lines(folder / "environment.jsonl")[-1],
+        }
+        write_json(path, result)
+        return result
+
+
+class _Study:
+    """The batches of a study, from wherever the records on disk stand."""
+
+    def __init__(
+        self,
+        model: ViT | Network,
+        split: Dataset,
+        folder: Path,
+        settings: Cascading,
+        verifiers: tuple[Verifier, ...],
+        device: torch.device,
+        memory: int | None,
+        watch: Watcher,
+    ) -> None:
+        self.model = copy.deepcopy(model).to(device).eval()
+        self.exact = materialised(self.model).double()  # what the proof is about
+        self.program = program(self.model)
+        self.split, self.labels = split.to(device), split.labels.tolist()
+        self.folder, self.settings, self.verifiers, self.watch = folder, settings, verifiers, watch
+        self.names = [*settings.families, *(verifier.name for verifier in verifiers)]
+        self.path = folder / "records.jsonl"
+        self.part = settings.batch if memory is None else images_within(memory, self._tried)
+
+    def _tried(self, count: int) -> None:
+        ball = self.settings.ball(max(self.settings.radii))
+        one_proof(self.program, self.split, self.settings.families, ball, count)
+
+    def stored(self) -> list[Json]:
+        """The records on disk, which are those of the first images."""
+        records = read_lines(self.path)
+        for number, record in enumerate(records):
+            known = number < len(self.labels) and is_cascade_record(
+                record, number, self.labels[number], self.settings.radii, self.names
+            )
+            if not known:
+                raise RunError(f"{self.path} holds a record that does not belong to this study")
+        return records
+
+    def completed(self, records: list[Json]) -> list[Json]:
+        """All records, given those on disk; a batch that was cut short is done again."""
+        batch, count, seconds_path = self.settings.batch, len(self.split), self.folder / "seconds.jsonl"
+        records = whole_batches(self.path, records, count, batch)
+        rewrite_lines(seconds_path, read_lines(seconds_path))  # a line cut short must not be written on
+        total = math.ceil(count / batch)
+        for begin in range(len(records), count, batch):
+            self.watch(Progress(begin // batch, total, "certifying"))
+            samples = torch.arange(begin, min(begin + batch, count), device=self.split.labels.device)
+            found: list[Json] = []
+            seconds: list[Json] = []
+            for some in samples.split(self.part):
+                records_of, taken = self.proved(some)
+                found += records_of
+                seconds += taken
+            append_lines(seconds_path, {"begin": begin, "stages": seconds})
+            append_lines(self.path, *found)
+            records += found
+        self.watch(Progress(total, total, "done"))
+        return records
+
+    def proved(self, samples: Int64[Tensor, " image"]) -> tuple[list[Json], list[Json]]:
+        """The records of these images, and the seconds of every stage at every radius."""
+        images, labels = self.split.batch(samples)
+        rows: list[dict[float, Json]] = [{} for _ in labels]
+        claims: list[list[Json] | None] = [None] * len(labels)  # of the largest certified radius
+        reasons: list[dict[str, str]] = [{} for _ in labels]
+        seconds: list[Json] = []
+        records: list[Json] = []
+        for radius in sorted(self.settings.radii, reverse=True):
+            refuted = self._broken(images, labels, radius, samples)
+            todo = [i for i, known in enumerate(claims) if known is None]
+            stages: dict[int, list[Json]] = {}
+            if todo:
+                at = torch.tensor(todo, device=labels.device)
+                found = self._cascade(images[at], labels[at], radius, refuted[at], samples[at])
+                seconds += [{"radius": radius, "stage": s.name, "seconds": s.seconds} for s in found.stages]
+                if not records:
+                    records = _begun(samples, images, found)
+                for place, i in enumerate(todo):
+                    stages[i] = _stages(found, place)
+                    reasons[i] |= found.reasons[place]
+                    if bool(found.certified[place]):
+                        claims[i] = _claims(found, place)
+            for i, proved in enumerate(claims):
+                rows[i][radius] = _row(radius, proved, bool(refuted[i]), stages.get(i, []), int(samples[i]))
+        for record, row, why in zip(records, rows, reasons, strict=True):
+            record |= {"radii": [row[radius] for radius in self.settings.radii], "reasons": why}
+        return records, seconds
+
+    def _cascade(self, images: Tensor, labels: Tensor, radius: float, refuted: Tensor, samples: Tensor) -> Cascade:
+        ball, families = self.settings.ball(radius), self.settings.families
+        found = cascade(self.program, images, labels, ball, families, self.verifiers, skip=refuted)
+        if (doubtful := found.third_party.nonzero()[:, 0]).numel():
+            x, y, ids = images[doubtful].double(), labels[doubtful], samples[doubtful]
+            moved = _AGAIN(self.exact, x, y, ball, ids=ids, seed=self.settings.seed).images
+            if (wrong := broken(self.exact, x, moved, y, ball)).any():
+                names, sample = ", ".join(found.rests_on.values()), int(ids[wrong][0])
+                raise SoundnessError(
+                    f"image {sample} is certified at radius {radius:g} by a third party, {names}, and broken"
+                )
+        return found
+
+    def _broken(self, images: Tensor, labels: Tensor, radius: float, samples: Tensor) -> Bool[Tensor, " batch"]:
+        ball = self.settings.ball(radius)
+        found = self.settings.attack(self.model, images, labels, ball, ids=samples, seed=self.settings.seed)
+        return broken(self.exact, images, found.images, labels, ball)
+
+
+def _begun(samples: Tensor, images: Tensor, found: Cascade) -> list[Json]:
+    """What records say of an image whatever the radius."""
+    least = found.margins.amin(1).tolist()
+    return [
+        {"sample": sample, "label": label, "predicted": predicted, "margin": margin, "input": digest(image)}
+        for sample, label, predicted, margin, image in zip(
+            samples.tolist(), found.labels.tolist(), found.predicted.tolist(), least, images, strict=True
+        )
+    ]
+
+
+def _stages(found: Cascade, i: int) -> list[Json]:
+    """The stages that looked at an image: how many rivals they were asked about, and how many they left."""
+    asked = [(stage.name, int(found.rivals[s, i])) for s, stage in enumerate(found.stages)]
+    asked = [(name, count) for name, count in asked if count]
+    counts = [*(count for _, count in asked), int((found.lower[i] <= 0).sum())]
+    return [
+        {"stage": name, "rivals": count, "left": left}
+        for (name, count), left in zip(asked, counts[1:], strict=False)  # an image that is wrong has no stage
+    ]
+
+
+def _claims(found: Cascade, i: int) -> list[Json]:
+    """Which stage shuts out which rivals, and the least of the margins' lower bounds."""
+    claims = []
+    for s, stage in enumerate(found.stages):
+        rivals = (found.by[i] == s).nonzero()[:, 0]
+        if len(rivals):
+            lower = float(found.lower[i, rivals].amin())
+            claims.append({"by": stage.name, "rivals": rivals.tolist(), "lower": lower})
+    return claims
+
+
+def _row(radius: float, proved: list[Json] | None, refuted: bool, stages: list[Json], sample: int) -> Json:
+    if proved is not None and refuted:
+        by = " and ".join(claim["by"] for claim in proved)
+        raise SoundnessError(
+            f"image {sample} is certified by {by} and broken at radius {radius:g}, which cannot be"
+        )
+    verdict = "certified" if proved is not None else "broken" if refuted else "unknown"
+    return {"radius": radius, "verdict": verdict, "stages": stages, "proved": proved or []}
+
+
+def _seconds(folder: Path) -> list[Json]:
+    """Seconds of every stage at every radius; of the last time a batch was done, if it was done twice."""
+    batches = {line["begin"]: line["stages"] for line in read_lines(folder / "seconds.jsonl")}
+    totals: dict[tuple[float, str], float] = {}
+    for line in (line for stages in batches.values() for line in stages):
+        key = (line["radius"], line["stage"])
+        totals[key] = totals.get(key, 0.0) + float(line["seconds"])
+    return [{"radius": r, "stage": stage, "seconds": value} for (r, stage), value in sorted(totals.items())]

@@ -1,0 +1,40 @@
+"""When an image counts as broken, and which image it was."""
+
+import hashlib
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from specguard.geometry import Ball, per_sample
+
+
+@torch.no_grad()
+def broken(
+    exact: nn.Module,
+    images: Float[Tensor, "batch *shape"],
+    found: Float[Tensor, "batch *shape"],
+    labels: Int64[Tensor, " batch"],
+    ball: Ball,
+) -> Bool[Tensor, " batch"]:
+    """Where what an attack has found leads to another class, in float64 and strictly within the ball.
+
+    `exact` is the model in float64. An image whose class is wrong from the start is broken.
+    """
+    offset = found.double() - images.double()
+    length = ball.distance(offset, torch.zeros_like(offset))
+    shrink = torch.where(length > ball.radius, ball.radius / length, 1.0) * (1 - 1e-12)
+    moved, clean = (exact(images.double() + offset * per_sample(part, offset)) for part in (shrink, 0 * shrink))
+    # A margin that rounding may have turned is no counterexample.
+    return _loses(moved, labels) | (clean.argmax(1) != labels)
+
+
+def _loses(logits: Float[Tensor, "batch class_"], labels: Int64[Tensor, " batch"]) -> Bool[Tensor, " batch"]:
+    own = logits.gather(1, labels[:, None])
+    best = logits.scatter(1, labels[:, None], -torch.inf).amax(1)
+    return best - own[:, 0] > 1e-11 * (1 + logits.abs().amax(1))
+
+
+def digest(image: Float[Tensor, "*shape"]) -> str:
+    """SHA-256 of an image's numbers in float64, so that it is the same whatever type it was stored in."""
+    return hashlib.sha256(image.double().cpu().contiguous().numpy().tobytes()).hexdigest()
