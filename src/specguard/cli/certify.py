@@ -10,7 +10,7 @@ import typer
 from specguard.certify import FAMILIES, Family
 from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
-from specguard.cli.names import DataName, first_images, number, settings_hash
+from specguard.cli.names import DataName, first_samples, number, settings_hash
 from specguard.errors import ConfigError
 from specguard.evaluate import Certification, certification, identity
 from specguard.geometry import Norm
@@ -52,7 +52,7 @@ def certify_command(
     settings = Certification(_radii(radius, curve), norm, _families(families), search, batch=batch, seed=seed)
     about = subject(run, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)
     model, loaded = about.model, about.data
-    split = first_images(loaded, min(_IMAGES, len(loaded.test)) if images is None else images)
+    split = first_samples(loaded, min(_IMAGES, len(loaded.test)) if images is None else images)
     folder = about.folder(_folder_name(settings, len(split)), out_name)
     target, known = chosen_device(device), identity(model, loaded)
     err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)

@@ -17,10 +17,11 @@ from specguard import runs
 from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, progress_bar
 from specguard.cli.models import Classes, Elsewhere, ImageSize, Mean, Std, Weights, new_network, origin_kind
 from specguard.cli.names import DataName, named_data, number
-from specguard.data import Augmentation, Data
+from specguard.cli.text import new_text
+from specguard.data import AnyData, Augmentation
 from specguard.errors import ConfigError, RunError
 from specguard.geometry import Ball, Norm
-from specguard.nn import Network, ViT, ViTConfig, config_from_json, preset
+from specguard.nn import TEXT_PRESETS, Classifier, ViT, ViTConfig, config_from_json, preset
 from specguard.penalties import MSVP, SingularValuePenalty, SpectralNorm
 from specguard.proportion import Proportion
 from specguard.train import (
@@ -222,7 +223,7 @@ def _train(run: Path, resume: bool, o: dict[str, Any]) -> None:
     out.print(f"result in {run / 'result.json'}", markup=False, soft_wrap=True)
 
 
-def _model_and_data(o: dict[str, Any], seed: int) -> tuple[ViT | Network, Data]:
+def _model_and_data(o: dict[str, Any], seed: int) -> tuple[Classifier, AnyData]:
     """A preset with the data's classes and statistics, or a network from elsewhere; weights come from the seed."""
     if origin_kind(o["model"]) is not None:
         given = Elsewhere(**{name: o[name] for name in _ELSEWHERE})
@@ -230,6 +231,8 @@ def _model_and_data(o: dict[str, Any], seed: int) -> tuple[ViT | Network, Data]:
         if said is not None:
             err.print(said, soft_wrap=True)
         return network, data
+    if o["model"] in TEXT_PRESETS:
+        return new_text(o["model"], o["set_"], o["data"], o["data_root"], seed)
     config = _changed(preset(o["model"]), o["set_"])
     data = named_data(o["data"], o["data_root"], o["verify_data"], config.image)
     mean, std = data.pixel_statistics()

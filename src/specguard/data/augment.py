@@ -44,7 +44,11 @@ class Augmentation:
             raise ConfigError(f"mix_probability must lie in [0, 1], not {self.mix_probability}")
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Refuse images, of channels x height x width, that these changes are not made for."""
+        """Refuse images, of channels x height x width, that these changes are not made for; of sentences, all."""
+        if len(shape) == 1:
+            if self != Augmentation():
+                raise ConfigError("crops, flips, colours and mixtures are for images, not for sentences")
+            return
         if (self.jitter or self.hue) and shape[0] != 3:
             raise ConfigError(f"colour jitter needs 3 channels, not {shape[0]}")
         if self.crop > min(shape[1:]):
@@ -63,7 +67,7 @@ class Augmentation:
             images = random_flip(images, generator)
         if self.jitter or self.hue:
             images = colour_jitter(images, self.jitter, self.hue, generator)
-        targets = one_hot(labels, classes).to(images.dtype)
+        targets = one_hot(labels, classes).to(images.dtype if images.is_floating_point() else torch.float32)
         if self.mixup or self.cutmix:
             # Decided on the device: a batch that is not mixed gets weight 1, and the host need not wait.
             draw = _uniform(1, generator, images)

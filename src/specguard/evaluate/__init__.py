@@ -9,6 +9,7 @@ from specguard.evaluate.run import Evaluation, evaluate
 from specguard.evaluate.sensitivity import Sensitivity, sensitivity
 from specguard.evaluate.spectra import Spectra, spectra
 from specguard.evaluate.spectral_summary import spectral_summary
+from specguard.evaluate.subjects import balls_of
 from specguard.evaluate.summary import summary
 from specguard.evaluate.verification import verification
 
@@ -19,6 +20,7 @@ __all__ = [
     "RankCorrelation",
     "Sensitivity",
     "Spectra",
+    "balls_of",
     "certification",
     "certified_summary",
     "evaluate",

@@ -11,7 +11,7 @@ import copy
 import hashlib
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,18 +19,19 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from specguard.attacks import PGD
-from specguard.certify import FAMILIES, Family, program
+from specguard.certify import FAMILIES, Family
 from specguard.certify.certificate import l2_radius, largest_entry, lower_radius, posed
 from specguard.certify.families import Problem, upper_falls
 from specguard.certify.families import described as in_words
 from specguard.certify.network import norms
-from specguard.data import Dataset
+from specguard.data import Sentences, Split
 from specguard.errors import ConfigError, RunError, SoundnessError
 from specguard.evaluate.certified_summary import certified_summary, is_record
 from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder, stored_summary, whole_batches
 from specguard.evaluate.memory import images_within
+from specguard.evaluate.subjects import Group, subject
 from specguard.geometry import Ball, Norm, per_sample
-from specguard.nn import Network, ViT, materialised
+from specguard.nn import Classifier
 from specguard.runs import (
     Json,
     append_lines,
@@ -78,8 +79,8 @@ class Certification:
 
 
 def certification(
-    model: ViT | Network,
-    split: Dataset,
+    model: Classifier,
+    split: Split,
     folder: Path,
     settings: Certification,
     *,
@@ -122,29 +123,29 @@ class _Study:
 
     def __init__(
         self,
-        model: ViT | Network,
-        split: Dataset,
+        model: Classifier,
+        split: Split,
         folder: Path,
         settings: Certification,
         device: torch.device,
         memory: int | None,
         watch: Watcher,
     ) -> None:
-        self.model = copy.deepcopy(model).to(device).eval()
-        self.exact = materialised(self.model).double()  # what the proof is about
-        self.program = program(self.model)
         self.split, self.labels = split.to(device), split.labels.tolist()
+        self.subject = subject(copy.deepcopy(model).to(device).eval(), self.split)
         self.folder, self.settings, self.watch = folder, settings, watch
         self.path = folder / "records.jsonl"
         self.part = settings.batch if memory is None else images_within(memory, self._tried)
 
     def _tried(self, count: int) -> None:
         """The proofs of a few images, to see what memory they take."""
+        if isinstance(self.split, Sentences):
+            raise ConfigError("what sentences take depends on their length; a smaller batch takes less memory")
         samples = torch.zeros(count, dtype=torch.long, device=self.split.labels.device)
-        images, labels = self.split.batch(samples)
-        p = posed(self.program, images, labels, self.settings.families)
-        radius = torch.full_like(p.margins[0], l2_radius(self.settings.balls[-1], images[0].numel()))
-        upper_falls(p, radius, self.settings.families)
+        for group in self.subject.groups(samples):
+            p = posed(group.form.program, group.inputs, group.labels, self.settings.families)
+            radius = torch.full_like(p.margins[0], l2_radius(self.settings.balls[-1], group.inputs[0].numel()))
+            upper_falls(p, radius, self.settings.families)
 
     def stored(self) -> list[Json]:
         """The records on disk, which are those of the first images."""
@@ -180,18 +181,18 @@ class _Study:
         records: list[Json] = []
         seconds: dict[str, float] = {}
         for some in samples.split(self.part):
-            found, taken = self.proved(some)
-            records += found
-            seconds = {name: seconds.get(name, 0.0) + value for name, value in taken.items()}
-        return records, seconds
+            for group in self.subject.groups(some):
+                found, taken = self.proved(group)
+                records += found
+                seconds = {name: seconds.get(name, 0.0) + value for name, value in taken.items()}
+        return sorted(records, key=lambda record: record["sample"]), seconds
 
-    def proved(self, samples: Int64[Tensor, " image"]) -> tuple[list[Json], dict[str, float]]:
+    def proved(self, group: Group) -> tuple[list[Json], dict[str, float]]:
         """The records of these images, and the seconds of every family."""
-        settings = self.settings
-        images, labels = self.split.batch(samples)
+        settings, images, labels, samples = self.settings, group.inputs, group.labels, group.samples
         seconds: dict[str, float] = {}
         begun = time.perf_counter()
-        p = posed(self.program, images, labels, settings.families)
+        p = posed(group.form.program, images, labels, settings.families)
         seconds["network"] = _since(begun, images)
         lower: dict[Family, list[Tensor]] = {}
         largest: dict[Family, Tensor] = {}
@@ -207,7 +208,7 @@ class _Study:
             begun = time.perf_counter()
             proofs[family] = self._proofs(p, family, lower[family], largest[family], images[0].numel())
             seconds[f"{family} proof"] = _since(begun, images)
-        broken = [self._broken(images, labels, ball, samples) for ball in settings.balls]
+        broken = [self._broken(group, replace(ball, box=self.subject.box)) for ball in settings.balls]
         margins, predicted = p.margins.amin(0).tolist(), p.predicted.tolist()
         sizes = {
             layer: {name: value.cpu() for name, value in known.items()} for layer, known in norms(p.path).items()
@@ -279,16 +280,18 @@ class _Study:
             for i in range(len(held))
         ]
 
-    def _broken(self, images: Tensor, labels: Tensor, ball: Ball, samples: Tensor) -> Tensor:
+    def _broken(self, group: Group, ball: Ball) -> Tensor:
         """Where the attack leads to another class, in float64 and strictly within the ball."""
-        attack = self.settings.attack
-        found = attack(self.model, images, labels, ball, ids=samples, seed=self.settings.seed).images.double()
+        attack, images, labels = self.settings.attack, group.inputs, group.labels
+        adversarial = attack(group.form.model, images, labels, ball, ids=group.samples, seed=self.settings.seed)
+        found = adversarial.images.double()
         offset = found - images.double()
         length = ball.distance(offset, torch.zeros_like(offset))
         shrink = torch.where(length > ball.radius, ball.radius / length, 1.0) * (1 - 1e-12)
         with torch.no_grad():
             moved, clean = (
-                self.exact(images.double() + offset * per_sample(part, offset)) for part in (shrink, 0 * shrink)
+                group.form.exact(images.double() + offset * per_sample(part, offset))
+                for part in (shrink, 0 * shrink)
             )
         # A margin that rounding may have turned is no counterexample.
         return _loses(moved, labels) | (clean.argmax(1) != labels)

@@ -38,18 +38,30 @@ from specguard.nn.layers import (
 )
 from specguard.nn.lipschitz import SLL, almost_orthogonal, capped, certifiable, lipschitz_constant, orthogonal
 from specguard.nn.presets import PRESETS, preset
+from specguard.nn.text import (
+    TEXT_PRESETS,
+    Classifier,
+    TextConfig,
+    TextEncoder,
+    by_length,
+    text_config_from_json,
+    text_encoder,
+    text_record,
+)
 from specguard.nn.vit import Block, ViT, ViTConfig, config_from_json
 from specguard.nn.weights import check_architecture, fingerprint, materialised
 
 __all__ = [
     "PRESETS",
     "SLL",
+    "TEXT_PRESETS",
     "Attention",
     "AttentionWeights",
     "Block",
     "ClassAndMean",
     "ClassPool",
     "ClassToken",
+    "Classifier",
     "CoreAttention",
     "FirstTokens",
     "GatedPositionalAttention",
@@ -70,6 +82,8 @@ __all__ = [
     "SmoothProject",
     "Softplus",
     "Squareplus",
+    "TextConfig",
+    "TextEncoder",
     "TokenBatchNorm",
     "TokenConvolution",
     "ViT",
@@ -77,6 +91,7 @@ __all__ = [
     "almost_orthogonal",
     "attention_maps",
     "attention_weights",
+    "by_length",
     "capped",
     "certifiable",
     "check_architecture",
@@ -87,4 +102,7 @@ __all__ = [
     "materialised",
     "orthogonal",
     "preset",
+    "text_config_from_json",
+    "text_encoder",
+    "text_record",
 ]
