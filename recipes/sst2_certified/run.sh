@@ -19,9 +19,9 @@ for name in "${names[@]}"; do
     specguard train --run "$run" $resume --model text_small --data sst2 --data-root "$data" \
         --set "depth=$depth" --set "value_norm=$norm" --set "heads=$heads" \
         --epochs 2 --batch 256 --lr 3e-3 --warmup 0.5 --checkpoint-steps 50 --device cpu --seed 0
-    specguard certify "$run" --data-root "$data" --curve 0.01,0.02,0.05,0.1,0.2,0.4 --no-search \
-        --families lofast,local,adjoint,mixed --images 872 --batch 109 --device cpu --out proofs
-    specguard certify "$run" --data-root "$data" --curve 0.01,0.02,0.05,0.1,0.2,0.4 --no-search \
+    specguard certify "$run" --data-root "$data" --curve 0.02,0.05,0.1,0.2,0.4 --no-search \
+        --families lofast,local,adjoint,mixed --images 872 --batch 436 --device cpu --out proofs
+    specguard certify "$run" --data-root "$data" --curve 0.02,0.05,0.1,0.2,0.4 --no-search \
         --families lofast,local,adjoint,mixed --images 20 --device cpu --out first
     specguard verify-certificates "$run/first" --model "$run" --data-root "$data" --device cpu --out checked
     mkdir -p "$here/$name"

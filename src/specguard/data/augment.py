@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from specguard.errors import ConfigError
 
 Images = Float[Tensor, "batch channel height width"]
+Samples = Shaped[Tensor, "batch *shape"]  # images, or sentences
 Targets = Float[Tensor, "batch class_"]
 
 
@@ -57,9 +58,9 @@ class Augmentation:
             )
 
     def __call__(
-        self, images: Images, labels: Int64[Tensor, " batch"], classes: int, generator: torch.Generator
-    ) -> tuple[Images, Targets]:
-        """The changed images, still in [0, 1], and their targets as probabilities."""
+        self, images: Samples, labels: Int64[Tensor, " batch"], classes: int, generator: torch.Generator
+    ) -> tuple[Samples, Targets]:
+        """The changed images, still in [0, 1], and their targets as probabilities; sentences as they are."""
         self.check(tuple(images.shape[1:]))
         if self.crop:
             images = random_crop(images, self.crop, generator)
