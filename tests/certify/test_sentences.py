@@ -92,7 +92,7 @@ def test_padding_in_the_mean_over_the_words_is_caught(as_shipped, monkeypatch):
 
 
 def test_padding_that_moves_is_not_what_is_proved():
-    """Perturbed padding in a network that sees it goes below the bound: so it is left out of both, or of neither."""
+    """Where a network sees padding, moving it does more harm than moving the words alone: neither is left out."""
     gone_below = False
     for count, _, inputs, _ in groups():
         seeing = small_encoder().network(CONFIG.tokens).double()
@@ -108,7 +108,7 @@ def test_padding_that_moves_is_not_what_is_proved():
             class Words(torch.nn.Module):
                 """The words alone may move."""
 
-                def forward(self, x, padded=padded, count=count):
+                def forward(self, x, padded=padded, count=count, seeing=seeing):
                     return seeing(torch.cat([x, padded[: len(x), count:]], 1))
 
             alone = worst_margins(Words(), padded[:, :count], labels, ball)

@@ -1,4 +1,4 @@
-"""An encoder of text: padding has no influence, which is what masking it would give, and norms stay what they are."""
+"""An encoder of text: leaving padding out is what masking it would give, and norms stay what they are."""
 
 from dataclasses import asdict, replace
 
