@@ -10,36 +10,39 @@ from specguard.adapt.origin import Origin, origin_from_json
 from specguard.errors import CheckpointError, ConfigError, RunError
 from specguard.nn import (
     CertifiableConfig,
+    Classifier,
     Network,
+    TextEncoder,
     ViT,
     check_architecture,
     config_from_json,
     dataclass_from_json,
     fingerprint,
     materialised,
+    text_config_from_json,
+    text_encoder,
 )
 from specguard.runs import derived_seed, read_json, read_tensors
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def from_run(run: Path) -> ViT | Network:
-    """The trained model of a run directory, in eval mode: a ViT, or a network from elsewhere.
+def from_run(run: Path) -> Classifier:
+    """The trained model of a run directory, in eval mode: a ViT, an encoder of text, or a network from elsewhere.
 
     Its architecture comes from model.json and its weights from model.safetensors; weights of another
     architecture, and weights that are not the ones the hash was taken of, are refused.
     """
     record, path = read_json(run / "model.json"), run / "model.safetensors"
     source = _source(record.get("config"), run / "model.json")
-    config = None if source else config_from_json(record.get("config"))
     tensors = read_tensors(path)
-    model: ViT | Network
+    model: Classifier
     if source is not None:
         model = _network(source, tensors, path)
-    elif config is not None:
+    else:
         with torch.device("meta"):  # a config that does not fit its weights is refused before it takes memory
-            check_architecture(ViT(config), tensors, path)
-        model = ViT(config)
+            check_architecture(_own(record.get("config")), tensors, path)
+        model = _own(record.get("config"))
     dtype = tensors["head.weight"].dtype
     if dtype not in _DTYPES:
         raise CheckpointError(f"{path} holds weights of type {dtype}, in which no model can be computed")
@@ -50,17 +53,32 @@ def from_run(run: Path) -> ViT | Network:
     return model
 
 
-def untrained(run: Path) -> ViT | Network | None:
+def _own(config: Any) -> ViT | TextEncoder:
+    """A model of our own with that config, of plain layers."""
+    if _is_text(config):
+        return TextEncoder(text_config_from_json(config))
+    return ViT(config_from_json(config))
+
+
+def _is_text(config: Any) -> bool:
+    return isinstance(config, dict) and config.get("kind") == "text"
+
+
+def untrained(run: Path) -> Classifier | None:
     """The model as it was before training, made again from the run's seed; None if it began in another way."""
     record = read_json(run / "run.json")
     match record:
         case {"model": dict(model_record), "training": {"seed": int(seed)}, "initial_weights": str(wanted)}:
             trained, seed = read_json(run / "model.json").get("config"), derived_seed(seed, "weights")
             source = _source(model_record, run / "run.json")
-            model: ViT | Network
+            model: Classifier
             if source is not None:
                 _same(model_record == trained, run)
                 model = source.fresh(seed)
+            elif _is_text(model_record):
+                _same(model_record == trained, run)
+                generator = torch.Generator().manual_seed(seed)
+                model = text_encoder(text_config_from_json(model_record), generator).eval()
             else:
                 config = config_from_json(model_record)
                 _same(config == config_from_json(trained), run)

@@ -14,10 +14,10 @@ from specguard.attacks.suites import AttackName, SuiteName
 from specguard.attacks.victim import Precision
 from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
-from specguard.cli.names import DataName, first_images, number, settings_hash
+from specguard.cli.names import DataName, first_samples, number, settings_hash
 from specguard.errors import ConfigError
-from specguard.evaluate import Evaluation, evaluate, identity, robustbench_record
-from specguard.geometry import Ball, Norm
+from specguard.evaluate import Evaluation, balls_of, evaluate, identity, robustbench_record
+from specguard.geometry import Norm
 from specguard.proportion import Proportion
 
 _WHAT, _HOW, _WHERE = "Attacks", "Images and arithmetic", "Output"
@@ -60,9 +60,9 @@ def attack_command(
     about = subject(run, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)
     model, loaded = about.model, about.data
     chosen = _suite(attack, suite, model.classes, steps=steps, step_size=step_size, restarts=restarts)
-    balls = tuple(Ball(norm, number(text, "--radius")) for text in radius)
+    balls = balls_of(model, norm, tuple(number(text, "--radius") for text in radius))
     evaluation = Evaluation(chosen, balls, seed, batch, precision, diagnose, save_images)
-    split = loaded.test if images is None else first_images(loaded, images)
+    split = loaded.test if images is None else first_samples(loaded, images)
     where = folder or about.place / "attacks" / _folder_name(evaluation, len(split))
     target, known = chosen_device(device), identity(model, loaded)
     err.print(f"{run} on {len(split)} images, {target}, records in {where}", markup=False, soft_wrap=True)

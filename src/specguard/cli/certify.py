@@ -10,11 +10,12 @@ import typer
 from specguard.certify import CROWN, FAMILIES, Family, Verifier
 from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
-from specguard.cli.names import DataName, first_images, number, settings_hash
+from specguard.cli.names import DataName, first_samples, number, settings_hash
+from specguard.data import Data, Dataset
 from specguard.errors import ConfigError
 from specguard.evaluate import Cascading, Certification, cascading, certification, identity, stored_baseline
 from specguard.geometry import Norm
-from specguard.nn import Network, ViT
+from specguard.nn import Classifier, TextEncoder
 from specguard.report import cascade_tables, cascade_verdict, certification_tables, certification_verdict
 
 _WHAT, _HOW, _WHERE = "Proofs", "Images and arithmetic", "Output"
@@ -73,8 +74,10 @@ def certify_command(
     )
     about = subject(run, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)
     model, loaded = about.model, about.data
-    split = first_images(loaded, min(_IMAGES, len(loaded.test)) if images is None else images)
-    further = _verifiers(verifiers, model)
+    split = first_samples(loaded, min(_IMAGES, len(loaded.test)) if images is None else images)
+    further, pictures = _verifiers(verifiers, model), None
+    if baseline is not None:
+        _, pictures = about.of_images("certify --baseline")
     folder = about.folder(_folder_name(settings, len(split), [verifier.rests_on for verifier in further]), out_name)
     target, known = chosen_device(device), identity(model, loaded)
     err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
@@ -86,8 +89,8 @@ def certify_command(
         else:
             result = certification(model, split, folder, settings, **options)
         straight = None
-        if baseline is not None:
-            straight = stored_baseline(folder / "baseline.json", loaded, split, settings.radii, norm)
+        if isinstance(pictures, Data) and isinstance(split, Dataset):
+            straight = stored_baseline(folder / "baseline.json", pictures, split, settings.radii, norm)
     tables, verdict = (
         (cascade_tables, cascade_verdict) if cascade else (certification_tables, certification_verdict)
     )
@@ -120,11 +123,13 @@ def _bytes(gibibytes: float | None) -> int | None:
     return int(gibibytes * 2**30)
 
 
-def _verifiers(text: str | None, model: ViT | Network) -> tuple[Verifier, ...]:
+def _verifiers(text: str | None, model: Classifier) -> tuple[Verifier, ...]:
     if text is None:
         return ()
     if text != "crown":
         raise ConfigError(f"verifier {text!r} is unknown; there is crown")
+    if isinstance(model, TextEncoder):
+        raise ConfigError("crown takes models of images, and this one takes sentences")
     return (CROWN(model, model.shape),)
 
 

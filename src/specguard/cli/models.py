@@ -16,9 +16,9 @@ from specguard.adapt.origin import Kind, native_size
 from specguard.adapt.pretrained import huggingface_config, huggingface_statistics
 from specguard.cli.console import option
 from specguard.cli.names import DataName, folder_within, named_data, number, run_data, used_root
-from specguard.data import Data
+from specguard.data import AnyData, Data, Text
 from specguard.errors import ConfigError
-from specguard.nn import Network, ViT, fingerprint
+from specguard.nn import Classifier, Network, TextEncoder, ViT, fingerprint
 
 RUN_HELP = "directory of a finished training run, or a model: timm:NAME, torchvision:NAME, hf:FOLDER"
 _PANEL = "Models from elsewhere"
@@ -66,10 +66,16 @@ class Subject:
 
     label: str
     architecture: str
-    model: ViT | Network
-    data: Data
+    model: Classifier
+    data: AnyData
     place: Path
     run: Path | None  # None for a model from elsewhere
+
+    def of_images(self, verb: str) -> tuple[ViT | Network, Data]:
+        """The model and its data, if they are of images; this verb has nothing to say about text yet."""
+        if isinstance(self.model, TextEncoder) or isinstance(self.data, Text):
+            raise ConfigError(f"specguard {verb} looks at models of images; attack and certify take those of text")
+        return self.model, self.data
 
     def folder(self, default: str, chosen: str | None, within: str = ".") -> Path:
         """Where results go: a folder within a run, or one of its folders; of a model from elsewhere, any."""

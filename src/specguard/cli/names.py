@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from specguard import runs
-from specguard.data import Data, Dataset, cifar10, cifar100, digits, image_folder, svhn
+from specguard.cli.text import TEXT_DATA, run_text
+from specguard.data import AnyData, Data, Dataset, Split, cifar10, cifar100, digits, image_folder, svhn
 from specguard.errors import ConfigError, RunError
-from specguard.nn import Network, ViT
+from specguard.nn import Classifier, TextEncoder
 
-DataName = Literal["digits", "cifar10", "cifar100", "svhn", "folder"]
+DataName = Literal["digits", "cifar10", "cifar100", "svhn", "folder", "sst2"]
 
 
 def named_data(name: str, root: Path | None, verify: bool, size: int) -> Data:
     """The data set of that name; a folder's images are brought to `size`."""
     if name == "digits":
         return digits()
+    if name in TEXT_DATA:
+        raise ConfigError(f"data {name!r} is text, which only a model of text takes, such as text_small")
     if root is None:
         raise ConfigError(f"data {name!r} needs --data-root, the folder where it lies")
     root = Path(root)  # some versions of typer hand out strings
@@ -39,7 +42,7 @@ def number(text: str, option: str) -> float:
     return value
 
 
-def run_data(run: Path, model: ViT | Network, name: DataName | None, root: Path | None, verify: bool) -> Data:
+def run_data(run: Path, model: Classifier, name: DataName | None, root: Path | None, verify: bool) -> AnyData:
     """The data a run was trained on, or the one named instead."""
     path = run / "arguments.json"
     stored = runs.read_json(path) if path.exists() else {}
@@ -48,20 +51,27 @@ def run_data(run: Path, model: ViT | Network, name: DataName | None, root: Path 
             raise RunError(f"{run} does not say which data it was trained on; name it with --data")
         place = stored.get("data_root")
         root = root if root is not None or place is None else Path(str(place))
-        found = named_data(str(known), used_root(root, known), verify, model.shape[-1])
+        found = _taken(run, model, str(known), used_root(root, known), verify)
         match runs.read_json(run / "run.json"):
             case {"data": {"fingerprint": trained}} if trained == found.fingerprint():
                 pass
             case _:
                 raise RunError(f"the data is not what {run} was trained on; name it with --data if this is meant")
     else:
-        found = named_data(name, used_root(root, name), verify, model.shape[-1])
+        found = _taken(run, model, name, used_root(root, name), verify)
     if found.shape != model.shape or len(found.classes) != model.classes:
         raise ConfigError(
-            f"{found.name} has {len(found.classes)} classes of images of shape {found.shape}, "
+            f"{found.name} has {len(found.classes)} classes of inputs of shape {found.shape}, "
             f"but the model {model.classes} of {model.shape}"
         )
     return found
+
+
+def _taken(run: Path, model: Classifier, name: str, root: Path | None, verify: bool) -> AnyData:
+    """The data of that name as the model of a run takes it."""
+    if isinstance(model, TextEncoder):
+        return run_text(run, model, name, root)
+    return named_data(name, root, verify, model.shape[-1])
 
 
 def used_root(root: Path | None, name: object) -> Path | None:
@@ -82,6 +92,15 @@ def folder_within(name: str) -> str:
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise ConfigError(f"--out takes the name of a folder within the run, not {name!r}")
     return name
+
+
+def first_samples(data: AnyData, count: int) -> Split:
+    """The first test images, or sentences, none missing."""
+    if isinstance(data, Data):
+        return first_images(data, count)
+    if count > len(data.test):
+        raise ConfigError(f"{data.name} has {len(data.test)} test sentences, not {count}")
+    return data.test.first(count)
 
 
 def first_images(data: Data, count: int) -> Dataset:

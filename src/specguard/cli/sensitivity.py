@@ -93,7 +93,7 @@ def sensitivity_command(
     check_figure(figure)
     target = chosen_device(device)
     about = subject(run, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)
-    model, loaded = about.model, about.data
+    model, loaded = about.of_images("sensitivity")
     split = first_images(loaded, images)
     folder = about.folder(f"sensitivity/{_folder_name(settings)}", out_name, "sensitivity")
     known = identity(model, loaded)

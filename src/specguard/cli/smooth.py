@@ -50,14 +50,15 @@ def smooth_command(
     radii = tuple(sorted({number(text.strip(), "--curve") for text in curve.split(",")}))
     settings = SmoothingStudy(Smoothing(number(sigma, "--sigma"), select, samples, alpha), radii, batch, seed)
     about = subject(run, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)
-    split = first_images(about.data, min(_IMAGES, len(about.data.test)) if images is None else images)
+    model, loaded = about.of_images("smooth")
+    split = first_images(loaded, min(_IMAGES, len(loaded.test)) if images is None else images)
     name = f"smoothing/{len(split)}-{settings_hash([str(settings), len(split)])}"
     folder, target = about.folder(name, out_name), chosen_device(device)
     err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
     with interruptible(advice), plain_warnings(), study_bar("images") as watch:
-        known = identity(about.model, about.data)
-        result = smoothing(about.model, split, folder, settings, identity=known, device=target, watch=watch)
+        known = identity(model, loaded)
+        result = smoothing(model, split, folder, settings, identity=known, device=target, watch=watch)
     out.print(smoothing_table(result))
     for line in smoothing_verdict(result):
         out.print(line, soft_wrap=True)

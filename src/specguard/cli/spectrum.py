@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -107,12 +107,12 @@ def spectrum_command(
         about = subject(
             run, given if run in elsewhere or not elsewhere else Elsewhere(), data, data_root, verify_data
         )
-        start = None if about.run is None else untrained(about.run)
-        loaded = about.data
+        model, loaded = about.of_images("spectrum")
+        start: Any = None if about.run is None else untrained(about.run)
         split = first_images(loaded, min(_IMAGES, len(loaded.test)) if images is None else images)
         folder = about.folder(_folder_name(settings, len(split)), out_name)
-        known = identity(about.model, loaded)
-        studies.append(_Study(label, about.model, start, split, loaded.classes, known, folder))
+        known = identity(model, loaded)
+        studies.append(_Study(label, model, start, split, loaded.classes, known, folder))
         err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
     found: dict[str, list[Json]] = {}

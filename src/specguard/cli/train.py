@@ -18,13 +18,15 @@ from specguard.cli.console import chosen_device, err, interruptible, option, out
 from specguard.cli.models import Classes, Elsewhere, ImageSize, Mean, Std, Weights, new_network, origin_kind
 from specguard.cli.names import DataName, named_data
 from specguard.cli.objectives import OBJECTIVE_NEEDS, ObjectiveName, named_objective, named_validation
-from specguard.data import Augmentation, Data
+from specguard.cli.text import new_text
+from specguard.data import AnyData, Augmentation
 from specguard.errors import ConfigError, RunError
 from specguard.geometry import Norm
 from specguard.nn import (
     CERTIFIABLE,
+    TEXT_PRESETS,
     CertifiableConfig,
-    Network,
+    Classifier,
     ViT,
     ViTConfig,
     certifiable,
@@ -214,7 +216,7 @@ def _train(run: Path, resume: bool, o: dict[str, Any]) -> None:
     out.print(f"result in {run / 'result.json'}", markup=False, soft_wrap=True)
 
 
-def _model_and_data(o: dict[str, Any], seed: int) -> tuple[ViT | Network, Data]:
+def _model_and_data(o: dict[str, Any], seed: int) -> tuple[Classifier, AnyData]:
     """A preset with the data's classes and statistics, or a network from elsewhere; weights come from the seed."""
     if origin_kind(o["model"]) is not None:
         given = Elsewhere(**{name: o[name] for name in _ELSEWHERE})
@@ -222,6 +224,8 @@ def _model_and_data(o: dict[str, Any], seed: int) -> tuple[ViT | Network, Data]:
         if said is not None:
             err.print(said, soft_wrap=True)
         return network, data
+    if o["model"] in TEXT_PRESETS:
+        return new_text(o["model"], o["set_"], o["data"], o["data_root"], seed)
     generator = torch.Generator().manual_seed(seed)
     if o["model"] in CERTIFIABLE:
         own = _changed(CERTIFIABLE[o["model"]], o["set_"])

@@ -9,7 +9,7 @@ import typer
 
 from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
-from specguard.cli.names import DataName, first_images, settings_hash
+from specguard.cli.names import DataName, first_samples, settings_hash
 from specguard.errors import RunError
 from specguard.evaluate import identity, verification
 from specguard.runs import read_lines
@@ -40,7 +40,7 @@ def verify_command(
     if not count:
         raise RunError(f"{records} holds no certificates")
     about = subject(model, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)
-    split = first_images(about.data, count)
+    split = first_samples(about.data, count)
     name = f"verification/{count}-{settings_hash([str(records.resolve()), seed])}"
     folder = about.folder(name, out_name)
     err.print(f"{records}: {count} records, what is found goes to {folder}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Data sets as tensors in [0, 1], and augmentation in batches on the device."""
+"""Data sets: images as tensors in [0, 1], sentences as numbers of words; augmentation of images in batches."""
 
 from specguard.data.augment import Augmentation
 from specguard.data.cifar import cifar10, cifar100
@@ -6,5 +6,21 @@ from specguard.data.dataset import Data, Dataset
 from specguard.data.digits import digits
 from specguard.data.folder import image_folder
 from specguard.data.svhn import svhn
+from specguard.data.text import AnyData, Sentences, Split, Text, Vocabulary, sst2
 
-__all__ = ["Augmentation", "Data", "Dataset", "cifar10", "cifar100", "digits", "image_folder", "svhn"]
+__all__ = [
+    "AnyData",
+    "Augmentation",
+    "Data",
+    "Dataset",
+    "Sentences",
+    "Split",
+    "Text",
+    "Vocabulary",
+    "cifar10",
+    "cifar100",
+    "digits",
+    "image_folder",
+    "sst2",
+    "svhn",
+]

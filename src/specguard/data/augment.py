@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from specguard.errors import ConfigError
 
 Images = Float[Tensor, "batch channel height width"]
+Samples = Shaped[Tensor, "batch *shape"]  # images, or sentences
 Targets = Float[Tensor, "batch class_"]
 
 
@@ -44,7 +45,11 @@ class Augmentation:
             raise ConfigError(f"mix_probability must lie in [0, 1], not {self.mix_probability}")
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Refuse images, of channels x height x width, that these changes are not made for."""
+        """Refuse images, of channels x height x width, that these changes are not made for; of sentences, all."""
+        if len(shape) == 1:
+            if self != Augmentation():
+                raise ConfigError("crops, flips, colours and mixtures are for images, not for sentences")
+            return
         if (self.jitter or self.hue) and shape[0] != 3:
             raise ConfigError(f"colour jitter needs 3 channels, not {shape[0]}")
         if self.crop > min(shape[1:]):
@@ -53,9 +58,9 @@ class Augmentation:
             )
 
     def __call__(
-        self, images: Images, labels: Int64[Tensor, " batch"], classes: int, generator: torch.Generator
-    ) -> tuple[Images, Targets]:
-        """The changed images, still in [0, 1], and their targets as probabilities."""
+        self, images: Samples, labels: Int64[Tensor, " batch"], classes: int, generator: torch.Generator
+    ) -> tuple[Samples, Targets]:
+        """The changed images, still in [0, 1], and their targets as probabilities; sentences as they are."""
         self.check(tuple(images.shape[1:]))
         if self.crop:
             images = random_crop(images, self.crop, generator)
@@ -63,7 +68,7 @@ class Augmentation:
             images = random_flip(images, generator)
         if self.jitter or self.hue:
             images = colour_jitter(images, self.jitter, self.hue, generator)
-        targets = one_hot(labels, classes).to(images.dtype)
+        targets = one_hot(labels, classes).to(images.dtype if images.is_floating_point() else torch.float32)
         if self.mixup or self.cutmix:
             # Decided on the device: a batch that is not mixed gets weight 1, and the host need not wait.
             draw = _uniform(1, generator, images)

@@ -13,6 +13,7 @@ from specguard.evaluate.sensitivity import Sensitivity, sensitivity
 from specguard.evaluate.smoothing import SmoothingStudy, smoothing, smoothing_summary
 from specguard.evaluate.spectra import Spectra, spectra
 from specguard.evaluate.spectral_summary import spectral_summary
+from specguard.evaluate.subjects import balls_of
 from specguard.evaluate.summary import summary
 from specguard.evaluate.verification import verification
 
@@ -25,6 +26,7 @@ __all__ = [
     "Sensitivity",
     "SmoothingStudy",
     "Spectra",
+    "balls_of",
     "cascade_summary",
     "cascading",
     "certification",

@@ -17,17 +17,18 @@ from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from specguard.attacks import APGD, PGD
-from specguard.certify import FAMILIES, Cascade, Family, Verifier, cascade, program
+from specguard.certify import FAMILIES, Cascade, Family, Verifier, cascade
 from specguard.certify.verifier import check_verifiers
-from specguard.data import Dataset
+from specguard.data import Split
 from specguard.errors import RunError, SoundnessError
 from specguard.evaluate.cascade_summary import cascade_summary, is_cascade_record
 from specguard.evaluate.certification import Certification
 from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder, stored_summary, whole_batches
-from specguard.evaluate.memory import images_within, one_proof
+from specguard.evaluate.memory import first_proof, images_within
 from specguard.evaluate.refutation import broken, digest
+from specguard.evaluate.subjects import Group, subject
 from specguard.geometry import Ball, Norm
-from specguard.nn import Network, ViT, materialised
+from specguard.nn import Classifier
 from specguard.runs import (
     Json,
     append_lines,
@@ -56,13 +57,10 @@ class Cascading:
     def __post_init__(self) -> None:
         _ = Certification(self.radii, self.norm, self.families, batch=self.batch)  # refuses what makes no sense
 
-    def ball(self, radius: float) -> Ball:
-        return Ball(self.norm, radius)
-
 
 def cascading(
-    model: ViT | Network,
-    split: Dataset,
+    model: Classifier,
+    split: Split,
     folder: Path,
     settings: Cascading,
     *,
@@ -108,8 +106,8 @@ class _Study:
 
     def __init__(
         self,
-        model: ViT | Network,
-        split: Dataset,
+        model: Classifier,
+        split: Split,
         folder: Path,
         settings: Cascading,
         verifiers: tuple[Verifier, ...],
@@ -117,18 +115,15 @@ class _Study:
         memory: int | None,
         watch: Watcher,
     ) -> None:
-        self.model = copy.deepcopy(model).to(device).eval()
-        self.exact = materialised(self.model).double()  # what the proof is about
-        self.program = program(self.model)
         self.split, self.labels = split.to(device), split.labels.tolist()
+        self.subject = subject(copy.deepcopy(model).to(device).eval(), self.split)
         self.folder, self.settings, self.verifiers, self.watch = folder, settings, verifiers, watch
         self.names = [*settings.families, *(verifier.name for verifier in verifiers)]
         self.path = folder / "records.jsonl"
         self.part = settings.batch if memory is None else images_within(memory, self._tried)
 
     def _tried(self, count: int) -> None:
-        ball = self.settings.ball(max(self.settings.radii))
-        one_proof(self.program, self.split, self.settings.families, ball, count)
+        first_proof(self.subject, count, self.settings.families, self._ball(max(self.settings.radii)))
 
     def stored(self) -> list[Json]:
         """The records on disk, which are those of the first images."""
@@ -153,30 +148,32 @@ class _Study:
             found: list[Json] = []
             seconds: list[Json] = []
             for some in samples.split(self.part):
-                records_of, taken = self.proved(some)
-                found += records_of
-                seconds += taken
+                for group in self.subject.groups(some):
+                    records_of, taken = self.proved(group)
+                    found += records_of
+                    seconds += taken
+            found.sort(key=lambda record: int(record["sample"]))
             append_lines(seconds_path, {"begin": begin, "stages": seconds})
             append_lines(self.path, *found)
             records += found
         self.watch(Progress(total, total, "done"))
         return records
 
-    def proved(self, samples: Int64[Tensor, " image"]) -> tuple[list[Json], list[Json]]:
+    def proved(self, group: Group) -> tuple[list[Json], list[Json]]:
         """The records of these images, and the seconds of every stage at every radius."""
-        images, labels = self.split.batch(samples)
+        images, labels, samples = group.inputs, group.labels, group.samples
         rows: list[dict[float, Json]] = [{} for _ in labels]
         claims: list[list[Json] | None] = [None] * len(labels)  # of the largest certified radius
         reasons: list[dict[str, str]] = [{} for _ in labels]
         seconds: list[Json] = []
         records: list[Json] = []
         for radius in sorted(self.settings.radii, reverse=True):
-            refuted = self._broken(images, labels, radius, samples)
+            refuted = self._broken(group, radius)
             todo = [i for i, known in enumerate(claims) if known is None]
             stages: dict[int, list[Json]] = {}
             if todo:
                 at = torch.tensor(todo, device=labels.device)
-                found = self._cascade(images[at], labels[at], radius, refuted[at], samples[at])
+                found = self._cascade(group, at, radius, refuted[at])
                 seconds += [{"radius": radius, "stage": s.name, "seconds": s.seconds} for s in found.stages]
                 if not records:
                     records = _begun(samples, images, found)
@@ -191,23 +188,29 @@ class _Study:
             record |= {"radii": [row[radius] for radius in self.settings.radii], "reasons": why}
         return records, seconds
 
-    def _cascade(self, images: Tensor, labels: Tensor, radius: float, refuted: Tensor, samples: Tensor) -> Cascade:
-        ball, families = self.settings.ball(radius), self.settings.families
-        found = cascade(self.program, images, labels, ball, families, self.verifiers, skip=refuted)
+    def _cascade(self, group: Group, at: Int64[Tensor, " member"], radius: float, refuted: Tensor) -> Cascade:
+        ball, families, exact = self._ball(radius), self.settings.families, group.form.exact
+        images, labels = group.inputs[at], group.labels[at]
+        found = cascade(group.form.program, images, labels, ball, families, self.verifiers, skip=refuted)
         if (doubtful := found.third_party.nonzero()[:, 0]).numel():
-            x, y, ids = images[doubtful].double(), labels[doubtful], samples[doubtful]
-            moved = _AGAIN(self.exact, x, y, ball, ids=ids, seed=self.settings.seed).images
-            if (wrong := broken(self.exact, x, moved, y, ball)).any():
+            x, y, ids = images[doubtful].double(), labels[doubtful], group.samples[at[doubtful]]
+            moved = _AGAIN(exact, x, y, ball, ids=ids, seed=self.settings.seed).images
+            if (wrong := broken(exact, x, moved, y, ball)).any():
                 names, sample = ", ".join(found.rests_on.values()), int(ids[wrong][0])
                 raise SoundnessError(
                     f"image {sample} is certified at radius {radius:g} by a third party, {names}, and broken"
                 )
         return found
 
-    def _broken(self, images: Tensor, labels: Tensor, radius: float, samples: Tensor) -> Bool[Tensor, " batch"]:
-        ball = self.settings.ball(radius)
-        found = self.settings.attack(self.model, images, labels, ball, ids=samples, seed=self.settings.seed)
-        return broken(self.exact, images, found.images, labels, ball)
+    def _broken(self, group: Group, radius: float) -> Bool[Tensor, " batch"]:
+        ball, seed = self._ball(radius), self.settings.seed
+        found = self.settings.attack(
+            group.form.model, group.inputs, group.labels, ball, ids=group.samples, seed=seed
+        )
+        return broken(group.form.exact, group.inputs, found.images, group.labels, ball)
+
+    def _ball(self, radius: float) -> Ball:
+        return Ball(self.settings.norm, radius, box=self.subject.box)
 
 
 def _begun(samples: Tensor, images: Tensor, found: Cascade) -> list[Json]:

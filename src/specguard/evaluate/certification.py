@@ -10,27 +10,28 @@ summary.json        the numbers; its presence means that the study is complete
 import copy
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from specguard.attacks import PGD
-from specguard.certify import FAMILIES, Family, program
+from specguard.certify import FAMILIES, Family
 from specguard.certify.certificate import l2_radius, largest_entry, lower_radius, posed
 from specguard.certify.families import Problem, upper_falls
 from specguard.certify.families import described as in_words
 from specguard.certify.network import norms
-from specguard.data import Dataset
+from specguard.data import Split
 from specguard.errors import ConfigError, RunError, SoundnessError
 from specguard.evaluate.certified_summary import certified_summary, is_record
 from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder, stored_summary, whole_batches
-from specguard.evaluate.memory import images_within, one_proof
+from specguard.evaluate.memory import first_proof, images_within
 from specguard.evaluate.refutation import broken, digest
+from specguard.evaluate.subjects import Group, subject
 from specguard.geometry import Ball, Norm
-from specguard.nn import Network, ViT, materialised
+from specguard.nn import Classifier
 from specguard.runs import (
     Json,
     append_lines,
@@ -78,8 +79,8 @@ class Certification:
 
 
 def certification(
-    model: ViT | Network,
-    split: Dataset,
+    model: Classifier,
+    split: Split,
     folder: Path,
     settings: Certification,
     *,
@@ -122,25 +123,23 @@ class _Study:
 
     def __init__(
         self,
-        model: ViT | Network,
-        split: Dataset,
+        model: Classifier,
+        split: Split,
         folder: Path,
         settings: Certification,
         device: torch.device,
         memory: int | None,
         watch: Watcher,
     ) -> None:
-        self.model = copy.deepcopy(model).to(device).eval()
-        self.exact = materialised(self.model).double()  # what the proof is about
-        self.program = program(self.model)
         self.split, self.labels = split.to(device), split.labels.tolist()
+        self.subject = subject(copy.deepcopy(model).to(device).eval(), self.split)
         self.folder, self.settings, self.watch = folder, settings, watch
         self.path = folder / "records.jsonl"
         self.part = settings.batch if memory is None else images_within(memory, self._tried)
 
     def _tried(self, count: int) -> None:
         """The proofs of a few images, to see what memory they take."""
-        one_proof(self.program, self.split, self.settings.families, self.settings.balls[-1], count)
+        first_proof(self.subject, count, self.settings.families, self.settings.balls[-1])
 
     def stored(self) -> list[Json]:
         """The records on disk, which are those of the first images."""
@@ -176,18 +175,18 @@ class _Study:
         records: list[Json] = []
         seconds: dict[str, float] = {}
         for some in samples.split(self.part):
-            found, taken = self.proved(some)
-            records += found
-            seconds = {name: seconds.get(name, 0.0) + value for name, value in taken.items()}
-        return records, seconds
+            for group in self.subject.groups(some):
+                found, taken = self.proved(group)
+                records += found
+                seconds = {name: seconds.get(name, 0.0) + value for name, value in taken.items()}
+        return sorted(records, key=lambda record: record["sample"]), seconds
 
-    def proved(self, samples: Int64[Tensor, " image"]) -> tuple[list[Json], dict[str, float]]:
+    def proved(self, group: Group) -> tuple[list[Json], dict[str, float]]:
         """The records of these images, and the seconds of every family."""
-        settings = self.settings
-        images, labels = self.split.batch(samples)
+        settings, images, labels, samples = self.settings, group.inputs, group.labels, group.samples
         seconds: dict[str, float] = {}
         begun = time.perf_counter()
-        p = posed(self.program, images, labels, settings.families)
+        p = posed(group.form.program, images, labels, settings.families)
         seconds["network"] = _since(begun, images)
         lower: dict[Family, list[Tensor]] = {}
         largest: dict[Family, Tensor] = {}
@@ -203,7 +202,7 @@ class _Study:
             begun = time.perf_counter()
             proofs[family] = self._proofs(p, family, lower[family], largest[family], images[0].numel())
             seconds[f"{family} proof"] = _since(begun, images)
-        refuted = [self._broken(images, labels, ball, samples) for ball in settings.balls]
+        refuted = [self._broken(group, replace(ball, box=self.subject.box)) for ball in settings.balls]
         margins, predicted = p.margins.amin(0).tolist(), p.predicted.tolist()
         sizes = {
             layer: {name: value.cpu() for name, value in known.items()} for layer, known in norms(p.path).items()
@@ -275,10 +274,11 @@ class _Study:
             for i in range(len(held))
         ]
 
-    def _broken(self, images: Tensor, labels: Tensor, ball: Ball, samples: Tensor) -> Tensor:
+    def _broken(self, group: Group, ball: Ball) -> Tensor:
         """Where the attack leads to another class, in float64 and strictly within the ball."""
-        found = self.settings.attack(self.model, images, labels, ball, ids=samples, seed=self.settings.seed)
-        return broken(self.exact, images, found.images, labels, ball)
+        attack, inputs, labels = self.settings.attack, group.inputs, group.labels
+        found = attack(group.form.model, inputs, labels, ball, ids=group.samples, seed=self.settings.seed)
+        return broken(group.form.exact, inputs, found.images, labels, ball)
 
 
 def _verdict(radius: float, bounds: dict[Family, float], broken: bool, sample: int) -> Json:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from specguard.data import Data
+from specguard.data import AnyData
 from specguard.errors import RunError
 from specguard.nn import fingerprint
 from specguard.runs import Json, first_difference, read_json, rewrite_lines, write_json
@@ -27,7 +27,7 @@ class Progress:
 Watcher = Callable[[Progress], None]
 
 
-def identity(model: nn.Module, data: Data) -> Json:
+def identity(model: nn.Module, data: AnyData) -> Json:
     """Which model and which data a study is about."""
     return {"model": fingerprint(model), "data": data.fingerprint(), "dataset": data.name}
 

@@ -12,9 +12,8 @@ from torch.utils._pytree import tree_leaves
 from specguard.certify import Family
 from specguard.certify.certificate import l2_radius, posed
 from specguard.certify.families import upper_falls
-from specguard.certify.rules import Step
-from specguard.data import Dataset
 from specguard.errors import ConfigError
+from specguard.evaluate.subjects import Subject, Texts
 from specguard.geometry import Ball
 
 _ROOM = 1.5  # for what kernels take inside, and for memory that allocators hold back
@@ -58,10 +57,10 @@ def images_within(budget: int, work: Callable[[int], object]) -> int:
     return 1 + int((budget - one) / max(two - one, 1.0))
 
 
-def one_proof(
-    steps: tuple[Step, ...], split: Dataset, families: tuple[Family, ...], ball: Ball, count: int
-) -> None:
+def first_proof(about: Subject, count: int, families: tuple[Family, ...], ball: Ball) -> None:
     """The proofs of the first image, `count` times at once: to see what memory they take."""
-    images, labels = split.batch(torch.zeros(count, dtype=torch.long, device=split.labels.device))
-    p = posed(steps, images, labels, families)
-    upper_falls(p, torch.full_like(p.margins[0], l2_radius(ball, images[0].numel())), families)
+    if isinstance(about, Texts):
+        raise ConfigError("what sentences take depends on their length; a smaller batch takes less memory")
+    for group in about.groups(torch.zeros(count, dtype=torch.long)):
+        p = posed(group.form.program, group.inputs, group.labels, families)
+        upper_falls(p, torch.full_like(p.margins[0], l2_radius(ball, group.inputs[0].numel())), families)

@@ -9,6 +9,7 @@ summary.json        the numbers; its presence means that the evaluation is compl
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,10 +17,12 @@ import torch
 from torch import Tensor
 
 from specguard.attacks import Adversarial, Suite, diagnosed
+from specguard.attacks.hunt import Attack
 from specguard.attacks.victim import Model, Precision
-from specguard.data import Dataset
+from specguard.data import Split
 from specguard.errors import ConfigError, RunError
 from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder
+from specguard.evaluate.subjects import Group, attacked, most_alike, subject
 from specguard.evaluate.summary import summary
 from specguard.geometry import Ball
 from specguard.runs import (
@@ -76,7 +79,7 @@ class Evaluation:
 
 def evaluate(
     model: Model,
-    split: Dataset,
+    split: Split,
     classes: tuple[str, ...],
     folder: Path,
     evaluation: Evaluation,
@@ -98,28 +101,32 @@ def evaluate(
             return _stored_summary(folder / "summary.json", settings)
         record_start(folder, device)
         state = _State(folder, split, evaluation)
-        split = split.to(device)
+        about = subject(model, split.to(device))
         if evaluation.diagnose and not (folder / "flags.json").exists():
             watch(Progress(0, state.total, "looking for obfuscated gradients"))
-            images, labels = split.batch(slice(0, 1000))
-            found = diagnosed(model, images, labels, evaluation.balls[-1], seed=evaluation.seed)
+            seen = most_alike(about, torch.arange(min(len(split), 1000), device=device))
+            found = diagnosed(seen.form.model, seen.inputs, seen.labels, evaluation.balls[-1], seed=evaluation.seed)
             write_json(folder / "flags.json", {"flags": [asdict(flag) for flag in found]})
+
+        def search(attack: Attack, ball: Ball) -> Callable[[Group], Adversarial]:
+            return lambda group: attack(
+                group.form.model,
+                group.inputs,
+                group.labels,
+                ball,
+                ids=group.samples,
+                seed=evaluation.seed,
+                precision=evaluation.precision,
+            )
+
         for ball in evaluation.balls:
             for name, attack in evaluation.suite.attacks:
                 key = (name, ball.norm, ball.radius)
                 for start in range(0, len(split), evaluation.batch):
                     watch(Progress(state.done, state.total, f"{name}, {ball.norm} {ball.radius:.4g}"))
                     if ids := state.missing(key, start):
-                        index = torch.tensor(ids, device=device)
-                        images, labels = split.batch(index)
-                        adversarial = attack(
-                            model,
-                            images,
-                            labels,
-                            ball,
-                            ids=index,
-                            seed=evaluation.seed,
-                            precision=evaluation.precision,
+                        adversarial, labels = attacked(
+                            about, torch.tensor(ids, device=device), search(attack, ball)
                         )
                         state.add(key, start, ids, labels, adversarial)
                     state.done += 1
@@ -130,7 +137,7 @@ def evaluate(
 class _State:
     """What is on disk, and which images of a batch are still to be attacked."""
 
-    def __init__(self, folder: Path, split: Dataset, evaluation: Evaluation) -> None:
+    def __init__(self, folder: Path, split: Split, evaluation: Evaluation) -> None:
         self.folder, self.evaluation, self.count = folder, evaluation, len(split)
         self.labels = split.labels.tolist()
         self.path = folder / "records.jsonl"

@@ -39,6 +39,16 @@ from specguard.nn.layers import (
 )
 from specguard.nn.lipschitz import SLL, almost_orthogonal, capped, lipschitz_constant, orthogonal
 from specguard.nn.presets import CERTIFIABLE, PRESETS, preset
+from specguard.nn.text import (
+    TEXT_PRESETS,
+    Classifier,
+    TextConfig,
+    TextEncoder,
+    by_length,
+    text_config_from_json,
+    text_encoder,
+    text_record,
+)
 from specguard.nn.vit import Block, ViT, ViTConfig, config_from_json, dataclass_from_json
 from specguard.nn.weights import check_architecture, fingerprint, materialised
 
@@ -46,6 +56,7 @@ __all__ = [
     "CERTIFIABLE",
     "PRESETS",
     "SLL",
+    "TEXT_PRESETS",
     "Attention",
     "AttentionWeights",
     "Block",
@@ -53,6 +64,7 @@ __all__ = [
     "ClassAndMean",
     "ClassPool",
     "ClassToken",
+    "Classifier",
     "CoreAttention",
     "FirstTokens",
     "GatedPositionalAttention",
@@ -73,6 +85,8 @@ __all__ = [
     "SmoothProject",
     "Softplus",
     "Squareplus",
+    "TextConfig",
+    "TextEncoder",
     "TokenBatchNorm",
     "TokenConvolution",
     "ViT",
@@ -80,6 +94,7 @@ __all__ = [
     "almost_orthogonal",
     "attention_maps",
     "attention_weights",
+    "by_length",
     "capped",
     "certifiable",
     "check_architecture",
@@ -91,4 +106,7 @@ __all__ = [
     "materialised",
     "orthogonal",
     "preset",
+    "text_config_from_json",
+    "text_encoder",
+    "text_record",
 ]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from specguard.data import Data, Dataset
+from specguard.data import AnyData, Split
 from specguard.errors import TrainingError
 from specguard.runs import Json, append_lines, derived_seed
 from specguard.train.objectives import Model, Moment
@@ -41,11 +41,11 @@ class Loop:
         self,
         state: TrainingState,
         training: Training,
-        data: Data,
+        data: AnyData,
         run: Path,
         device: torch.device,
         watch: Watcher,
-        held_out: Dataset | None = None,
+        held_out: Split | None = None,
     ) -> None:
         self.state, self.training, self.run, self.device, self.watch = state, training, run, device, watch
         self.held_out = None if held_out is None else held_out.to(device)
@@ -178,9 +178,7 @@ class Loop:
         return record
 
 
-def _stood(
-    validation: Validation, model: nn.Module, split: Dataset, seed: int, batch: int = 1000
-) -> tuple[int, int]:
+def _stood(validation: Validation, model: nn.Module, split: Split, seed: int, batch: int = 1000) -> tuple[int, int]:
     """How many images the attack does not break, and how many are classified rightly without it."""
     stood = clean = 0
     for start in range(0, len(split), batch):
@@ -195,7 +193,7 @@ def _stood(
 
 
 @torch.no_grad()
-def _scores(model: nn.Module, split: Dataset, name: str, batch: int = 1000) -> Json:
+def _scores(model: nn.Module, split: Split, name: str, batch: int = 1000) -> Json:
     """Clean accuracy and loss, without autocast, in eval mode; the mode is restored."""
     mode = model.training
     model.eval()

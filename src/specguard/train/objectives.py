@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from specguard.errors import ConfigError
 
-Images = Float[Tensor, "batch channel height width"]
+Images = Shaped[Tensor, "batch *shape"]  # or sentences, as numbers of words
 Targets = Float[Tensor, "batch class_"]
 Model = Callable[[Tensor], Tensor]
 

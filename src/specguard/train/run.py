@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from specguard.data import Data
+from specguard.data import AnyData, Split, Text
 from specguard.errors import ConfigError, RunError
 from specguard.geometry import Ball
-from specguard.nn import Network, ViT, fingerprint, materialised
+from specguard.nn import Classifier, TextEncoder, ViT, fingerprint, materialised, text_record
 from specguard.proportion import Proportion
 from specguard.runs import (
     Json,
@@ -33,8 +33,8 @@ from specguard.train.state import TrainingState
 
 
 def train(
-    model: ViT | Network,
-    data: Data,
+    model: Classifier,
+    data: AnyData,
     run: Path,
     training: Training,
     *,
@@ -50,7 +50,8 @@ def train(
     settings of a new run, for a command line that wants to be resumed without repeating them.
     """
     _check_fit(model, data, training)
-    everything, held_out = data, None
+    everything = data
+    held_out: Split | None = None
     if training.validation is not None:
         generator = torch.Generator().manual_seed(derived_seed(training.seed, "held out"))
         data, held_out = data.held_out(training.validation.images, generator)
@@ -62,6 +63,8 @@ def train(
     }
     with locked(run):
         _open(run, settings, arguments, resume)
+        if isinstance(data, Text):
+            write_json(run / "vocabulary.json", data.vocabulary.record())
         steps_per_epoch = max(len(data.train) // training.batch, 1)
         state = TrainingState(model, training, steps_per_epoch, device)
         if checkpoints := checkpoint_steps(run):
@@ -77,14 +80,19 @@ def train(
         return _finish(state, data, run, settings)
 
 
-def _architecture(model: ViT | Network) -> Json:
+def _architecture(model: Classifier) -> Json:
     """What is needed to make the model again, but for its weights; a network whose origin is unknown says so."""
     if isinstance(model, ViT):
         return asdict(model.config)
+    if isinstance(model, TextEncoder):
+        return text_record(model.config)
     return {"name": model.config.name, "shape": model.shape, "classes": model.classes, "source": model.origin}
 
 
-def _check_fit(model: ViT | Network, data: Data, training: Training) -> None:
+def _check_fit(model: Classifier, data: AnyData, training: Training) -> None:
+    if isinstance(data, Text) != isinstance(model, TextEncoder):
+        taken = "sentences" if isinstance(model, TextEncoder) else "images"
+        raise ConfigError(f"the model takes {taken}, which {data.name} has none of")
     if data.shape != model.shape:
         raise ConfigError(f"{data.name} has images of shape {data.shape}, but the model takes {model.shape}")
     if len(data.classes) != model.classes:
@@ -92,6 +100,8 @@ def _check_fit(model: ViT | Network, data: Data, training: Training) -> None:
     training.augmentation.check(data.shape)
     for part in (training.objective, training.validation):
         if isinstance(ball := getattr(part, "ball", None), Ball):
+            if isinstance(data, Text):
+                raise ConfigError("inner attacks and validation by attack perturb pixels, which sentences have not")
             ball.warn_of_units(math.prod(data.shape))
 
 
@@ -141,7 +151,7 @@ def _trained(state: TrainingState) -> tuple[nn.Module, str]:
     return trained, weights
 
 
-def _finish(state: TrainingState, data: Data, run: Path, settings: Json) -> Json:
+def _finish(state: TrainingState, data: AnyData, run: Path, settings: Json) -> Json:
     """Write the final weights, then the result, whose presence says that the run is complete."""
     trained, weights = _trained(state)
     metrics = read_lines(run / "metrics.jsonl")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from specguard.errors import CheckpointError, TrainingError
-from specguard.nn import Network, ViT, check_architecture
+from specguard.nn import Classifier, check_architecture
 from specguard.penalties import Vectors
 from specguard.runs import Json, derived_seed, read_checkpoint, write_checkpoint
 from specguard.train.settings import Training
@@ -29,9 +29,7 @@ class TrainingState:
     Randomness needs no state: every draw comes from a generator seeded by the run's seed and the step.
     """
 
-    def __init__(
-        self, model: ViT | Network, training: Training, steps_per_epoch: int, device: torch.device
-    ) -> None:
+    def __init__(self, model: Classifier, training: Training, steps_per_epoch: int, device: torch.device) -> None:
         self.model = model.to(device)
         self.optimizer = training.optimizer.build(model, fused=device.type == "cuda")
         self.average: AveragedModel | None = None
