@@ -53,14 +53,18 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(run: Path) -> Iterator[None]:
-    """Create the run directory and hold it for this process; a second process is refused, a dead one is not."""
+def locked(run: Path, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
+    """Create the run directory and hold it for this process; a second process is refused, a dead one is not.
+
+    Processes that hold it `shared` go together, with none that does not. With `wait`, a second one waits.
+    """
     with writing(run):
         run.mkdir(parents=True, exist_ok=True)
-        handle = open(run / ".lock", "w")  # noqa: SIM115 - closed below, after the work inside
+        handle = open(run / ".lock", "w+")  # noqa: SIM115 - closed below, after the work inside
     with handle:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(handle, kind if wait else kind | fcntl.LOCK_NB)
         except OSError:
             raise RunError(f"the run directory {run} is in use by another process") from None
         yield

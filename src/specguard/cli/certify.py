@@ -8,7 +8,8 @@ from typing import Annotated, Any, get_args
 import typer
 
 from specguard.certify import FAMILIES, Family
-from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
+from specguard.cli.console import err, interruptible, option, out, plain_warnings, study_bar
+from specguard.cli.launch import ShardText, chosen_shard, own_device, unfinished
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
 from specguard.cli.names import DataName, first_images, number, settings_hash
 from specguard.errors import ConfigError
@@ -42,6 +43,7 @@ def certify_command(
     out_name: Annotated[
         str | None, option("folder for the records, within a run [default: certificates/...]", _WHERE, "--out")
     ] = None,
+    shard: ShardText = None,
     weights: Weights = None,
     classes: Classes = None,
     image_size: ImageSize = None,
@@ -49,18 +51,29 @@ def certify_command(
     std: Std = None,
 ) -> None:
     """Prove what no attack can do to a trained model; started again, it continues where it was."""
+    part = chosen_shard(shard)
     settings = Certification(_radii(radius, curve), norm, _families(families), search, batch=batch, seed=seed)
     about = subject(run, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)
     model, loaded = about.model, about.data
     split = first_images(loaded, min(_IMAGES, len(loaded.test)) if images is None else images)
     folder = about.folder(_folder_name(settings, len(split)), out_name)
-    target, known = chosen_device(device), identity(model, loaded)
+    target, known = own_device(device), identity(model, loaded)
     err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
     with interruptible(advice), plain_warnings(), study_bar("batches") as watch:
         result = certification(
-            model, split, folder, settings, identity=known, device=target, memory=_bytes(memory), watch=watch
+            model,
+            split,
+            folder,
+            settings,
+            identity=known,
+            device=target,
+            memory=_bytes(memory),
+            shard=part,
+            watch=watch,
         )
+    if unfinished(result, part):
+        return
     for table in certification_tables(result):
         out.print(table)
     for line in certification_verdict(result):

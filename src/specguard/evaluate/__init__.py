@@ -7,6 +7,7 @@ from specguard.evaluate.folder import Progress, identity
 from specguard.evaluate.robustbench import robustbench_record
 from specguard.evaluate.run import Evaluation, evaluate
 from specguard.evaluate.sensitivity import Sensitivity, sensitivity
+from specguard.evaluate.shards import Shard
 from specguard.evaluate.spectra import Spectra, spectra
 from specguard.evaluate.spectral_summary import spectral_summary
 from specguard.evaluate.summary import summary
@@ -18,6 +19,7 @@ __all__ = [
     "Progress",
     "RankCorrelation",
     "Sensitivity",
+    "Shard",
     "Spectra",
     "certification",
     "certified_summary",
