@@ -219,11 +219,13 @@ def derived_seed(seed: int, *purpose: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def environment(device: torch.device) -> Json:
+def environment(device: torch.device, processes: int = 1) -> Json:
     """Where and with what a number was measured: hardware, versions, commit, command."""
     versions: Json = {"specguard": __version__, "python": platform.python_version()}
     versions |= {name: v for name in _PACKAGES if (v := _version(name))}
     hardware: Json = {"cpu": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    if processes > 1:
+        hardware["processes"] = processes
     if device.type == "cuda":
         hardware["gpu"] = torch.cuda.get_device_name(device)
         versions["cuda"] = torch.version.cuda
@@ -235,10 +237,10 @@ def environment(device: torch.device) -> Json:
     }
 
 
-def record_start(folder: Path, device: torch.device) -> None:
+def record_start(folder: Path, device: torch.device, processes: int = 1) -> None:
     """Add this start to environment.jsonl; a last line that was cut short goes."""
     path = folder / "environment.jsonl"
-    rewrite_lines(path, [*read_lines(path), environment(device)])
+    rewrite_lines(path, [*read_lines(path), environment(device, processes)])
 
 
 def source_commit() -> str | None:

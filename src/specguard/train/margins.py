@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy, log_softmax
 from specguard.errors import ConfigError
 from specguard.nn import Attention, CoreAttention, GatedPositionalAttention, SkipAttention
 from specguard.train.adversarial import NFGSM, TRADES, PGDTraining
-from specguard.train.objectives import CrossEntropy, Images, Model, Moment, Objective, Targets
+from specguard.train.objectives import CrossEntropy, Images, Model, Moment, Objective, Targets, unwrapped
 
 Scalar = Float[Tensor, ""]
 _FUSED = (Attention, GatedPositionalAttention, SkipAttention, CoreAttention)
@@ -122,7 +122,7 @@ class InputGradient:
             )
 
     def __call__(self, model: Model, images: Images, targets: Targets, moment: Moment) -> Scalar:
-        if hasattr(model, "_orig_mod"):
+        if hasattr(unwrapped(model), "_orig_mod"):
             raise ConfigError("the gradient of a compiled model cannot be differentiated; train without compile")
         images = images.detach().requires_grad_()
         with _unfused(model):
@@ -152,8 +152,9 @@ def _unfused(model: Model) -> Iterator[None]:
 
 
 def _module(model: Model) -> nn.Module:
-    """The module behind what an objective is given, compiled or not."""
-    module = getattr(model, "_orig_mod", model)
+    """The module behind what an objective is given, compiled or not, of one process or several."""
+    inner = unwrapped(model)
+    module = getattr(inner, "_orig_mod", inner)
     if not isinstance(module, nn.Module):
         raise ConfigError(f"EMMA reads weights and needs a module, not a {type(module).__name__}")
     return module
