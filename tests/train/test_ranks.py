@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import companions
 from specguard import runs
+from specguard.data import Augmentation, Dataset
+from specguard.data.pictures import Pictures
 from specguard.errors import ConfigError
 from specguard.train import Training, adversarial
+from specguard.train.loop import loaded
 from specguard.train.ranks import ALONE, Ranks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -95,6 +99,27 @@ def test_the_first_process_alone_writes_and_the_number_of_them_is_recorded(toget
 def test_shares_cover_a_batch_once(length, count):
     covered = [i for index in range(count) for i in range(length)[Ranks(index, count).share(length)]]
     assert covered == list(range(length))
+
+
+@pytest.mark.parametrize("mixup", [0.0, 0.5])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_of_images_on_the_disk_a_process_reads_its_own_unless_they_are_mixed(tmp_path, mixup, accumulate):
+    for i in range(9):
+        Image.new("RGB", (4, 4), (10 * i + 10, 0, 0)).save(tmp_path / f"{i}.png")
+    split = Dataset(Pictures(tuple(sorted(tmp_path.glob("*.png"))), 4), torch.arange(9))
+    index = torch.tensor([8, 3, 1, 0, 5, 2, 7])
+    training = Training(batch=7, accumulate=accumulate, augmentation=Augmentation(mixup=mixup))
+    whole, _ = split.batch(index)
+    seen = torch.zeros(7, dtype=torch.int64)
+    for rank in range(3):
+        images, labels = loaded(split, index, training, Ranks(rank, 3))
+        there = images.flatten(1).any(1)
+        assert torch.equal(images[there], whole[there])
+        assert torch.equal(labels, index)
+        seen += there
+        own = [part[Ranks(rank, 3).share(len(part))] for part in torch.arange(7).tensor_split(accumulate)]
+        assert there[torch.cat(own)].all()
+    assert seen.tolist() == [3 if mixup else 1] * 7
 
 
 class Idle(nn.Module):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from specguard.data import Data, Dataset
+from specguard.data.pictures import Pictures
 from specguard.errors import TrainingError
 from specguard.runs import Json, append_lines, derived_seed
 from specguard.train.objectives import Model, Moment
@@ -85,7 +86,8 @@ class Loop:
         every = self.training.checkpoint_steps
         self.state.model.train()
         for i in range(self.state.step % self.steps_per_epoch, self.steps_per_epoch):
-            images, labels = self.train.batch(order[i * self.batch : (i + 1) * self.batch])
+            index = order[i * self.batch : (i + 1) * self.batch]
+            images, labels = loaded(self.train, index, self.training, self.ranks)
             images, targets = self.training.augmentation(images, labels, self.classes, self.generator("augment"))
             self.state.losses[:, i] = self.step(images, targets)
             self.state.step += 1
@@ -190,6 +192,21 @@ class Loop:
                 name, count = "ema_validation" if weights == "ema" else "validation", len(self.held_out)
                 record |= {f"{name}_robust_accuracy": stood / count, f"{name}_accuracy": clean / count}
         return record
+
+
+def loaded(train: Dataset, index: Tensor, training: Training, ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """The images and labels of a batch, before augmentation, which draws for the batch as a whole.
+
+    Images on the disk that other processes read are left black, unless they will be mixed into those of this one.
+    """
+    if ranks.count == 1 or training.augmentation.mixes or not isinstance(train.images, Pictures):
+        return train.batch(index)
+    parts = torch.arange(len(index), device=index.device).tensor_split(training.accumulate)
+    rows = torch.cat([part[ranks.share(len(part))] for part in parts])
+    own, _ = train.batch(index[rows])
+    images = own.new_zeros(len(index), *own.shape[1:])
+    images[rows] = own
+    return images, train.labels[index]
 
 
 def _stood(validation: Validation, model: nn.Module, split: Dataset, seed: int, ranks: Ranks) -> tuple[int, int]:
