@@ -25,6 +25,7 @@ from specguard.cli import figure as figure_module
 from specguard.cli import spectrum as command_module
 from specguard.cli.console import readable
 from specguard.data import digits
+from specguard.evaluate import shards as shards_module
 from specguard.nn import fingerprint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -817,7 +818,7 @@ def test_control_c_is_one_line_with_a_command_that_continues_like_an_uninterrupt
         runs.append_lines(path, *found)
 
     with monkeypatch.context() as patch:
-        patch.setattr(spectra_module, "append_lines", interrupted)
+        patch.setattr(shards_module, "append_lines", interrupted)
         ended = specguard("spectrum", run, *STUDY)
     assert ended.code == 130
     assert "Traceback" not in ended.err
@@ -836,7 +837,7 @@ def test_the_command_that_continues_names_the_run_as_it_is(specguard, run, tmp_p
     def interrupted(path: Path, *found: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(spectra_module, "append_lines", interrupted)
+    monkeypatch.setattr(shards_module, "append_lines", interrupted)
     ended = specguard("spectrum", place, *HEAD)
     assert ended.code == 130
     said = ended.err.splitlines()[-1]
@@ -876,7 +877,8 @@ def test_a_full_disk_is_one_sentence_and_the_same_command_continues(
         write(path, *more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(spectra_module, function, full)
+        for module in (spectra_module, shards_module):
+            patch.setattr(module, function, full, raising=False)
         specguard("spectrum", run, *STUDY).refuses(only(run) if studies(run) else run, "No space left on device")
     assert not (only(run) / "summary.json").exists()
     specguard("spectrum", run, *STUDY).succeeds()

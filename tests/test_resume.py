@@ -216,7 +216,7 @@ class Disk:
                 raise Death
             return write(content)
 
-        if mode != "w":  # the lock is opened, never written
+        if mode != "w+":  # the lock is opened, never written
             handle = _Handle(handle, half_written)
         return handle
 

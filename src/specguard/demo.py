@@ -11,7 +11,7 @@ from rich.table import Table
 from specguard import evaluate
 from specguard.adapt import from_run
 from specguard.attacks import PGD, Suite
-from specguard.data import Data, Dataset, digits
+from specguard.data import Data, digits
 from specguard.geometry import Ball
 from specguard.nn import ViT, preset
 from specguard.penalties import MSVP, SpectralNorm
@@ -113,7 +113,7 @@ def _attacked(model: ViT, data: Data, folder: Path, watch: Watcher) -> Json:
 
 
 def _looked_into(model: ViT, data: Data, folder: Path, watch: Watcher) -> Json:
-    split = Dataset(data.test.images[:_SEEN], data.test.labels[:_SEEN])
+    split = data.test.select(slice(_SEEN))
     settings = evaluate.Spectra("embedding,block,head", ball=_BALLS[-1])
     return evaluate.spectra(
         model, split, folder, settings, identity=evaluate.identity(model, data), device=_DEVICE, watch=watch

@@ -53,14 +53,18 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(run: Path) -> Iterator[None]:
-    """Create the run directory and hold it for this process; a second process is refused, a dead one is not."""
+def locked(run: Path, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
+    """Create the run directory and hold it for this process; a second process is refused, a dead one is not.
+
+    Processes that hold it `shared` go together, with none that does not. With `wait`, a second one waits.
+    """
     with writing(run):
         run.mkdir(parents=True, exist_ok=True)
-        handle = open(run / ".lock", "w")  # noqa: SIM115 - closed below, after the work inside
+        handle = open(run / ".lock", "w+")  # noqa: SIM115 - closed below, after the work inside
     with handle:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(handle, kind if wait else kind | fcntl.LOCK_NB)
         except OSError:
             raise RunError(f"the run directory {run} is in use by another process") from None
         yield
@@ -215,11 +219,13 @@ def derived_seed(seed: int, *purpose: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def environment(device: torch.device) -> Json:
+def environment(device: torch.device, processes: int = 1) -> Json:
     """Where and with what a number was measured: hardware, versions, commit, command."""
     versions: Json = {"specguard": __version__, "python": platform.python_version()}
     versions |= {name: v for name in _PACKAGES if (v := _version(name))}
     hardware: Json = {"cpu": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    if processes > 1:
+        hardware["processes"] = processes
     if device.type == "cuda":
         hardware["gpu"] = torch.cuda.get_device_name(device)
         versions["cuda"] = torch.version.cuda
@@ -231,10 +237,10 @@ def environment(device: torch.device) -> Json:
     }
 
 
-def record_start(folder: Path, device: torch.device) -> None:
+def record_start(folder: Path, device: torch.device, processes: int = 1) -> None:
     """Add this start to environment.jsonl; a last line that was cut short goes."""
     path = folder / "environment.jsonl"
-    rewrite_lines(path, [*read_lines(path), environment(device)])
+    rewrite_lines(path, [*read_lines(path), environment(device, processes)])
 
 
 def source_commit() -> str | None:

@@ -21,7 +21,7 @@ from specguard.attacks import APGD, FAB, FGSM, PGD, Attack, Square, Suite
 from specguard.attacks.hunt import Hunt
 from specguard.data import Dataset
 from specguard.errors import AttackError, ConfigError, RunError
-from specguard.evaluate import Evaluation, Progress, evaluate
+from specguard.evaluate import Evaluation, Progress, evaluate, shards
 from specguard.evaluate import run as run_module
 from specguard.evaluate import summary as summarised
 from specguard.geometry import Ball
@@ -619,8 +619,8 @@ def test_a_full_disk_is_one_sentence_and_continuing_later_ends_like_an_uninterru
         real(path, *content)
 
     with monkeypatch.context() as patch:
-        for module in (run_module, runs):
-            patch.setattr(module, writer, full)
+        for module in (run_module, shards, runs):
+            patch.setattr(module, writer, full, raising=False)
         with pytest.raises(RunError) as caught:
             start(tmp_path / "evaluation", EVALUATIONS["cascade"])
     one_sentence(caught.value, tmp_path, "No space left on device")
@@ -911,7 +911,7 @@ def test_records_that_were_written_before_their_images_are_noticed(tmp_path, mon
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(run_module, "write_tensors", lambda *_: None)
             real(state, key, first, ids, *rest)
-        dying(state.folder / "images" / f"{key[0]}-{first:08d}", {})
+        dying(state.place.folder / "images" / f"{key[0]}-{first:08d}", {})
 
     real = run_module._State.add
     with monkeypatch.context() as patch:

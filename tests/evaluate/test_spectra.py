@@ -23,7 +23,7 @@ from specguard import runs
 from specguard.attacks import PGD
 from specguard.data import Dataset
 from specguard.errors import ConfigError, RunError, SpecGuardError
-from specguard.evaluate import Progress, Spectra, spectra
+from specguard.evaluate import Progress, Spectra, shards, spectra
 from specguard.evaluate.spectral_summary import path_of, spectral_summary, spread
 from specguard.geometry import Ball
 from specguard.nn import ViT, ViTConfig, explicit
@@ -655,7 +655,7 @@ def test_a_planted_study_that_keeps_half_a_batch_is_noticed(tmp_path, finished, 
     """The start of the iteration belongs to the batch: its rest alone would end with other digits."""
     lines = (finished(QUICK) / "records.jsonl").read_bytes().splitlines(keepends=True)
     folder = unfinished(tmp_path / "study", finished(QUICK), b"".join(lines[:3]))
-    monkeypatch.setattr(module, "whole_batches", lambda path, records, *_: records)
+    monkeypatch.setattr(shards.Ledger, "_whole", lambda ledger, begin: begin in ledger.records)
     assert difference(folder, outcome(finished(QUICK))) is not None
 
 
@@ -682,7 +682,7 @@ class Disk:
 
     def opened(self, path: Path, mode: str) -> Any:
         handle = open(path, mode)  # noqa: SIM115 - the caller closes it
-        if mode == "w":  # the lock is opened, never written
+        if mode == "w+":  # the lock is opened, never written
             return handle
         real = handle.write
 

@@ -13,6 +13,7 @@ from specguard import __version__
 from specguard.cli.attack import attack_command
 from specguard.cli.certify import certify_command
 from specguard.cli.console import err, interruptible, out, progress_bar, study_bar
+from specguard.cli.launch import only_one_process
 from specguard.cli.sensitivity import sensitivity_command
 from specguard.cli.smooth import smooth_command
 from specguard.cli.spectrum import spectrum_command
@@ -22,6 +23,7 @@ from specguard.demo import demo as run_demo
 from specguard.errors import SpecGuardError
 from specguard.nn import CERTIFIABLE, PRESETS, ViT
 
+_ONE_PROCESS = ("demo", "sensitivity", "verify-certificates")
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command("train")(train_command)
 app.command("attack")(attack_command)
@@ -33,11 +35,16 @@ app.command("verify-certificates")(verify_command)
 
 
 @app.callback(invoke_without_command=True)
-def top(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+def top(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
     """Train vision transformers, attack them, and prove what no attack can do."""
     if version:
         out.print(f"specguard {__version__}")
         raise typer.Exit
+    if (verb := context.invoked_subcommand) in _ONE_PROCESS:
+        only_one_process(verb)
 
 
 @app.command()

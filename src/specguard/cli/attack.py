@@ -12,7 +12,8 @@ from specguard import runs
 from specguard.attacks import Suite, named_attack, named_suite
 from specguard.attacks.suites import AttackName, SuiteName
 from specguard.attacks.victim import Precision
-from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
+from specguard.cli.console import err, interruptible, option, out, plain_warnings, study_bar
+from specguard.cli.launch import ShardText, chosen_shard, own_device, unfinished
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
 from specguard.cli.names import DataName, first_samples, number, settings_hash
 from specguard.errors import ConfigError
@@ -50,6 +51,7 @@ def attack_command(
     ] = None,
     save_images: Annotated[bool, option("keep the adversarial images", _WHERE, "--save-images")] = False,
     robustbench: Annotated[Path | None, option("write a leaderboard entry to this JSON file", _WHERE)] = None,
+    shard: ShardText = None,
     weights: Weights = None,
     classes: Classes = None,
     image_size: ImageSize = None,
@@ -57,6 +59,7 @@ def attack_command(
     std: Std = None,
 ) -> None:
     """Attack a trained model; started again, it continues where it was."""
+    part = chosen_shard(shard)
     about = subject(run, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)
     model, loaded = about.model, about.data
     chosen = _suite(attack, suite, model.classes, steps=steps, step_size=step_size, restarts=restarts)
@@ -64,7 +67,7 @@ def attack_command(
     evaluation = Evaluation(chosen, balls, seed, batch, precision, diagnose, save_images)
     split = loaded.test if images is None else first_samples(loaded, images)
     where = folder or about.place / "attacks" / _folder_name(evaluation, len(split))
-    target, known = chosen_device(device), identity(model, loaded)
+    target, known = own_device(device), identity(model, loaded)
     err.print(f"{run} on {len(split)} images, {target}, records in {where}", markup=False, soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
     with interruptible(advice), plain_warnings(), study_bar("batches") as watch:
@@ -76,8 +79,11 @@ def attack_command(
             evaluation,
             identity=known,
             device=target,
+            shard=part,
             watch=watch,
         )
+    if unfinished(result, part):
+        return
     _print(result)
     if robustbench is not None:
         entry = robustbench_record(result, name=about.label, architecture=about.architecture, dataset=loaded.name)

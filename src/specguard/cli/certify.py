@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, get_args
 import typer
 
 from specguard.certify import CROWN, FAMILIES, Family, Verifier
-from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
+from specguard.cli.console import err, interruptible, option, out, plain_warnings, study_bar
+from specguard.cli.launch import ShardText, chosen_shard, own_device, unfinished
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
 from specguard.cli.names import DataName, first_samples, number, settings_hash
 from specguard.data import Data, Dataset
@@ -55,6 +56,7 @@ def certify_command(
     out_name: Annotated[
         str | None, option("folder for the records, within a run [default: certificates/...]", _WHERE, "--out")
     ] = None,
+    shard: ShardText = None,
     weights: Weights = None,
     classes: Classes = None,
     image_size: ImageSize = None,
@@ -66,6 +68,7 @@ def certify_command(
         raise ConfigError("a cascade looks for no largest radius: --search and --no-search have no effect on it")
     if verifiers is not None and not cascade:
         raise ConfigError("--verifier has no effect without --cascade")
+    part = chosen_shard(shard)
     plan = (_radii(radius, curve), norm, _families(families))
     settings = (
         Cascading(*plan, batch=batch, seed=seed)
@@ -79,15 +82,18 @@ def certify_command(
     if baseline is not None:
         _, pictures = about.of_images("certify --baseline")
     folder = about.folder(_folder_name(settings, len(split), [verifier.rests_on for verifier in further]), out_name)
-    target, known = chosen_device(device), identity(model, loaded)
+    target, known = own_device(device), identity(model, loaded)
     err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
     with interruptible(advice), plain_warnings(), study_bar("batches") as watch:
         options: Any = {"identity": known, "device": target, "memory": _bytes(memory), "watch": watch}
+        options["shard"] = part
         if isinstance(settings, Cascading):
             result = cascading(model, split, folder, settings, verifiers=further, **options)
         else:
             result = certification(model, split, folder, settings, **options)
+        if unfinished(result, part):
+            return
         straight = None
         if isinstance(pictures, Data) and isinstance(split, Dataset):
             straight = stored_baseline(folder / "baseline.json", pictures, split, settings.radii, norm)

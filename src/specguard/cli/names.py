@@ -107,4 +107,4 @@ def first_images(data: Data, count: int) -> Dataset:
     """The first test images, none missing."""
     if count > len(data.test):
         raise ConfigError(f"{data.name} has {len(data.test)} test images, not {count}")
-    return Dataset(data.test.images[:count], data.test.labels[:count])
+    return data.test.select(slice(count))

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.table import Table
 
 from specguard.adapt import untrained
 from specguard.cli.console import (
-    chosen_device,
     err,
     interruptible,
     option,
@@ -23,11 +23,14 @@ from specguard.cli.console import (
     study_bar,
 )
 from specguard.cli.figure import check_figure, write_figure
+from specguard.cli.launch import ShardText, chosen_shard, own_device, unfinished
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, origin_kind, subject
 from specguard.cli.names import DataName, first_images, number, settings_hash
 from specguard.data import Dataset
 from specguard.errors import ConfigError
-from specguard.evaluate import Spectra, identity, spectra
+from specguard.evaluate import Shard, Spectra, identity, spectra
+from specguard.evaluate.folder import Watcher
+from specguard.evaluate.shards import Place
 from specguard.evaluate.spectra import Precision, stored_directions
 from specguard.geometry import Ball, Norm
 from specguard.nn import Network, ViT
@@ -84,6 +87,7 @@ def spectrum_command(
     directions: Annotated[
         int, option("keep and show the most fragile directions of the first N images", _WHERE, min=0)
     ] = 0,
+    shard: ShardText = None,
     weights: Weights = None,
     classes: Classes = None,
     image_size: ImageSize = None,
@@ -97,7 +101,7 @@ def spectrum_command(
     if figure is None and len(runs) > 1:
         raise ConfigError("a comparison of several runs needs --figure, the name of the figure's files")
     check_figure(figure)
-    target = chosen_device(device)
+    part, target = chosen_shard(shard), own_device(device)
     given = Elsewhere(weights, classes, image_size, mean, std)
     elsewhere = [run for run in runs if origin_kind(str(run)) is not None]
     if len(elsewhere) > 1:
@@ -115,25 +119,44 @@ def spectrum_command(
         studies.append(_Study(label, model, start, split, loaded.classes, known, folder))
         err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
-    found: dict[str, list[Json]] = {}
-    for study in studies:
-        with interruptible(advice), plain_warnings(), study_bar("parts") as watch:
-            result = spectra(
-                study.model,
-                study.split,
-                study.folder,
-                settings,
-                identity=study.identity,
-                device=target,
-                untrained=study.start,
-                watch=watch,
-            )
-        _print(study.label, result)
-        found[study.label] = read_lines(study.folder / "records.jsonl")
-        if directions:
-            _write_directions(study, settings, found[study.label])
-    drawn = violin_figure(found, _shown(found.values()))
-    write_figure(drawn, studies[0].folder / "violin" if figure is None else figure)
+    results: list[Json] = []
+    with interruptible(advice), plain_warnings():
+        for study in studies:
+            with study_bar("parts") as watch:
+                results.append(_looked_at(study, settings, target, part, watch))
+        if any("pending" in result for result in results):  # others may have finished meanwhile
+            results = [_looked_at(study, settings, target, part) for study in studies]
+    if any(unfinished(result, part) for result in results):
+        return
+    with Place(studies[0].folder, part).together():  # two shards may be the last at once
+        found: dict[str, list[Json]] = {}
+        for study, result in zip(studies, results, strict=True):
+            _print(study.label, result)
+            found[study.label] = read_lines(study.folder / "records.jsonl")
+            if directions:
+                _write_directions(study, settings, found[study.label])
+        drawn = violin_figure(found, _shown(found.values()))
+        write_figure(drawn, studies[0].folder / "violin" if figure is None else figure)
+
+
+def _looked_at(
+    study: _Study,
+    settings: Spectra,
+    device: torch.device,
+    shard: Shard,
+    watch: Watcher = lambda progress: None,
+) -> Json:
+    return spectra(
+        study.model,
+        study.split,
+        study.folder,
+        settings,
+        identity=study.identity,
+        device=device,
+        untrained=study.start,
+        shard=shard,
+        watch=watch,
+    )
 
 
 def _write_directions(study: _Study, settings: Spectra, records: list[Json]) -> None:

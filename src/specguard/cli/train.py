@@ -5,6 +5,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import NoneType, UnionType
@@ -14,7 +15,8 @@ import torch
 import typer
 
 from specguard import runs
-from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, progress_bar
+from specguard.cli.console import err, interruptible, option, out, plain_warnings, progress_bar
+from specguard.cli.launch import launched, own_device
 from specguard.cli.models import Classes, Elsewhere, ImageSize, Mean, Std, Weights, new_network, origin_kind
 from specguard.cli.names import DataName, named_data
 from specguard.cli.objectives import OBJECTIVE_NEEDS, ObjectiveName, named_objective, named_validation
@@ -36,6 +38,7 @@ from specguard.nn import (
 from specguard.penalties import MSVP, SingularValuePenalty, SpectralNorm
 from specguard.proportion import Proportion
 from specguard.train import SAM, SGD, AdamW, Cosine, OneCycle, Training, train
+from specguard.train.ranks import ALONE, joined
 from specguard.train.settings import Compile, Precision
 
 OptimizerName = Literal["adamw", "sgd"]
@@ -48,7 +51,10 @@ _ADV = "Adversarial training"
 
 def train_command(
     context: typer.Context,
-    run: Annotated[Path, option("directory for everything this run writes", _RUN)],
+    run: Annotated[  # torchrun takes --run for an abbreviation of an option of its own
+        Path,
+        option("directory for everything this run writes; under torchrun, --run-dir", _RUN, "--run", "--run-dir"),
+    ],
     resume: Annotated[
         bool, option("continue the run; settings not given are the stored ones", _RUN, "--resume")
     ] = False,
@@ -204,16 +210,26 @@ def _restored(hint: Any, value: Any) -> Any:
 
 
 def _train(run: Path, resume: bool, o: dict[str, Any]) -> None:
-    device = chosen_device(o["device"])
+    device, launch = own_device(o["device"]), launched()
     training = _training(o)
     model, data = _model_and_data(o, runs.derived_seed(training.seed, "weights"))
     arguments = {k: str(v) if isinstance(v, Path) else v for k, v in o.items() if k not in ("run", "resume")}
-    err.print(f"{o['model']} on {data.name}, {device}, run directory {run}", markup=False, soft_wrap=True)
-    advice = f"continue with: specguard train --run {shlex.quote(str(run))} --resume"
-    with interruptible(advice), plain_warnings(), progress_bar() as watch:
-        result = train(model, data, run, training, device=device, resume=resume, arguments=arguments, watch=watch)
-    out.print(f"test accuracy {Proportion.from_record(result['test_accuracy'])}", markup=False)
-    out.print(f"result in {run / 'result.json'}", markup=False, soft_wrap=True)
+    starter = "specguard train --run" if launch is None else "the same torchrun and -m specguard train --run-dir"
+    advice = f"continue with: {starter} {shlex.quote(str(run))} --resume"
+    with ExitStack() as stack:
+        for context in (interruptible(advice), plain_warnings()):
+            stack.enter_context(context)
+        ranks = ALONE if launch is None else stack.enter_context(joined(launch.rank, launch.count, device))
+        told: dict[str, Any] = {}
+        if ranks.leads:
+            err.print(f"{o['model']} on {data.name}, {device}, run directory {run}", markup=False, soft_wrap=True)
+            told["watch"] = stack.enter_context(progress_bar())
+        result = train(
+            model, data, run, training, device=device, resume=resume, arguments=arguments, ranks=ranks, **told
+        )
+    if ranks.leads:
+        out.print(f"test accuracy {Proportion.from_record(result['test_accuracy'])}", markup=False)
+        out.print(f"result in {run / 'result.json'}", markup=False, soft_wrap=True)
 
 
 def _model_and_data(o: dict[str, Any], seed: int) -> tuple[Classifier, AnyData]:

@@ -44,6 +44,11 @@ class Augmentation:
         if not 0 <= self.mix_probability <= 1:
             raise ConfigError(f"mix_probability must lie in [0, 1], not {self.mix_probability}")
 
+    @property
+    def mixes(self) -> bool:
+        """Whether an image may come to depend on others of its batch."""
+        return bool(self.mixup or self.cutmix)
+
     def check(self, shape: tuple[int, ...]) -> None:
         """Refuse images, of channels x height x width, that these changes are not made for; of sentences, all."""
         if len(shape) == 1:
@@ -69,7 +74,7 @@ class Augmentation:
         if self.jitter or self.hue:
             images = colour_jitter(images, self.jitter, self.hue, generator)
         targets = one_hot(labels, classes).to(images.dtype if images.is_floating_point() else torch.float32)
-        if self.mixup or self.cutmix:
+        if self.mixes:
             # Decided on the device: a batch that is not mixed gets weight 1, and the host need not wait.
             draw = _uniform(1, generator, images)
             share = self.mix_probability if not (self.mixup and self.cutmix) else self.mix_probability / 2

@@ -1,31 +1,36 @@
 """Images as tensors in [0, 1], and nothing else: normalisation belongs to the model."""
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
+from specguard.data.pictures import Pictures
 from specguard.errors import DataError
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """One split. Pixels are stored as bytes (value / 255) where the source has bytes, else as floats in [0, 1]."""
+    """One split. Pixels are stored as bytes (value / 255) where the source has bytes, else as floats in [0, 1].
 
-    images: Shaped[Tensor, "sample channel height width"]
+    Images that are too many for the memory are `Pictures`, which stay on the disk.
+    """
+
+    images: Shaped[Tensor, "sample channel height width"] | Pictures
     labels: Int64[Tensor, " sample"]
 
     def __post_init__(self) -> None:
-        if self.images.ndim != 4 or self.labels.shape != self.images.shape[:1]:
+        if len(self.images.shape) != 4 or self.labels.shape != self.images.shape[:1]:
             shapes = f"{tuple(self.images.shape)} and {tuple(self.labels.shape)}"
             raise DataError(f"images and labels of shapes {shapes} do not belong together")
         if self.labels.dtype != torch.int64:
             raise DataError(f"labels must be int64, not {self.labels.dtype}")
-        if self.images.numel() == 0:
+        if self.images.shape.numel() == 0:
             raise DataError("a data set needs at least one image")
-        if self.images.dtype == torch.uint8:
+        if isinstance(self.images, Pictures) or self.images.dtype == torch.uint8:
             return
         if not self.images.is_floating_point():
             raise DataError(f"images must be uint8 or floating point, not {self.images.dtype}")
@@ -40,8 +45,14 @@ class Dataset:
         self, index: Int64[Tensor, " batch"] | slice
     ) -> tuple[Float[Tensor, "batch channel height width"], Int64[Tensor, " batch"]]:
         """Images in [0, 1] and labels, on the device where the data set lives."""
-        images = self.images[index]
-        return (images / 255 if images.dtype == torch.uint8 else images), self.labels[index]
+        images = self.images
+        pixels = images.select(index).read() if isinstance(images, Pictures) else images[index]
+        return (pixels / 255 if pixels.dtype == torch.uint8 else pixels), self.labels[index]
+
+    def select(self, index: Int64[Tensor, " some"] | slice) -> "Dataset":
+        """A split of some of the images."""
+        images = self.images
+        return Dataset(images.select(index) if isinstance(images, Pictures) else images[index], self.labels[index])
 
     def to(self, device: torch.device) -> "Dataset":
         return Dataset(self.images.to(device), self.labels.to(device))
@@ -76,33 +87,48 @@ class Data:
             raise DataError(f"{self.name} has {len(self.train)} training images; {count} cannot be held out")
         order = torch.randperm(len(self.train), generator=generator)
         chosen, others = order[:count].sort().values, order[count:].sort().values
-        train, held = (Dataset(self.train.images[i], self.train.labels[i]) for i in (others, chosen))
+        train, held = (self.train.select(i) for i in (others, chosen))
         return Data(self.name, train, self.test, self.classes), held
 
     def pixel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of every channel over the training images, to four digits."""
+        """Mean and standard deviation of every channel over the training images, to four digits.
+
+        Of images that stay on the disk, ten thousand, spread over all, are looked at.
+        """
         mean, std = [], []
-        for channel in self.train.images.unbind(1):
-            values, weights = _distribution(channel)
+        for values, weights in _distributions(self.train.images):
             average = float((values * weights).sum())
             mean.append(round(average, 4))
             std.append(max(round(float(((values - average) ** 2 * weights).sum().sqrt()), 4), 1e-4))
         return tuple(mean), tuple(std)
 
     def fingerprint(self) -> str:
-        """SHA-256 over shapes, pixels and labels of both splits."""
+        """SHA-256 over shapes, pixels and labels of both splits; for images on the disk see `Pictures.digest`."""
         digest = hashlib.sha256()
         for split in (self.train, self.test):
             for tensor in (split.images, split.labels):
+                if isinstance(tensor, Pictures):
+                    digest.update(tensor.digest())
+                    continue
                 digest.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
                 digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
 
-def _distribution(channel: Tensor) -> tuple[Tensor, Tensor]:
-    """Pixel values in float64, and the share of each. Bytes are counted, in portions: no large copy is made."""
-    if channel.dtype == torch.uint8:
-        counts = torch.stack([some.flatten().bincount(minlength=256) for some in channel.split(256)]).sum(0)
-        return torch.arange(256, dtype=torch.float64, device=channel.device) / 255, counts.double() / counts.sum()
-    values = channel.flatten().double()
-    return values, torch.full_like(values, 1 / len(values))
+def _distributions(images: Tensor | Pictures) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each channel, pixel values in float64, and the share of each.
+
+    Bytes are counted, in portions: no large copy is made.
+    """
+    if isinstance(images, Tensor) and images.dtype != torch.uint8:
+        for channel in images.unbind(1):
+            values = channel.flatten().double()
+            yield values, torch.full_like(values, 1 / len(values))
+        return
+    portions = images.portions(10_000) if isinstance(images, Pictures) else iter(images.split(256))
+    counted = (torch.stack([c.flatten().bincount(minlength=256) for c in some.unbind(1)]) for some in portions)
+    counts = next(counted)
+    for more in counted:
+        counts += more
+    for row in counts.double():
+        yield torch.arange(256, dtype=torch.float64, device=row.device) / 255, row / row.sum()

@@ -1,14 +1,13 @@
 """Street View House Numbers in its official cropped format (train_32x32.mat, test_32x32.mat)."""
 
-import io
 from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.io import loadmat
 
 from specguard.data.dataset import Data, Dataset
 from specguard.data.files import read_verified
+from specguard.data.matfile import whole_arrays
 from specguard.errors import DataError
 
 _MD5 = {
@@ -26,13 +25,13 @@ def svhn(root: Path, verify: bool = True) -> Data:
 def _split(path: Path, md5: str | None) -> Dataset:
     content = read_verified(path, md5)
     try:
-        record = loadmat(io.BytesIO(content), variable_names=["X", "y"])
-    except Exception as error:
+        record = whole_arrays(content)
+    except ValueError as error:
         raise DataError(f"{path} is not a readable .mat file: {error}") from error
     pixels, targets = record.get("X"), record.get("y")
-    if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.ndim == 4):
+    if pixels is None or pixels.dtype != np.uint8 or pixels.ndim != 4:
         raise DataError(f"{path} holds no array 'X' of bytes with four axes")
-    if not isinstance(targets, np.ndarray) or targets.dtype.kind not in "ui" or targets.size != pixels.shape[3]:
+    if targets is None or targets.size != pixels.shape[3]:
         raise DataError(f"{path} holds no array 'y' with one label for each image")
     # The files are height x width x channel x sample, and write the digit 0 as 10.
     images = torch.tensor(np.ascontiguousarray(pixels.transpose(3, 2, 0, 1)))

@@ -10,6 +10,7 @@ from specguard.evaluate.folder import Progress, identity
 from specguard.evaluate.robustbench import robustbench_record
 from specguard.evaluate.run import Evaluation, evaluate
 from specguard.evaluate.sensitivity import Sensitivity, sensitivity
+from specguard.evaluate.shards import Shard
 from specguard.evaluate.smoothing import SmoothingStudy, smoothing, smoothing_summary
 from specguard.evaluate.spectra import Spectra, spectra
 from specguard.evaluate.spectral_summary import spectral_summary
@@ -24,6 +25,7 @@ __all__ = [
     "Progress",
     "RankCorrelation",
     "Sensitivity",
+    "Shard",
     "SmoothingStudy",
     "Spectra",
     "balls_of",

@@ -4,11 +4,11 @@ cascade.json        what is certified, by which stages, and what others' rest on
 environment.jsonl   versions, commit, hardware and command of every start
 records.jsonl       one line per image
 seconds.jsonl       how long each stage took at each radius, batch by batch
+shards/             records of processes that share the work, see evaluate/shards.py
 summary.json        the numbers; its presence means that the study is complete
 """
 
 import copy
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +20,13 @@ from specguard.attacks import APGD, PGD
 from specguard.certify import FAMILIES, Cascade, Family, Verifier, cascade
 from specguard.certify.verifier import check_verifiers
 from specguard.data import Split
-from specguard.errors import RunError, SoundnessError
+from specguard.errors import SoundnessError
 from specguard.evaluate.cascade_summary import cascade_summary, is_cascade_record
 from specguard.evaluate.certification import Certification
-from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder, stored_summary, whole_batches
+from specguard.evaluate.folder import Progress, Watcher, as_stored, stored_summary
 from specguard.evaluate.memory import first_proof, images_within
 from specguard.evaluate.refutation import broken, digest
+from specguard.evaluate.shards import WHOLE, Ledger, Place, Shard, opened
 from specguard.evaluate.subjects import Group, subject
 from specguard.geometry import Ball, Norm
 from specguard.nn import Classifier
@@ -33,11 +34,9 @@ from specguard.runs import (
     Json,
     append_lines,
     described,
-    locked,
     read_lines,
     record_start,
     rewrite_lines,
-    write_json,
 )
 
 _AGAIN = APGD(steps=50, restarts=2, loss="margin")  # on what third parties certify, beyond the study's own attack
@@ -68,37 +67,34 @@ def cascading(
     device: torch.device,
     verifiers: tuple[Verifier, ...] = (),
     memory: int | None = None,
+    shard: Shard = WHOLE,
     watch: Watcher = lambda progress: None,
 ) -> Json:
     """Send every image of `split` through the cascade, leave records in `folder`, and return the summary.
 
     The largest radius comes first: what is certified there is certified at all smaller ones. Every image is
     attacked too, and one that is certified and broken ends everything with an error; what rests on a verifier is
-    attacked once more, harder. `identity`, `memory` and continuing are as in `certification`.
+    attacked once more, harder. `identity`, `memory`, `shard` and continuing are as in `certification`.
     """
     check_verifiers(verifiers)
     rests_on = {verifier.name: verifier.rests_on for verifier in verifiers}
     stored = as_stored({**identity, "n": len(split), **described(settings), "verifiers": rests_on})
-    with locked(folder):
-        open_folder(folder, "cascade", stored)
-        study = _Study(model, split, folder, settings, verifiers, device, memory, watch)
-        records = study.stored()
-        path = folder / "summary.json"
-        if path.exists():
-            if len(records) < len(split):
-                raise RunError(f"{study.path} holds {len(records)} records of a study of {len(split)} images")
-            expected = {**cascade_summary(records, settings.radii, rests_on), "settings": stored}
-            return stored_summary(path, expected, {"seconds", "environment"})
-        record_start(folder, device)
-        records = study.completed(records)
-        result = {
-            **cascade_summary(records, settings.radii, rests_on),
-            "seconds": _seconds(folder),
-            "settings": stored,
-            "environment": read_lines(folder / "environment.jsonl")[-1],
-        }
-        write_json(path, result)
-        return result
+    path = folder / "summary.json"
+
+    def known(records: list[Json]) -> Json:
+        return {**cascade_summary(records, settings.radii, rests_on), "settings": stored}
+
+    with opened(folder, "cascade", stored, shard) as place:
+        study = _Study(model, split, settings, verifiers, device, memory, watch)
+        ledger = Ledger(place, len(split), settings.batch, study.fits)
+        if not path.exists():
+            record_start(place.own, device)
+            study.complete(ledger)
+        return ledger.ended(
+            device,
+            lambda records: stored_summary(path, known(records), {"seconds", "environment"}),
+            lambda records: {**known(records), "seconds": _seconds(place)},
+        )
 
 
 class _Study:
@@ -108,7 +104,6 @@ class _Study:
         self,
         model: Classifier,
         split: Split,
-        folder: Path,
         settings: Cascading,
         verifiers: tuple[Verifier, ...],
         device: torch.device,
@@ -117,47 +112,34 @@ class _Study:
     ) -> None:
         self.split, self.labels = split.to(device), split.labels.tolist()
         self.subject = subject(copy.deepcopy(model).to(device).eval(), self.split)
-        self.folder, self.settings, self.verifiers, self.watch = folder, settings, verifiers, watch
+        self.settings, self.verifiers, self.watch = settings, verifiers, watch
         self.names = [*settings.families, *(verifier.name for verifier in verifiers)]
-        self.path = folder / "records.jsonl"
         self.part = settings.batch if memory is None else images_within(memory, self._tried)
 
     def _tried(self, count: int) -> None:
         first_proof(self.subject, count, self.settings.families, self._ball(max(self.settings.radii)))
 
-    def stored(self) -> list[Json]:
-        """The records on disk, which are those of the first images."""
-        records = read_lines(self.path)
-        for number, record in enumerate(records):
-            known = number < len(self.labels) and is_cascade_record(
-                record, number, self.labels[number], self.settings.radii, self.names
-            )
-            if not known:
-                raise RunError(f"{self.path} holds a record that does not belong to this study")
-        return records
+    def fits(self, record: Json, sample: int) -> bool:
+        """Whether this can be the record of that image."""
+        return is_cascade_record(record, sample, self.labels[sample], self.settings.radii, self.names)
 
-    def completed(self, records: list[Json]) -> list[Json]:
-        """All records, given those on disk; a batch that was cut short is done again."""
-        batch, count, seconds_path = self.settings.batch, len(self.split), self.folder / "seconds.jsonl"
-        records = whole_batches(self.path, records, count, batch)
+    def complete(self, ledger: Ledger) -> None:
+        """Send what is missing through the cascade."""
+        total, seconds_path = len(ledger.begins), ledger.place.own / "seconds.jsonl"
         rewrite_lines(seconds_path, read_lines(seconds_path))  # a line cut short must not be written on
-        total = math.ceil(count / batch)
-        for begin in range(len(records), count, batch):
-            self.watch(Progress(begin // batch, total, "certifying"))
-            samples = torch.arange(begin, min(begin + batch, count), device=self.split.labels.device)
+        for number, begin in ledger.missing():
+            self.watch(Progress(number, total, "certifying"))
+            end = min(begin + self.settings.batch, len(self.split))
             found: list[Json] = []
             seconds: list[Json] = []
-            for some in samples.split(self.part):
+            for some in torch.arange(begin, end, device=self.split.labels.device).split(self.part):
                 for group in self.subject.groups(some):
-                    records_of, taken = self.proved(group)
-                    found += records_of
+                    records, taken = self.proved(group)
+                    found += records
                     seconds += taken
-            found.sort(key=lambda record: int(record["sample"]))
             append_lines(seconds_path, {"begin": begin, "stages": seconds})
-            append_lines(self.path, *found)
-            records += found
+            ledger.add(sorted(found, key=lambda record: int(record["sample"])))
         self.watch(Progress(total, total, "done"))
-        return records
 
     def proved(self, group: Group) -> tuple[list[Json], list[Json]]:
         """The records of these images, and the seconds of every stage at every radius."""
@@ -256,9 +238,9 @@ def _row(radius: float, proved: list[Json] | None, refuted: bool, stages: list[J
     return {"radius": radius, "verdict": verdict, "stages": stages, "proved": proved or []}
 
 
-def _seconds(folder: Path) -> list[Json]:
+def _seconds(place: Place) -> list[Json]:
     """Seconds of every stage at every radius; of the last time a batch was done, if it was done twice."""
-    batches = {line["begin"]: line["stages"] for line in read_lines(folder / "seconds.jsonl")}
+    batches = {line["begin"]: line["stages"] for _, lines in place.lines("seconds.jsonl") for line in lines}
     totals: dict[tuple[float, str], float] = {}
     for line in (line for stages in batches.values() for line in stages):
         key = (line["radius"], line["stage"])

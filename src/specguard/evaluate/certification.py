@@ -4,6 +4,7 @@ certification.json  what is certified, by which families; written once, at the s
 environment.jsonl   versions, commit, hardware and command of every start
 records.jsonl       one line per image
 seconds.jsonl       how long each family took, batch by batch
+shards/             records of processes that share the work, see evaluate/shards.py
 summary.json        the numbers; its presence means that the study is complete
 """
 
@@ -24,11 +25,12 @@ from specguard.certify.families import Problem, upper_falls
 from specguard.certify.families import described as in_words
 from specguard.certify.network import norms
 from specguard.data import Split
-from specguard.errors import ConfigError, RunError, SoundnessError
+from specguard.errors import ConfigError, SoundnessError
 from specguard.evaluate.certified_summary import certified_summary, is_record
-from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder, stored_summary, whole_batches
+from specguard.evaluate.folder import Progress, Watcher, as_stored, stored_summary
 from specguard.evaluate.memory import first_proof, images_within
 from specguard.evaluate.refutation import broken, digest
+from specguard.evaluate.shards import WHOLE, Ledger, Place, Shard, opened
 from specguard.evaluate.subjects import Group, subject
 from specguard.geometry import Ball, Norm
 from specguard.nn import Classifier
@@ -36,11 +38,9 @@ from specguard.runs import (
     Json,
     append_lines,
     described,
-    locked,
     read_lines,
     record_start,
     rewrite_lines,
-    write_json,
 )
 
 _TERMS = 8  # of a margin's losses that a record keeps, the largest first
@@ -87,35 +87,33 @@ def certification(
     identity: Json,
     device: torch.device,
     memory: int | None = None,
+    shard: Shard = WHOLE,
     watch: Watcher = lambda progress: None,
 ) -> Json:
     """Prove and attack every image of `split`, leave records in `folder`, and return the summary.
 
     Within `memory` bytes, if given, a batch is taken in parts that fit. `identity` says which model and which data
     this is; a folder that holds a study of another is refused, and one of the same is continued. An image that is
-    both certified and broken ends everything with an error.
+    both certified and broken ends everything with an error. A `shard` proves its own batches, and while others have
+    some to do, returns how many are `pending`, of how many, in place of a summary.
     """
     stored = as_stored({**identity, "n": len(split), **described(settings)})
-    with locked(folder):
-        open_folder(folder, "certification", stored)
-        study = _Study(model, split, folder, settings, device, memory, watch)
-        records = study.stored()
-        path = folder / "summary.json"
-        if path.exists():
-            if len(records) < len(split):
-                raise RunError(f"{study.path} holds {len(records)} records of a study of {len(split)} images")
-            expected = {**certified_summary(records, settings.radii, settings.families), "settings": stored}
-            return stored_summary(path, expected, {"seconds_per_image", "environment"})
-        record_start(folder, device)
-        records = study.completed(records)
-        result = {
-            **certified_summary(records, settings.radii, settings.families),
-            "seconds_per_image": _seconds(folder, len(split)),
-            "settings": stored,
-            "environment": read_lines(folder / "environment.jsonl")[-1],
-        }
-        write_json(path, result)
-        return result
+    path = folder / "summary.json"
+
+    def known(records: list[Json]) -> Json:
+        return {**certified_summary(records, settings.radii, settings.families), "settings": stored}
+
+    with opened(folder, "certification", stored, shard) as place:
+        study = _Study(model, split, settings, device, memory, watch)
+        ledger = Ledger(place, len(split), settings.batch, study.fits)
+        if not path.exists():
+            record_start(place.own, device)
+            study.complete(ledger)
+        return ledger.ended(
+            device,
+            lambda records: stored_summary(path, known(records), {"seconds_per_image", "environment"}),
+            lambda records: {**known(records), "seconds_per_image": _seconds(place, len(split))},
+        )
 
 
 class _Study:
@@ -125,7 +123,6 @@ class _Study:
         self,
         model: Classifier,
         split: Split,
-        folder: Path,
         settings: Certification,
         device: torch.device,
         memory: int | None,
@@ -133,39 +130,27 @@ class _Study:
     ) -> None:
         self.split, self.labels = split.to(device), split.labels.tolist()
         self.subject = subject(copy.deepcopy(model).to(device).eval(), self.split)
-        self.folder, self.settings, self.watch = folder, settings, watch
-        self.path = folder / "records.jsonl"
+        self.settings, self.watch = settings, watch
         self.part = settings.batch if memory is None else images_within(memory, self._tried)
 
     def _tried(self, count: int) -> None:
         """The proofs of a few images, to see what memory they take."""
         first_proof(self.subject, count, self.settings.families, self.settings.balls[-1])
 
-    def stored(self) -> list[Json]:
-        """The records on disk, which are those of the first images."""
-        records = read_lines(self.path)
-        for number, record in enumerate(records):
-            known = number < len(self.labels) and is_record(
-                record, number, self.labels[number], self.settings.radii, self.settings.families
-            )
-            if not known:
-                raise RunError(f"{self.path} holds a record that does not belong to this study")
-        return records
+    def fits(self, record: Json, sample: int) -> bool:
+        """Whether this can be the record of that image."""
+        return is_record(record, sample, self.labels[sample], self.settings.radii, self.settings.families)
 
-    def completed(self, records: list[Json]) -> list[Json]:
-        """All records, given those on disk; a batch that was cut short is done again."""
-        batch, seconds_path = self.settings.batch, self.folder / "seconds.jsonl"
-        records = whole_batches(self.path, records, len(self.split), batch)
+    def complete(self, ledger: Ledger) -> None:
+        """Prove what is missing."""
+        total, seconds_path = len(ledger.begins), ledger.place.own / "seconds.jsonl"
         rewrite_lines(seconds_path, read_lines(seconds_path))  # a line cut short must not be written on
-        total = math.ceil(len(self.split) / batch)
-        for begin in range(len(records), len(self.split), batch):
-            self.watch(Progress(begin // batch, total, "certifying"))
+        for number, begin in ledger.missing():
+            self.watch(Progress(number, total, "certifying"))
             found, seconds = self.batch(begin)
             append_lines(seconds_path, {"begin": begin, **seconds})
-            append_lines(self.path, *found)
-            records += found
+            ledger.add(found)
         self.watch(Progress(total, total, "done"))
-        return records
 
     def batch(self, begin: int) -> tuple[list[Json], dict[str, float]]:
         """The records of a batch, and the seconds of every family; in parts, if memory is short."""
@@ -298,9 +283,9 @@ def _since(begun: float, like: Tensor) -> float:
     return time.perf_counter() - begun
 
 
-def _seconds(folder: Path, count: int) -> dict[str, float]:
+def _seconds(place: Place, count: int) -> dict[str, float]:
     """Seconds per image of every stage; of the last time a batch was done, if it was done twice."""
-    batches = {line["begin"]: line for line in read_lines(folder / "seconds.jsonl")}
+    batches = {line["begin"]: line for _, lines in place.lines("seconds.jsonl") for line in lines}
     totals: dict[str, float] = {}
     for line in batches.values():
         for name, value in line.items():

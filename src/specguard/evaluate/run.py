@@ -4,6 +4,7 @@ evaluation.json     what is attacked, with what; written once, at the start
 environment.jsonl   versions, commit, hardware and command of every start
 records.jsonl       one line per attack, ball and image
 flags.json          signs of obfuscated gradients
+shards/             records of processes that share the work, see evaluate/shards.py
 images/             adversarial images, on request
 summary.json        the numbers; its presence means that the evaluation is complete
 """
@@ -11,6 +12,7 @@ summary.json        the numbers; its presence means that the evaluation is compl
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -21,7 +23,8 @@ from specguard.attacks.hunt import Attack
 from specguard.attacks.victim import Model, Precision
 from specguard.data import Split
 from specguard.errors import ConfigError, RunError
-from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder
+from specguard.evaluate.folder import Progress, Watcher, as_stored, nearly_equal
+from specguard.evaluate.shards import WHOLE, Place, Shard, opened
 from specguard.evaluate.subjects import Group, attacked, most_alike, subject
 from specguard.evaluate.summary import summary
 from specguard.geometry import Ball
@@ -29,9 +32,7 @@ from specguard.runs import (
     Json,
     append_lines,
     described,
-    locked,
     read_json,
-    read_lines,
     record_start,
     rewrite_lines,
     write_json,
@@ -86,83 +87,127 @@ def evaluate(
     *,
     identity: Json,
     device: torch.device,
+    shard: Shard = WHOLE,
     watch: Watcher = lambda progress: None,
 ) -> Json:
     """Attack `model` on every image of `split`, leave records in `folder`, and return the summary.
 
     `identity` says which model and which data this is; a folder that holds an evaluation of another, or with other
     settings, is refused, and one of the same is continued. Batches are the same whether or not it was interrupted,
-    so the records are too.
+    so the records are too. A `shard` attacks its own batches, and while others have some to do, returns how many
+    are `pending`, of how many, in place of a summary.
     """
     settings = as_stored({**identity, "n": len(split), **evaluation.settings()})
-    with locked(folder):
-        open_folder(folder, "evaluation", settings)
-        if (folder / "summary.json").exists():
-            return _stored_summary(folder / "summary.json", settings)
-        record_start(folder, device)
-        state = _State(folder, split, evaluation)
-        about = subject(model, split.to(device))
-        if evaluation.diagnose and not (folder / "flags.json").exists():
-            watch(Progress(0, state.total, "looking for obfuscated gradients"))
-            seen = most_alike(about, torch.arange(min(len(split), 1000), device=device))
-            found = diagnosed(seen.form.model, seen.inputs, seen.labels, evaluation.balls[-1], seed=evaluation.seed)
-            write_json(folder / "flags.json", {"flags": [asdict(flag) for flag in found]})
+    path = folder / "summary.json"
+    with opened(folder, "evaluation", settings, shard) as place:
+        if path.exists():
+            return _stored_summary(path, settings)
+        record_start(place.own, device)
+        state = _State(place, split, evaluation)
+        work = _Work(model, split.to(device), evaluation, folder, watch)
+        if shard.index == 0:
+            work.diagnose(place)
+        work.complete(state)
+        with place.together():
+            state = state if place.alone else _State(place, split, evaluation)
+            if path.exists():
+                return _stored_summary(path, settings)
+            if state.pending:
+                return {"pending": state.pending, "of": state.total}
+        work.diagnose(place)  # if no first shard has done it
+        with place.together():
+            return _finish(state, settings, classes, device)
 
-        def search(attack: Attack, ball: Ball) -> Callable[[Group], Adversarial]:
-            return lambda group: attack(
-                group.form.model,
-                group.inputs,
-                group.labels,
-                ball,
-                ids=group.samples,
-                seed=evaluation.seed,
-                precision=evaluation.precision,
-            )
 
-        for ball in evaluation.balls:
-            for name, attack in evaluation.suite.attacks:
-                key = (name, ball.norm, ball.radius)
-                for start in range(0, len(split), evaluation.batch):
-                    watch(Progress(state.done, state.total, f"{name}, {ball.norm} {ball.radius:.4g}"))
-                    if ids := state.missing(key, start):
-                        adversarial, labels = attacked(
-                            about, torch.tensor(ids, device=device), search(attack, ball)
-                        )
-                        state.add(key, start, ids, labels, adversarial)
-                    state.done += 1
-        watch(Progress(state.total, state.total, "done"))
-        return _finish(folder, state, settings, classes)
+class _Work:
+    """The model at work on the batches that are missing."""
+
+    def __init__(self, model: Model, split: Split, evaluation: Evaluation, folder: Path, watch: Watcher) -> None:
+        self.subject, self.split, self.evaluation, self.folder = subject(model, split), split, evaluation, folder
+        self.watch = watch
+
+    def diagnose(self, place: Place) -> None:
+        """Leave the signs of obfuscated gradients in the folder of the study, unless they are there."""
+        path = self.folder / "flags.json"
+        if self.evaluation.diagnose and not path.exists():
+            self.watch(Progress(0, 1, "looking for obfuscated gradients"))
+            first = torch.arange(min(len(self.split), 1000), device=self.split.labels.device)
+            seen, ball = most_alike(self.subject, first), self.evaluation.balls[-1]
+            found = diagnosed(seen.form.model, seen.inputs, seen.labels, ball, seed=self.evaluation.seed)
+            with place.together():
+                write_json(path, {"flags": [asdict(flag) for flag in found]})
+
+    def complete(self, state: "_State") -> None:
+        """Attack what is missing."""
+        evaluation, begins = self.evaluation, state.begins
+        total = len(begins) * len(state.keys)
+        for number, (ball, (name, attack)) in enumerate(product(evaluation.balls, evaluation.suite.attacks)):
+            key = (name, ball.norm, ball.radius)
+            for done, start in enumerate(begins, number * len(begins)):
+                self.watch(Progress(done, total, f"{name}, {ball.norm} {ball.radius:.4g}"))
+                if ids := state.missing(key, start):
+                    index = torch.tensor(ids, device=self.split.labels.device)
+                    adversarial, labels = attacked(self.subject, index, self._search(attack, ball))
+                    state.add(key, start, ids, labels, adversarial)
+        self.watch(Progress(total, total, "done"))
+
+    def _search(self, attack: Attack, ball: Ball) -> Callable[[Group], Adversarial]:
+        settings = self.evaluation
+        return lambda group: attack(
+            group.form.model,
+            group.inputs,
+            group.labels,
+            ball,
+            ids=group.samples,
+            seed=settings.seed,
+            precision=settings.precision,
+        )
 
 
 class _State:
-    """What is on disk, and which images of a batch are still to be attacked."""
+    """What is on disk, of all processes, and which images of a batch are still to be attacked."""
 
-    def __init__(self, folder: Path, split: Split, evaluation: Evaluation) -> None:
-        self.folder, self.evaluation, self.count = folder, evaluation, len(split)
+    def __init__(self, place: Place, split: Split, evaluation: Evaluation) -> None:
+        self.place, self.evaluation, self.count = place, evaluation, len(split)
         self.labels = split.labels.tolist()
-        self.path = folder / "records.jsonl"
-        batches = math.ceil(len(split) / evaluation.batch)
-        self.total, self.done = batches * len(evaluation.balls) * len(evaluation.suite.attacks), 0
+        self.path = place.own / "records.jsonl"
+        self.begins = place.shard.begins(len(split), evaluation.batch)
         self.keys: list[Key] = [
             (name, ball.norm, ball.radius) for ball in evaluation.balls for name, _ in evaluation.suite.attacks
         ]
-        self.records: list[Json] = []
+        self.total = math.ceil(len(split) / evaluation.batch) * len(self.keys)
+        self.records: dict[Key, dict[int, Json]] = {key: {} for key in self.keys}
         self.broken: dict[Key, set[int]] = {key: set() for key in self.keys}
-        self.seen: dict[Key, set[int]] = {key: set() for key in self.keys}
-        for record in read_lines(self.path):
-            self._take(record)
+        self.lines = dict(place.lines("records.jsonl"))
+        for path, lines in self.lines.items():
+            for record in lines:
+                self._take(record, path)
         self._drop_partial_batches()
+
+    @property
+    def pending(self) -> int:
+        """How many batches are yet to be done, by any process."""
+        begins = range(0, self.count, self.evaluation.batch)
+        return sum(bool(self.missing(key, begin)) for key in self.keys for begin in begins)
+
+    def merged(self) -> list[Json]:
+        """All records, attack by attack and in order, which then are on disk in the folder of the study itself."""
+        found = [record for key in self.keys for _, record in sorted(self.records[key].items())]
+        path = self.place.folder / "records.jsonl"
+        if self.lines.get(path) != found:
+            rewrite_lines(path, found)
+        return found
 
     def missing(self, key: Key, start: int) -> list[int]:
         """The images of a batch that this attack has yet to see; all that are wanted, or none."""
         wanted = self._wanted(key, start)
-        return [] if wanted and wanted <= self.seen[key] else sorted(wanted)
+        return [] if wanted <= self.records[key].keys() else sorted(wanted)
 
     def add(self, key: Key, start: int, ids: list[int], labels: Tensor, found: Adversarial) -> None:
         """Write the records of a batch; the images first, so that a record promises its image."""
         name, norm, radius = key
         if self.evaluation.save_images:
-            path = self.folder / "images" / f"{name}-{norm}-{radius!r}-{start:08d}.safetensors"
+            path = self.place.folder / "images" / f"{name}-{norm}-{radius!r}-{start:08d}.safetensors"
             with writing(path.parent):
                 path.parent.mkdir(exist_ok=True)
             write_tensors(path, {"images": found.images, "samples": torch.tensor(ids)})
@@ -177,8 +222,9 @@ class _State:
                 record["warnings"] = list(found.warnings)
             records.append(record)
         append_lines(self.path, *records)
+        self.lines.setdefault(self.path, []).extend(records)
         for record in records:
-            self._take(record)
+            self._take(record, self.path)
 
     def _wanted(self, key: Key, start: int) -> set[int]:
         """The images of a batch; in a cascade, those that the attacks before have not broken."""
@@ -189,7 +235,7 @@ class _State:
                     wanted -= self.broken[earlier]
         return wanted
 
-    def _take(self, record: Json) -> None:
+    def _take(self, record: Json, path: Path) -> None:
         """Believe a record that can be true; one that is there already says nothing new."""
         match record:
             case {
@@ -204,7 +250,7 @@ class _State:
                 "distance": float() | int(),
                 "closest": None | float() | int() as closest,
             } if (
-                (name, norm, radius) in self.seen
+                (name, norm, radius) in self.records
                 and 0 <= sample < self.count
                 and label == self.labels[sample]
                 and (closest is None or closest >= 0)
@@ -212,29 +258,27 @@ class _State:
             ):
                 key: Key = (name, norm, radius)
             case _:
-                raise RunError(f"{self.path} holds a record that does not belong to this evaluation")
-        if sample in self.seen[key]:
-            if record not in (r for r in self.records if r["sample"] == sample):
-                raise RunError(f"{self.path} holds two records of image {sample} that contradict each other")
-            return
-        self.seen[key].add(sample)
+                raise RunError(f"{path} holds a record that does not belong to this evaluation")
+        if not nearly_equal(self.records[key].setdefault(sample, record), record):
+            raise RunError(f"{path} holds two records of image {sample} that contradict each other")
         if broken:
             self.broken[key].add(sample)
-        self.records.append(record)
 
     def _drop_partial_batches(self) -> None:
         """A batch whose records were cut short is attacked again as a whole: its company may matter."""
-        whole: dict[Key, set[int]] = {}
         for key in self.keys:
             parts = [self._wanted(key, start) for start in range(0, self.count, self.evaluation.batch)]
-            whole[key] = set().union(*(part for part in parts if part <= self.seen[key]))
-        kept = [r for r in self.records if r["sample"] in whole[r["attack"], r["norm"], r["radius"]]]
+            whole = set().union(*(part for part in parts if part <= self.records[key].keys()))
+            self.records[key] = {s: record for s, record in self.records[key].items() if s in whole}
+            self.broken[key] &= whole
+        kept = [
+            record
+            for record in self.lines.get(self.path, [])
+            if record["sample"] in self.records[record["attack"], record["norm"], record["radius"]]
+        ]
         if self.path.exists():  # also because a line cut short must not be written on
             rewrite_lines(self.path, kept)
-        self.records = kept
-        for key in self.keys:
-            self.seen[key] &= whole[key]
-            self.broken[key] &= whole[key]
+        self.lines[self.path] = kept
 
 
 def _stored_summary(path: Path, settings: Json) -> Json:
@@ -259,15 +303,13 @@ def _listed(value: object) -> list[object]:
     return value if isinstance(value, list) else [value]
 
 
-def _finish(folder: Path, state: _State, settings: Json, classes: tuple[str, ...]) -> Json:
-    warnings = {text: None for record in state.records for text in record.get("warnings", ())}
-    flags = _stored_flags(folder / "flags.json") if state.evaluation.diagnose else []
+def _finish(state: _State, settings: Json, classes: tuple[str, ...], device: torch.device) -> Json:
+    folder, records = state.place.folder, state.merged()
+    warnings = {text: None for record in records for text in record.get("warnings", ())}
     result = {
-        **summary(state.records, settings, list(classes)),
+        **summary(records, settings, list(classes)),
         "warnings": list(warnings),
-        "flags": flags,
+        "flags": _stored_flags(folder / "flags.json") if state.evaluation.diagnose else [],
         "settings": settings,
-        "environment": read_lines(folder / "environment.jsonl")[-1],
     }
-    write_json(folder / "summary.json", result)
-    return result
+    return state.place.summarised(result, device)

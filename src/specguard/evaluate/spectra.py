@@ -4,11 +4,13 @@ spectrum.json         what is looked at, and how; written once, at the start
 environment.jsonl     versions, commit, hardware and command of every start
 records.jsonl         one line per image
 directions/           the most fragile direction of each part as an image, for the first images, on request
+shards/               records of processes that share the work, see evaluate/shards.py
 summary.json          the numbers; its presence means that the study is complete
 """
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -21,20 +23,17 @@ from torch import Tensor
 from specguard.attacks import PGD
 from specguard.data import Dataset
 from specguard.errors import CheckpointError, ConfigError, RunError
-from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder, stored_summary, whole_batches
+from specguard.evaluate.folder import Progress, Watcher, as_stored, stored_summary
+from specguard.evaluate.shards import WHOLE, Ledger, Shard, opened
 from specguard.evaluate.spectral_summary import PartForm, is_part_record, is_record, spectral_summary
 from specguard.geometry import Ball
 from specguard.linalg import exact_row_column, jacobian, lower_singular_values
 from specguard.nn import Network, ViT
 from specguard.runs import (
     Json,
-    append_lines,
     derived_seed,
-    locked,
-    read_lines,
     read_tensors,
     record_start,
-    write_json,
     write_tensors,
     writing,
 )
@@ -83,40 +82,42 @@ def spectra(
     identity: Json,
     device: torch.device,
     untrained: ViT | Network | None = None,
+    shard: Shard = WHOLE,
     watch: Watcher = lambda progress: None,
 ) -> Json:
     """Look at every image of `split`, leave records in `folder`, and return the summary.
 
     `identity` says which model and which data this is; a folder that holds a study of another is refused, and one
     of the same is continued, with the same records as if it had not been interrupted. `untrained` is the model as
-    it was before training, for a comparison of the weights' own spectra.
+    it was before training, for a comparison of the weights' own spectra. A `shard` looks at its own batches, and
+    while other shards have some to do, returns how many are `pending`, of how many, in place of a summary.
     """
     study = _Study(model, split, folder, settings, device, watch)
     names, path = list(study.forms), folder / "summary.json"
     stored = as_stored({**identity, "n": len(split), "parts": names, **asdict(settings)})
-    with locked(folder), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        open_folder(folder, "spectrum", stored)
-        records = study.stored()
-        if path.exists():
-            if len(records) < len(split):
-                raise RunError(f"{study.path} holds {len(records)} records of a study of {len(split)} images")
-            result = stored_summary(
-                path, {**spectral_summary(records, names), "settings": stored}, {"weights", "environment"}
-            )
-            if not isinstance(result.get("weights"), dict):
-                raise RunError(f"{path} does not hold the summary of this study")
-            return result
-        record_start(folder, device)
-        records = study.completed(records)
-        before = None if untrained is None else _weights(untrained)
-        result = {
-            **spectral_summary(records, names),
-            "weights": {"after": _weights(study.model), "before": before},
-            "settings": stored,
-            "environment": read_lines(folder / "environment.jsonl")[-1],
-        }
-        write_json(path, result)
+
+    def known(records: list[Json]) -> Json:
+        return {**spectral_summary(records, names), "settings": stored}
+
+    def read(records: list[Json]) -> Json:
+        result = stored_summary(path, known(records), {"weights", "environment"})
+        if not isinstance(result.get("weights"), dict):
+            raise RunError(f"{path} does not hold the summary of this study")
         return result
+
+    def made(records: list[Json]) -> Json:
+        before = None if untrained is None else _weights(untrained)
+        return {**known(records), "weights": {"after": _weights(study.model), "before": before}}
+
+    with (
+        opened(folder, "spectrum", stored, shard) as place,
+        torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
+    ):
+        ledger = Ledger(place, len(split), settings.batch, study.fits)
+        if not path.exists():
+            record_start(place.own, device)
+            study.complete(ledger)
+        return ledger.ended(device, read, made)
 
 
 def stored_directions(folder: Path, split: Dataset, settings: Spectra, names: list[str]) -> dict[str, Tensor]:
@@ -151,28 +152,20 @@ class _Study:
         self.model, self.dtype = copy.deepcopy(model).to(device, dtype).eval(), dtype  # the caller keeps his
         self.split, self.labels = split.to(device), split.labels.tolist()
         self.folder, self.settings, self.watch = folder, settings, watch
-        self.path = folder / "records.jsonl"
         self.forms = {part.name: _form(part, settings) for part in blank_parts(self.model, settings.wanted)}
 
-    def stored(self) -> list[Json]:
-        """The records on disk, which are those of the first images."""
-        records = read_lines(self.path)
-        for number, record in enumerate(records):
-            if number >= len(self.labels) or not is_record(record, number, self.labels[number], self.forms):
-                raise RunError(f"{self.path} holds a record that does not belong to this study")
-        return records
+    def fits(self, record: Json, sample: int) -> bool:
+        """Whether this can be the record of that image."""
+        return is_record(record, sample, self.labels[sample], self.forms)
 
-    def completed(self, records: list[Json]) -> list[Json]:
-        """All records, given those on disk."""
-        records = whole_batches(self.path, records, len(self.split), self.settings.batch)
-        for begin in range(len(records), len(self.split), self.settings.batch):
-            found = self.batch(begin)
-            append_lines(self.path, *found)
-            records += found
-        self._tell(len(self.split), 0, "done")
-        return records
+    def complete(self, ledger: Ledger) -> None:
+        """Look at what is missing."""
+        total = len(ledger.begins)
+        for number, begin in ledger.missing():
+            ledger.add(self.batch(begin, partial(self._tell, number, total)))
+        self._tell(total, total, 0, "done")
 
-    def batch(self, begin: int) -> list[Json]:
+    def batch(self, begin: int, tell: Callable[[int, str], None]) -> list[Json]:
         """The records of a batch of images; the directions, if wanted, are on disk before them."""
         settings = self.settings
         end = min(begin + settings.batch, len(self.split))
@@ -185,7 +178,7 @@ class _Study:
         directions: dict[str, Tensor] = {}
         for part, moved in zip(parts(self.model, images), parts(self.model, attacked), strict=True):
             if part.name in self.forms:
-                self._tell(begin, len(found), part.name)
+                tell(len(found), part.name)
                 generator = torch.Generator().manual_seed(derived_seed(settings.seed, part.name, begin))
                 found[part.name], right = _looked_at(part, moved, settings, generator)
                 if not all(is_part_record(row, self.forms[part.name]) for row in found[part.name]):
@@ -207,10 +200,8 @@ class _Study:
         tensors = {"images": images, "samples": samples, **directions}
         write_tensors(path, {name: tensor[kept] for name, tensor in tensors.items()})
 
-    def _tell(self, begin: int, part: int, doing: str) -> None:
-        batches = math.ceil(len(self.split) / self.settings.batch)
-        done = math.ceil(begin / self.settings.batch) * len(self.forms) + part
-        self.watch(Progress(done, batches * len(self.forms), doing))
+    def _tell(self, batch: int, batches: int, part: int, doing: str) -> None:
+        self.watch(Progress(batch * len(self.forms) + part, batches * len(self.forms), doing))
 
 
 @torch.no_grad()

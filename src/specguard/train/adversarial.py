@@ -18,7 +18,7 @@ from specguard.attacks.victim import Precision, Victim, evaluating
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.noise import Noise
-from specguard.train.objectives import Images, Model, Moment, Targets, check_smoothing
+from specguard.train.objectives import Images, Model, Moment, Targets, check_smoothing, unwrapped
 
 Scalar = Float[Tensor, ""]
 
@@ -40,10 +40,12 @@ class PGDTraining:
             raise ConfigError(f"the share of clean images must lie in [0, 1), not {self.clean}")
 
     def __call__(self, model: Model, images: Images, targets: Targets, moment: Moment) -> Scalar:
-        kept = round(self.clean * len(images))
+        spared = round(self.clean * (moment.before + len(images) + moment.after))
+        kept = min(max(spared - moment.before, 0), len(images))
         center, wanted = images[kept:], targets[kept:]
         ball = _grown(self.ball, self.ramp, moment)
-        start, size = ball.sample(center, _noise(len(center), moment)), step_size(self.step_size, self.steps, ball)
+        noise = _noise(len(center), moment, spared)
+        start, size = ball.sample(center, noise), step_size(self.step_size, self.steps, ball)
         x = _ascent(model, start, center, ball, size, self.steps, _soft_cross_entropy(wanted))
         x = torch.cat([images[:kept], x])
         return cross_entropy(model(x).float(), targets, label_smoothing=self.label_smoothing)
@@ -67,7 +69,7 @@ class TRADES:
 
     def __call__(self, model: Model, images: Images, targets: Targets, moment: Moment) -> Scalar:
         ball = _grown(self.ball, self.ramp, moment)
-        with evaluating(model):
+        with evaluating(unwrapped(model)):
             still = log_softmax(_victim(model, images).searched(images), 1)
         # Not the image itself, where the divergence has no gradient.
         noise = _noise(len(images), moment).normal(images.shape[1:], images.dtype)
@@ -119,7 +121,7 @@ def _ascent(
 ) -> Images:
     """PGD for training: all images take all steps, and nothing waits for the device."""
     victim = _victim(model, x)
-    with torch.no_grad(), evaluating(model):
+    with torch.no_grad(), evaluating(unwrapped(model)):
         for _ in range(steps):
             gradient, _, _ = victim.gradient(x, loss)
             x = ascended(x, gradient, center, ball, size)
@@ -129,9 +131,9 @@ def _ascent(
 
 
 def _victim(model: Model, x: Tensor) -> Victim:
-    """The model in the precision of the training step around it."""
+    """The model itself, in the precision of the training step around it."""
     precision: Precision = "bfloat16" if torch.is_autocast_enabled(x.device.type) else "full"
-    return Victim(model, precision, checked=False)
+    return Victim(unwrapped(model), precision, checked=False)
 
 
 def _grown(ball: Ball, ramp: float, moment: Moment) -> Ball:
@@ -140,9 +142,11 @@ def _grown(ball: Ball, ramp: float, moment: Moment) -> Ball:
     return replace(ball, radius=share * ball.radius)
 
 
-def _noise(count: int, moment: Moment) -> Noise:
-    device = moment.generator.device
-    return Noise(torch.randint(2**62, (count,), generator=moment.generator, device=device))
+def _noise(count: int, moment: Moment, spared: int = 0) -> Noise:
+    """Noise for `count` images, of a batch whose first `spared` get none."""
+    before, device = max(moment.before - spared, 0), moment.generator.device
+    keys = torch.randint(2**62, (before + count + moment.after,), generator=moment.generator, device=device)
+    return Noise(keys[before : before + count])
 
 
 def _soft_cross_entropy(targets: Targets) -> Callable[[Tensor], Tensor]:

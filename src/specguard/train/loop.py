@@ -1,5 +1,6 @@
 """The one training loop: an objective, penalties, an optimizer."""
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -11,13 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from specguard.data import AnyData, Split
+from specguard.data import AnyData, Dataset, Split
+from specguard.data.pictures import Pictures
 from specguard.errors import TrainingError
 from specguard.runs import Json, append_lines, derived_seed
 from specguard.train.objectives import Model, Moment
+from specguard.train.ranks import ALONE, Ranks
 from specguard.train.settings import Training, Validation
 from specguard.train.state import TrainingState
 
+_SCORED = 1000  # images that are scored together
 _CHECK_EVERY = 50  # steps between looks at the loss; each look makes the host wait for the device
 
 
@@ -46,19 +50,22 @@ class Loop:
         device: torch.device,
         watch: Watcher,
         held_out: Split | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.state, self.training, self.run, self.device, self.watch = state, training, run, device, watch
+        self.ranks = ranks
         self.held_out = None if held_out is None else held_out.to(device)
         self.train, self.test, self.classes = data.train.to(device), data.test.to(device), len(data.classes)
         self.batch = min(training.batch, len(data.train))
         self.steps_per_epoch = state.losses.shape[1]
         self.steps = training.epochs * self.steps_per_epoch
-        self.forward: Model = state.model
+        forward: Any = state.model
         self.penalties: tuple[Callable[..., Any], ...] = training.penalties
         if training.compile:
-            self.forward = torch.compile(state.model, mode=training.compile)
+            forward = torch.compile(state.model, mode=training.compile)
             # Not in that mode: the vectors outlive the step, and CUDA graphs would write over them.
             self.penalties = tuple(torch.compile(penalty.__call__) for penalty in training.penalties)
+        self.forward: Model = ranks.wrapped(forward, device)
 
     def complete(self) -> None:
         """Train from where the state stands to the end."""
@@ -66,9 +73,11 @@ class Loop:
             epoch, begun = self.state.step // self.steps_per_epoch, time.perf_counter()
             self.epoch(epoch)
             record = self.record(epoch)
-            append_lines(self.run / "metrics.jsonl", record)
-            append_lines(self.run / "timing.jsonl", {"epoch": epoch + 1, "seconds": time.perf_counter() - begun})
-            self.state.save(self.run)
+            if self.ranks.leads:
+                seconds = time.perf_counter() - begun
+                append_lines(self.run / "metrics.jsonl", record)
+                append_lines(self.run / "timing.jsonl", {"epoch": epoch + 1, "seconds": seconds})
+                self.state.save(self.run)
             self.watch(Progress(self.state.step, self.steps, record["loss"], record))
 
     def epoch(self, epoch: int) -> None:
@@ -77,14 +86,15 @@ class Loop:
         every = self.training.checkpoint_steps
         self.state.model.train()
         for i in range(self.state.step % self.steps_per_epoch, self.steps_per_epoch):
-            images, labels = self.train.batch(order[i * self.batch : (i + 1) * self.batch])
+            index = order[i * self.batch : (i + 1) * self.batch]
+            images, labels = loaded(self.train, index, self.training, self.ranks)
             images, targets = self.training.augmentation(images, labels, self.classes, self.generator("augment"))
             self.state.losses[:, i] = self.step(images, targets)
             self.state.step += 1
             last = i + 1 == self.steps_per_epoch
             save = every is not None and self.state.step % every == 0 and not last
             looked = self.finite_loss(i) if save or last or (i + 1) % _CHECK_EVERY == 0 else None
-            if save:
+            if save and self.ranks.leads:
                 self.state.save(self.run)
             self.watch(Progress(self.state.step, self.steps, looked))
 
@@ -112,17 +122,22 @@ class Loop:
             images.tensor_split(training.accumulate), targets.tensor_split(training.accumulate), strict=True
         )
         for part, (some_images, some_targets) in enumerate(parts):
-            moment = Moment(state.step, self.steps, self.steps_per_epoch, self.generator(f"objective {part}"))
+            own = self.ranks.share(len(some_images))
+            others = own.start, len(some_images) - own.stop
+            generator = self.generator(f"objective {part}")
+            moment = Moment(state.step, self.steps, self.steps_per_epoch, generator, *others)
             mixed = training.precision == "bfloat16"
             torch.compiler.cudagraph_mark_step_begin()  # what CUDA graphs returned before may now be overwritten
-            with torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext():
-                value = training.objective(self.forward, some_images, some_targets, moment)
-            value = value * (len(some_images) / len(images))
-            loss += value.detach()
-            if part == 0:
-                value = value + penalty
-            value.backward()
-        return torch.stack([loss, penalty.detach()])
+            with self.ranks.gathering(self.forward, last=part + 1 == training.accumulate):
+                with torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext():
+                    value = training.objective(self.forward, some_images[own], some_targets[own], moment)
+                value = value * ((own.stop - own.start) / len(images))
+                loss += value.detach()
+                value = value * self.ranks.count  # gradients are averaged over the processes, and this is a sum
+                if part == 0:
+                    value = value + penalty  # of which every process has the whole
+                value.backward()
+        return torch.stack([self.ranks.total(loss), penalty.detach()])
 
     def penalty(self) -> Tensor:
         """The sum of all penalties, whose power iterations advance by one step."""
@@ -162,48 +177,66 @@ class Loop:
             "lr": self.rate(self.state.step - 1),
             "loss": loss,
             "penalty": penalty,
-            **_scores(self.state.model, self.test, "test"),
+            **_scores(self.state.model, self.test, "test", self.ranks),
         }
         if self.state.average is not None:
-            record |= _scores(self.state.average, self.test, "ema_test")
+            record |= _scores(self.state.average, self.test, "ema_test", self.ranks)
         if self.training.validation is not None and self.held_out is not None:
             models: dict[str, nn.Module] = {"raw": self.state.model}
             if self.state.average is not None:
                 models["ema"] = self.state.average.module
             for weights, model in models.items():
-                stood, clean = _stood(self.training.validation, model, self.held_out, self.training.seed)
+                seed = derived_seed(self.training.seed, "validation")
+                stood, clean = _stood(self.training.validation, model, self.held_out, seed, self.ranks)
                 self.state.keep_if_best(weights, model, {"epoch": epoch + 1, "score": [stood, clean]})
                 name, count = "ema_validation" if weights == "ema" else "validation", len(self.held_out)
                 record |= {f"{name}_robust_accuracy": stood / count, f"{name}_accuracy": clean / count}
         return record
 
 
-def _stood(validation: Validation, model: nn.Module, split: Split, seed: int, batch: int = 1000) -> tuple[int, int]:
+def loaded(train: Split, index: Tensor, training: Training, ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """The images and labels of a batch, before augmentation, which draws for the batch as a whole.
+
+    Images on the disk that other processes read are left black, unless they will be mixed into those of this one.
+    """
+    on_disk = isinstance(train, Dataset) and isinstance(train.images, Pictures)
+    if ranks.count == 1 or training.augmentation.mixes or not on_disk:
+        return train.batch(index)
+    parts = torch.arange(len(index), device=index.device).tensor_split(training.accumulate)
+    rows = torch.cat([part[ranks.share(len(part))] for part in parts])
+    own, _ = train.batch(index[rows])
+    images = own.new_zeros(len(index), *own.shape[1:])
+    images[rows] = own
+    return images, train.labels[index]
+
+
+def _stood(validation: Validation, model: nn.Module, split: Split, seed: int, ranks: Ranks) -> tuple[int, int]:
     """How many images the attack does not break, and how many are classified rightly without it."""
-    stood = clean = 0
-    for start in range(0, len(split), batch):
-        images, labels = split.batch(slice(start, start + batch))
+    counts = torch.zeros(2, dtype=torch.int64)
+    for _, start in _own_batches(split, ranks):
+        images, labels = split.batch(slice(start, start + _SCORED))
         ids = torch.arange(start, start + len(images))
-        found = validation.attack(
-            model, images, labels, validation.ball, ids=ids, seed=derived_seed(seed, "validation")
-        )
-        stood += int((~found.success).sum())
-        clean += int((found.before == labels).sum())
+        found = validation.attack(model, images, labels, validation.ball, ids=ids, seed=seed)
+        counts += torch.tensor([int((~found.success).sum()), int((found.before == labels).sum())])
+    stood, clean = ranks.total(counts).tolist()
     return stood, clean
 
 
 @torch.no_grad()
-def _scores(model: nn.Module, split: Split, name: str, batch: int = 1000) -> Json:
+def _scores(model: nn.Module, split: Split, name: str, ranks: Ranks) -> Json:
     """Clean accuracy and loss, without autocast, in eval mode; the mode is restored."""
     mode = model.training
     model.eval()
-    correct, loss = 0, 0.0
-    for start in range(0, len(split), batch):
-        images, labels = split.batch(slice(start, start + batch))
+    # A row for each batch, so that sums do not depend on who did which.
+    found = torch.zeros(math.ceil(len(split) / _SCORED), 2, dtype=torch.float64)
+    for number, start in _own_batches(split, ranks):
+        images, labels = split.batch(slice(start, start + _SCORED))
         logits = model(images)
-        correct += int((logits.argmax(1) == labels).sum())
-        loss += float(cross_entropy(logits, labels, reduction="sum"))
+        found[number, 0] = float((logits.argmax(1) == labels).sum())
+        found[number, 1] = float(cross_entropy(logits, labels, reduction="sum"))
     model.train(mode)
+    rows = ranks.total(found).tolist()
+    correct, loss = sum(int(row[0]) for row in rows), sum(row[1] for row in rows)
     if not torch.tensor(loss).isfinite():
         raise TrainingError(f"the {name} loss is no longer finite; what was saved before is kept")
     return {
@@ -211,6 +244,11 @@ def _scores(model: nn.Module, split: Split, name: str, batch: int = 1000) -> Jso
         f"{name}_loss": loss / len(split),
         f"{name}_correct": correct,
     }
+
+
+def _own_batches(split: Split, ranks: Ranks) -> list[tuple[int, int]]:
+    """The batches that this process looks at: their numbers, and where they begin. None is filled up."""
+    return list(enumerate(range(0, len(split), _SCORED)))[ranks.index :: ranks.count]
 
 
 def _order(count: int, seed: int, epoch: int) -> Tensor:

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, log_softmax
 from specguard.errors import ConfigError
 from specguard.nn import Attention, CoreAttention, GatedPositionalAttention, SkipAttention
 from specguard.train.adversarial import NFGSM, TRADES, PGDTraining
-from specguard.train.objectives import CrossEntropy, Images, Model, Moment, Objective, Targets
+from specguard.train.objectives import CrossEntropy, Images, Model, Moment, Objective, Targets, unwrapped
 from specguard.train.reach import estimate_reach
 
 Scalar = Float[Tensor, ""]
@@ -151,7 +151,7 @@ class InputGradient:
             )
 
     def __call__(self, model: Model, images: Images, targets: Targets, moment: Moment) -> Scalar:
-        if hasattr(model, "_orig_mod"):
+        if hasattr(unwrapped(model), "_orig_mod"):
             raise ConfigError("the gradient of a compiled model cannot be differentiated; train without compile")
         images = images.detach().requires_grad_()
         with _unfused(model):
@@ -167,6 +167,8 @@ def _moved(
     """The logits, and how far an attack of radius eps moves the head's input: `eps L`, or as T1 has it."""
     if constant == "local":
         logits, reach = estimate_reach(_module(model), images, eps, head)
+        if unwrapped(model) is not model:  # gradients are averaged over processes by the wrapper's own forward pass
+            logits = model(images)
         return _full(logits), _full(reach)[:, None]
     logits = _full(model(images))
     value = constant(_module(model)) if callable(constant) else constant
@@ -221,8 +223,9 @@ def _unfused(model: Model) -> Iterator[None]:
 
 
 def _module(model: Model) -> nn.Module:
-    """The module behind what an objective is given, compiled or not."""
-    module = getattr(model, "_orig_mod", model)
+    """The module behind what an objective is given, compiled or not, of one process or several."""
+    inner = unwrapped(model)
+    module = getattr(inner, "_orig_mod", inner)
     if not isinstance(module, nn.Module):
         raise ConfigError(f"EMMA reads weights and needs a module, not a {type(module).__name__}")
     return module

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
 from specguard.errors import ConfigError
 
@@ -18,12 +19,18 @@ Model = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Moment:
-    """Where training stands: what ramps are functions of, and the only source of randomness."""
+    """Where training stands: what ramps are functions of, and the only source of randomness.
+
+    `before` and `after` count the images of the same batch that other processes have, before and after these.
+    What is drawn from the generator is drawn for all of them, of which these take their own.
+    """
 
     step: int
     steps: int
     steps_per_epoch: int
     generator: torch.Generator
+    before: int = 0
+    after: int = 0
 
     @property
     def epoch(self) -> float:
@@ -56,6 +63,12 @@ class CrossEntropy:
 
     def __call__(self, model: Model, images: Images, targets: Targets, moment: Moment) -> Float[Tensor, ""]:
         return cross_entropy(model(images).float(), targets, label_smoothing=self.label_smoothing)
+
+
+def unwrapped(model: Model) -> Model:
+    """The module itself, where `model` is the one that averages gradients over processes."""
+    module: Model = model.module if isinstance(model, DistributedDataParallel) else model
+    return module
 
 
 def check_smoothing(share: float) -> None:

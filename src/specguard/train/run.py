@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from specguard.runs import (
     write_tensors,
 )
 from specguard.train.loop import Loop, Watcher
+from specguard.train.ranks import ALONE, Ranks
 from specguard.train.settings import Training
 from specguard.train.state import TrainingState
 
@@ -41,15 +43,18 @@ def train(
     device: torch.device,
     resume: bool = False,
     arguments: Json | None = None,
+    ranks: Ranks = ALONE,
     watch: Watcher = lambda progress: None,
 ) -> Json:
     """Train `model` in place, leave everything in the directory `run`, and return its result record.
 
     With `resume`, continue from the last checkpoint with the same settings; on the CPU the outcome is then
     bit for bit that of an uninterrupted run. A finished run is returned as it is. `arguments` are kept beside the
-    settings of a new run, for a command line that wants to be resumed without repeating them.
+    settings of a new run, for a command line that wants to be resumed without repeating them. Several processes,
+    `joined` as `ranks`, train one model together; their number may be another when the run is resumed.
     """
     _check_fit(model, data, training)
+    ranks.check(model, training, data)
     everything = data
     held_out: Split | None = None
     if training.validation is not None:
@@ -61,23 +66,36 @@ def train(
         "training": described(training),
         "initial_weights": fingerprint(model),
     }
-    with locked(run):
-        _open(run, settings, arguments, resume)
-        if isinstance(data, Text):
-            write_json(run / "vocabulary.json", data.vocabulary.record())
+    with ranks.together(), ExitStack() as held:
+        ranks.agree(str(settings), "the processes of this job have different settings, data or versions")
+        with ranks.led():
+            if ranks.leads:
+                held.enter_context(locked(run))
+                _open(run, settings, arguments, resume)
+                if isinstance(data, Text):
+                    write_json(run / "vocabulary.json", data.vocabulary.record())
         steps_per_epoch = max(len(data.train) // training.batch, 1)
         state = TrainingState(model, training, steps_per_epoch, device)
-        if checkpoints := checkpoint_steps(run):
+        finished, checkpoints = (run / "result.json").exists(), checkpoint_steps(run)
+        seen = f"the processes of this job see different files: {run} must be on a disk that all of them share"
+        ranks.agree(str((finished, checkpoints)), seen)
+        if checkpoints:
             state.load(run, checkpoints[-1])
-        if (run / "result.json").exists():
+        if finished:
             _trained(state)
             return _stored_result(run / "result.json")
-        for name in ("metrics.jsonl", "timing.jsonl"):
-            # Records that were written after the last checkpoint will be written again.
-            rewrite_lines(run / name, _first_records(run / name, state.step // steps_per_epoch))
-        record_start(run, device)
-        Loop(state, training, data, run, device, watch, held_out).complete()
-        return _finish(state, data, run, settings)
+        with ranks.led():
+            if ranks.leads:
+                for name in ("metrics.jsonl", "timing.jsonl"):
+                    # Records that were written after the last checkpoint will be written again.
+                    rewrite_lines(run / name, _first_records(run / name, state.step // steps_per_epoch))
+                record_start(run, device, ranks.count)
+        Loop(state, training, data, run, device, watch, held_out, ranks).complete()
+        with ranks.led():
+            if ranks.leads:
+                _finish(state, data, run, settings)
+        _trained(state)
+        return _stored_result(run / "result.json")
 
 
 def _architecture(model: Classifier) -> Json:
@@ -151,7 +169,7 @@ def _trained(state: TrainingState) -> tuple[nn.Module, str]:
     return trained, weights
 
 
-def _finish(state: TrainingState, data: AnyData, run: Path, settings: Json) -> Json:
+def _finish(state: TrainingState, data: AnyData, run: Path, settings: Json) -> None:
     """Write the final weights, then the result, whose presence says that the run is complete."""
     trained, weights = _trained(state)
     metrics = read_lines(run / "metrics.jsonl")
@@ -181,4 +199,3 @@ def _finish(state: TrainingState, data: AnyData, run: Path, settings: Json) -> J
         "environment": read_lines(run / "environment.jsonl")[-1],
     }
     write_json(run / "result.json", result)
-    return result

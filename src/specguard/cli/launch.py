@@ -1,0 +1,79 @@
+"""Which of how many processes this is: by `--shard`, or as a launcher such as torchrun says it."""
+
+import os
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+
+from specguard.cli.console import chosen_device, err, option
+from specguard.errors import ConfigError
+from specguard.evaluate import Shard
+from specguard.runs import Json
+
+ShardText = Annotated[
+    str | None,
+    option("do part I of N, such as 0/8; the last to finish sums up [default: as torchrun says]", "Many processes"),
+]
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
+@dataclass(frozen=True)
+class Launched:
+    """This process among those of a launcher; `local` counts those of the same machine."""
+
+    rank: int
+    count: int
+    local: int
+
+
+def launched() -> Launched | None:
+    """What the launcher says, if there is one and it started more than one process."""
+    texts = [os.environ.get(name) for name in _VARIABLES]
+    if None in texts:
+        return None
+    try:
+        found = Launched(*(int(text or "") for text in texts))
+    except ValueError:
+        raise ConfigError(f"{', '.join(_VARIABLES)} must be numbers, as torchrun sets them") from None
+    if not (0 <= found.rank < found.count and found.local >= 0):
+        raise ConfigError(
+            f"the environment says that this is process {found.rank} of {found.count}, which cannot be"
+        )
+    return found if found.count > 1 else None
+
+
+def chosen_shard(text: str | None) -> Shard:
+    """The part of a study that this process does."""
+    launch = launched()
+    if launch is None:
+        return Shard() if text is None else Shard.parsed(text)
+    if text is not None:
+        raise ConfigError("--shard says which part to do, and so does torchrun: leave out one of them")
+    return Shard(launch.rank, launch.count)
+
+
+def own_device(name: str) -> torch.device:
+    """The device of this process: the processes of one machine take its GPUs in turn."""
+    device, launch = chosen_device(name), launched()
+    if launch is None or device.type != "cuda" or ":" in name:
+        return device
+    return torch.device("cuda", launch.local % torch.cuda.device_count())
+
+
+def only_one_process(verb: str) -> None:
+    """Refuse to do several times over what one process does."""
+    if launched() is not None:
+        raise ConfigError(f"{verb} is the work of one process; start it without torchrun")
+
+
+def unfinished(result: Json, shard: Shard) -> bool:
+    """Say so, if a study waits for other shards."""
+    if "pending" not in result:
+        return False
+    err.print(
+        f"shard {shard.index}/{shard.count} is done; {result['pending']} of {result['of']} batches are left to the "
+        "others, and the last to finish sums up",
+        soft_wrap=True,
+    )
+    return True

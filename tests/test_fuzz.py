@@ -1,0 +1,538 @@
+"""Files and words from strangers: whatever they hold, one sentence or a value; nothing runs, nothing is left.
+
+`SPECGUARD_FUZZ=10000 pytest tests/test_fuzz.py` tries so many cases of each kind; the default is for every day.
+"""
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import random
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+from PIL import Image
+from scipy.io import savemat
+
+import companions
+from specguard import runs
+from specguard.adapt import from_run, untrained
+from specguard.adapt.checkpoint import load_weights
+from specguard.attacks import PGD, Suite
+from specguard.cli import main
+from specguard.cli.launch import chosen_shard
+from specguard.data import Dataset, image_folder, svhn
+from specguard.data.unpickle import read_pickle
+from specguard.errors import SpecGuardError
+from specguard.evaluate import Certification, Evaluation, Shard, Spectra, certification, evaluate, spectra
+from specguard.evaluate import run as run_module
+from specguard.evaluate.certified_summary import is_record as is_certificate
+from specguard.evaluate.shards import Ledger, Place
+from specguard.evaluate.spectral_summary import PartForm
+from specguard.evaluate.spectral_summary import is_record as is_spectrum
+from specguard.geometry import Ball
+from specguard.nn import ViT, ViTConfig
+from specguard.train.state import TrainingState
+
+CASES = int(os.environ.get("SPECGUARD_FUZZ", "40"))
+CONFIG = ViTConfig(
+    image=4, patch=2, channels=1, classes=5, dim=6, depth=1, heads=2, mlp_ratio=2.0, mean=(0.4,), std=(0.3,),
+    norm="none", activation="squareplus", pool="mean",
+)  # fmt: skip
+
+# What strangers write ------------------------------------------------------------------------------------------
+
+ODD = [
+    None, True, False, 0, -1, 1, 2**63, 10**400, 0.5, -0.0, 1e308, float("inf"), float("nan"), "", "\x00", "\ud800",
+    "../../etc/passwd", "<script>alert(1)</script>", "[bold]", "é" * 300, [], {}, [[]], [None], {"a": {}},
+    [[[[[[]]]]]],
+]  # fmt: skip
+values = st.sampled_from(ODD) | st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every container of a JSON value, with every key of it."""
+    keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [found for key in keys for found in ((value, key), *places(value[key]))]
+
+
+@st.composite
+def changed_json(draw: Any, records: list[Any]) -> bytes:
+    """Lines of JSON of which some numbers, texts, lists or keys are others, missing or there twice."""
+    found = json.loads(json.dumps(records))
+    for _ in range(draw(st.integers(0, 3))):
+        spots = places(found)
+        if not spots:
+            break
+        container, key = spots[draw(st.integers(0, len(spots) - 1))]
+        match draw(st.sampled_from(["change", "change", "lose", "add", "again"])):
+            case "lose":
+                del container[key]
+            case "add" if isinstance(container, dict):
+                container[draw(st.text(max_size=5))] = draw(values)
+            case "again" if isinstance(container, list):
+                container.append(container[key])
+            case _:
+                container[key] = draw(values)
+    return b"".join(json.dumps(record).encode() + b"\n" for record in found)
+
+
+@st.composite
+def changed_bytes(draw: Any, content: bytes) -> bytes:
+    """Bytes of which some are others, cut out, there twice, or missing at the end."""
+    found = bytearray(content)
+    for _ in range(draw(st.integers(0, 4))):
+        at, length = draw(st.integers(0, len(found))), draw(st.integers(1, 9))
+        match draw(st.sampled_from(["set", "set", "flip", "cut", "insert", "again", "end"])):
+            case "set":
+                found[at : at + length] = draw(st.binary(min_size=1, max_size=length))
+            case "flip" if at < len(found):
+                found[at] ^= 1 << draw(st.integers(0, 7))
+            case "cut":
+                del found[at : at + length]
+            case "insert":
+                found[at:at] = draw(st.binary(max_size=length) | st.just(b"\xff" * 8) | st.just(b"[" * 5000))
+            case "again":
+                found[at:at] = found[at : at + 50 * length]
+            case "end":
+                del found[at:]
+    return bytes(found)
+
+
+# Who reads it --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A parser, given a folder with the file in it, and the files it may be given."""
+
+    cases: Callable[[], st.SearchStrategy[bytes]]
+    name: str
+    parse: Callable[[Path], object]
+
+
+def data() -> Dataset:
+    images = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(4))
+    return Dataset(images, torch.tensor([0, 1, 4]))
+
+
+@cache
+def model() -> ViT:
+    made, g = ViT(CONFIG), torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(0.4 * torch.randn(parameter.shape, generator=g))
+    return made.eval()
+
+
+EVALUATION = Evaluation(Suite((("pgd", PGD(steps=1)),)), (Ball("l2", 0.1),), batch=2, diagnose=False)
+CERTIFICATION = Certification((0.01,), families=("local",), search=False, attack=PGD(steps=1), batch=2)
+FORMS = {"head": PartForm("head", "map", 1, False)}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    return originals(tmp_path_factory.mktemp("originals"))
+
+
+@cache
+def originals(folder: Path) -> Path:
+    """A file of every kind, as the package writes it."""
+    os.environ["SPECGUARD_COMMIT"] = "test"
+    about: dict[str, Any] = {"identity": {}, "device": torch.device("cpu")}
+    evaluate(model(), data(), tuple("abcde"), folder / "attack", EVALUATION, **about)
+    spectra(model(), data(), folder / "spectrum", Spectra("head", most=3, batch=2), **about)
+    certification(model(), data(), folder / "certify", CERTIFICATION, **about)
+    companions.trained(folder, "everything")
+    torch.save({"state_dict": model().state_dict()}, folder / "weights.pt")
+    matrix = {"data": np.zeros((3, 3072), np.uint8), "labels": [0, 1, 2], "filenames": ["a.png"] * 3}
+    (folder / "batch").write_bytes(pickle.dumps(matrix, protocol=2))
+    savemat(folder / "x.mat", {"X": np.zeros((4, 4, 3, 2), np.uint8), "y": np.array([[1], [10]], np.uint8)})
+    for suffix in ("png", "jpg", "webp", "bmp"):
+        Image.new("RGB", (5, 4), (9, 99, 199)).save(folder / f"picture.{suffix}")
+    return folder
+
+
+def lines(path: Path) -> st.SearchStrategy[bytes]:
+    content = path.read_bytes()
+    return changed_json([json.loads(line) for line in content.splitlines()]) | changed_bytes(content)
+
+
+def document(path: Path) -> st.SearchStrategy[bytes]:
+    return changed_json([json.loads(path.read_bytes())]) | changed_bytes(path.read_bytes())
+
+
+def attack_records(folder: Path) -> object:
+    return run_module._State(Place(folder, Shard()), data(), EVALUATION).merged()
+
+
+def spectrum_records(folder: Path) -> object:
+    ledger = Ledger(
+        Place(folder, Shard()), 3, 2, lambda record, i: is_spectrum(record, i, int(data().labels[i]), FORMS)
+    )
+    return ledger.missing()
+
+
+def certificates(folder: Path) -> object:
+    labels = data().labels.tolist()
+    fits = lambda record, i: is_certificate(record, i, labels[i], (0.01,), ("local",))  # noqa: E731
+    return Ledger(Place(folder, Shard()), 3, 2, fits).missing()
+
+
+def checkpoint(folder: Path) -> None:
+    """Both files of a checkpoint; the one that is not there is the original."""
+    training = companions.SETTINGS["everything"]
+    state = TrainingState(companions.model(training), training, 3, torch.device("cpu"))
+    place = folder / "checkpoints" / "00000006"
+    place.mkdir(parents=True, exist_ok=True)
+    (source,) = (ORIGINALS / "everything" / "checkpoints").iterdir()
+    for name in ("tensors.safetensors", "state.json"):
+        here = folder / name
+        (place / name).write_bytes((here if here.exists() else source / name).read_bytes())
+    state.load(folder, 6)
+
+
+def finished_run(folder: Path) -> object:
+    for name in ("model.json", "run.json", "model.safetensors"):
+        if not (folder / name).exists():
+            (folder / name).write_bytes((ORIGINALS / "everything" / name).read_bytes())
+    untrained(folder)
+    return from_run(folder)
+
+
+def picture(folder: Path) -> object:
+    for split in ("train", "val"):
+        (folder / split / "a").mkdir(parents=True, exist_ok=True)
+    (file,) = folder.glob("picture.*")
+    (folder / "train" / "a" / file.name).write_bytes(file.read_bytes())
+    (folder / "val" / "a" / file.name).write_bytes(file.read_bytes())
+    return image_folder(folder, 4)
+
+
+def mat(folder: Path) -> object:
+    content = (folder / "x.mat").read_bytes()
+    for name in ("train_32x32.mat", "test_32x32.mat"):
+        (folder / name).write_bytes(content)
+    return svhn(folder, verify=False)
+
+
+ORIGINALS = Path()  # set below, once the files are there
+READERS: dict[str, Reader] = {
+    "records of an attack": Reader(
+        lambda: lines(ORIGINALS / "attack" / "records.jsonl"), "records.jsonl", attack_records
+    ),
+    "records of a spectrum": Reader(
+        lambda: lines(ORIGINALS / "spectrum" / "records.jsonl"), "records.jsonl", spectrum_records
+    ),
+    "certificates": Reader(lambda: lines(ORIGINALS / "certify" / "records.jsonl"), "records.jsonl", certificates),
+    "json": Reader(
+        lambda: document(ORIGINALS / "everything" / "run.json") | st.binary(max_size=20),
+        "x.json",
+        lambda folder: runs.write_json(folder / "y.json", runs.read_json(folder / "x.json")),
+    ),
+    "state of a checkpoint": Reader(
+        lambda: document(next((ORIGINALS / "everything" / "checkpoints").iterdir()) / "state.json"),
+        "state.json",
+        checkpoint,
+    ),
+    "tensors of a checkpoint": Reader(
+        lambda: changed_bytes(
+            next((ORIGINALS / "everything" / "checkpoints").iterdir()).joinpath("tensors.safetensors").read_bytes()
+        ),
+        "tensors.safetensors",
+        checkpoint,
+    ),
+    "model.json": Reader(lambda: document(ORIGINALS / "everything" / "model.json"), "model.json", finished_run),
+    "run.json": Reader(lambda: document(ORIGINALS / "everything" / "run.json"), "run.json", finished_run),
+    "weights of torch": Reader(
+        lambda: changed_bytes((ORIGINALS / "weights.pt").read_bytes()),
+        "weights.pt",
+        lambda folder: load_weights(folder / "weights.pt"),
+    ),
+    "weights": Reader(
+        lambda: changed_bytes((ORIGINALS / "everything" / "model.safetensors").read_bytes()),
+        "x.safetensors",
+        lambda folder: load_weights(folder / "x.safetensors"),
+    ),
+    "a CIFAR pickle": Reader(
+        lambda: changed_bytes((ORIGINALS / "batch").read_bytes()) | st.binary(max_size=60),
+        "batch",
+        lambda folder: read_pickle(folder / "batch", (folder / "batch").read_bytes()),
+    ),
+    "SVHN": Reader(lambda: changed_bytes((ORIGINALS / "x.mat").read_bytes()), "x.mat", mat),
+    **{
+        f"a {suffix}": Reader(
+            lambda suffix=suffix: changed_bytes((ORIGINALS / f"picture.{suffix}").read_bytes()),
+            f"picture.{suffix}",
+            picture,
+        )
+        for suffix in ("png", "jpg", "webp", "bmp")
+    },
+}
+
+
+def outlived(reader: Reader, content: bytes, folder: Path) -> None:
+    """The law: a value, or one sentence; and no file that was not asked for."""
+    for old in sorted(folder.rglob("*"), reverse=True):
+        old.unlink() if old.is_file() else old.rmdir()
+    (folder / reader.name).write_bytes(content)
+    around = set(folder.parent.iterdir())
+    try:
+        reader.parse(folder)
+    except SpecGuardError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+        assert str(error).encode(errors="surrogateescape")  # noqa: PT017
+    assert set(folder.parent.iterdir()) == around
+
+
+def tried(reader: Reader, folder: Path, cases: int = CASES) -> None:
+    @settings(max_examples=cases, suppress_health_check=list(HealthCheck), database=None, deadline=None)
+    @seed(int(os.environ.get("SPECGUARD_FUZZ_SEED", "0")))
+    @given(reader.cases())
+    def case(content: bytes) -> None:
+        outlived(reader, content, folder)
+
+    case()
+
+
+@pytest.mark.filterwarnings("ignore")  # of the libraries, about files that are refused afterwards
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("kind", READERS)
+def test_a_file_from_a_stranger_is_a_value_or_one_sentence(tmp_path, made, monkeypatch, kind):
+    monkeypatch.setattr(sys.modules[__name__], "ORIGINALS", made)
+    (tmp_path / "here").mkdir()
+    tried(READERS[kind], tmp_path / "here")
+
+
+# The fuzzer bites ----------------------------------------------------------------------------------------------
+
+
+def trusting(folder: Path) -> object:
+    """As a parser is written in a hurry."""
+    found = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    return {record["sample"]: [row["verdict"] for row in record["radii"]] for record in found}
+
+
+def half_trusting(folder: Path) -> object:
+    """As one is written with some care: that bytes may be no text was forgotten."""
+    for line in (folder / "records.jsonl").read_bytes().splitlines():
+        with contextlib.suppress(json.JSONDecodeError, RecursionError):
+            json.loads(line)
+    return None
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("planted", [trusting, half_trusting])
+def test_a_planted_bug_of_a_parser_is_found(tmp_path, made, monkeypatch, planted):
+    monkeypatch.setattr(sys.modules[__name__], "ORIGINALS", made)
+    (tmp_path / "here").mkdir()
+    reader = Reader(READERS["certificates"].cases, "records.jsonl", planted)
+    with pytest.raises((Exception, ExceptionGroup)) as caught:
+        tried(reader, tmp_path / "here", 1000)
+    assert not isinstance(caught.value, SpecGuardError)
+
+
+# The command line ----------------------------------------------------------------------------------------------
+
+VERBS = (
+    "train",
+    "attack",
+    "spectrum",
+    "certify",
+    "sensitivity",
+    "verify-certificates",
+    "models",
+    "--version",
+    "xx",
+)
+WORDS = [
+    "--radius", "--curve", "--norm", "--families", "--shard", "--images", "--batch", "--seed", "--device", "--out",
+    "--memory", "--data", "--data-root", "--set", "--epochs", "--lr", "--run", "--resume", "--model", "--weights",
+    "--mean", "--std", "--layer", "--attack", "--suite", "--penalty", "--figure", "--blocks", "--classes",
+    "8/255", "1/0", "nan", "1e999", "-1", "0", "3", "0/2", "2/2", "linf", "l2", "all", "local", "digits", "folder",
+    "tiny", "dim=x", "norm=5", "=", "../..", "/dev/null", "/", "", "timm:x", "hf:", "torchvision:vit_b_16", "cpu",
+    "\x00", "é", "\udcff", "[bold]", "--", "-h", "$(touch x)", "; touch x",
+]  # fmt: skip
+words = st.lists(st.sampled_from(WORDS) | st.text(max_size=6), max_size=6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_words_from_a_stranger_are_an_exit_code_and_never_a_traceback(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "precious").write_bytes(b"precious")
+    nothing_trained: Any = lambda *_, **__: (_ for _ in ()).throw(SpecGuardError("would have been trained"))  # noqa: E731
+    monkeypatch.setattr("specguard.cli.train.train", nothing_trained)
+
+    @settings(max_examples=CASES, suppress_health_check=list(HealthCheck), database=None, deadline=None)
+    @seed(0)
+    @given(st.sampled_from(VERBS), words)
+    def case(verb: str, arguments: list[str]) -> None:
+        monkeypatch.setattr(sys, "argv", ["specguard", verb, *arguments])
+        said, complained = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
+        with (
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(complained),
+            pytest.raises(SystemExit) as end,
+        ):
+            main()
+        assert end.value.code in (0, 2)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["precious"]
+
+    case()
+
+
+@given(
+    st.sampled_from([*WORDS, "٣/٤", "1/2"]) | st.text(max_size=8), st.none() | st.sampled_from(["0", "1", "x", ""])
+)
+def test_a_shard_from_a_stranger_is_a_shard_or_one_sentence(text, rank):
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+            patch.setenv(name, rank) if rank is not None else patch.delenv(name, raising=False)
+        with contextlib.suppress(SpecGuardError):
+            shard = chosen_shard(text)
+            assert 0 <= shard.index < shard.count
+
+
+# Payloads ------------------------------------------------------------------------------------------------------
+
+
+class Payload:
+    """What unpickling it would do."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.trace),)
+
+
+def payloads(folder: Path, trace: Path) -> list[Path]:
+    """The same payload in every kind of file that is read."""
+    bomb = pickle.dumps({"data": Payload(trace), "labels": [1]})
+    made = []
+    for name in ("x.pt", "x.bin", "x.safetensors", "x.jsonl", "x.json", "x.mat", "x.png", "x.jpg", "batch"):
+        (folder / name).write_bytes(bomb)
+        made.append(folder / name)
+    torch.save({"state_dict": {"w": torch.ones(2)}, "x": Payload(trace)}, folder / "zipped.pt")
+    with zipfile.ZipFile(folder / "own.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", bomb)
+        archive.writestr("archive/version", "3\n")
+        archive.writestr("../../escaped", b"x")
+    return [*made, folder / "zipped.pt", folder / "own.pt"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_payload_is_never_run_whatever_file_it_is_in(tmp_path):
+    (tmp_path / "files").mkdir()
+    trace = tmp_path / "executed"
+    for path in payloads(tmp_path / "files", trace):
+        place = tmp_path / "place"
+        for split in ("train", "val"):
+            (place / split / "a").mkdir(parents=True, exist_ok=True)
+            (place / split / "a" / "x.png").write_bytes(path.read_bytes())
+        for name in ("train_32x32.mat", "test_32x32.mat"):
+            (place / name).write_bytes(path.read_bytes())
+        for read in (
+            lambda path=path: load_weights(path),
+            lambda path=path: runs.read_tensors(path),
+            lambda path=path: runs.read_json(path),
+            lambda path=path: read_pickle(path, path.read_bytes()),
+            lambda place=place: svhn(place, verify=False),
+            lambda place=place: image_folder(place, 4),
+        ):
+            with pytest.raises(SpecGuardError):
+                read()
+    assert not trace.exists()
+    assert not (tmp_path.parent / "escaped").exists()
+    torch.save({"x": Payload(trace)}, tmp_path / "real.pt")
+    torch.load(tmp_path / "real.pt", weights_only=False)  # the payload is a real one
+    assert trace.exists()
+
+
+def png_bomb(width: int, height: int) -> bytes:
+    """A PNG that says it is of this size, in a few bytes."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return len(body).to_bytes(4, "big") + kind + body + zlib.crc32(kind + body).to_bytes(4, "big")
+
+    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 2, 0, 0, 0])
+    pixels = zlib.compress(bytes(10_000_000), 9)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("width", "height"), [(50_000, 50_000), (2**31 - 1, 2**31 - 1), (10_000, 10_000), (3, 2**30)]
+)
+def test_a_picture_that_would_fill_the_memory_is_refused_by_name(tmp_path, width, height):
+    for split in ("train", "val"):
+        (tmp_path / split / "a").mkdir(parents=True)
+        (tmp_path / split / "a" / "bomb.png").write_bytes(png_bomb(width, height))
+    with pytest.raises(SpecGuardError, match=r"bomb\.png"):
+        image_folder(tmp_path, 4)
+
+
+def test_a_text_chunk_that_would_fill_the_memory_is_refused_or_passed_over(tmp_path):
+    content = png_bomb(5, 4)
+    text = zlib.compress(bytes(200_000_000), 9)
+    body = b"zTXt" + b"key\0\0" + text
+    chunk = (len(body) - 4).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
+    for split in ("train", "val"):
+        (tmp_path / split / "a").mkdir(parents=True)
+        (tmp_path / split / "a" / "bomb.png").write_bytes(content[:33] + chunk + content[33:])
+    with contextlib.suppress(SpecGuardError):
+        image_folder(tmp_path, 4)
+
+
+NAMES = ("<script>alert(1)</script>", "..", "a' onload='x", "[red]b[/red]", "é\u202e", "-rf", "$(x)", "%s", "{0}")
+
+
+def test_class_names_with_html_and_paths_are_names_and_nothing_else(tmp_path, specguard):
+    """They come from folders that somebody else has named; a slash cannot be in them, dots alone are hidden."""
+    random.seed(1)
+    names = [name for name in NAMES if name != ".."]
+    for split, number in (("train", 2), ("val", 1)):
+        for label, name in enumerate([*names, "x"]):
+            folder = tmp_path / "photos" / split / (name.replace("/", "\u2215"))
+            folder.mkdir(parents=True)
+            for i in range(number):
+                Image.new("RGB", (8, 8), (9 * label, 9 * i, 0)).save(folder / f"{i}.png")
+    run = tmp_path / "run"
+    options = (
+        "--set",
+        "dim=8",
+        "--set",
+        "depth=1",
+        "--set",
+        "heads=2",
+        "--epochs",
+        1,
+        "--batch",
+        8,
+        "--device",
+        "cpu",
+    )
+    specguard("train", "--run", run, "--data", "folder", "--data-root", tmp_path / "photos", *options).succeeds()
+    before = {path for path in tmp_path.rglob("*") if run not in path.parents}
+    ended = specguard("attack", run, "--attack", "fgsm", "--images", 3, "--no-diagnose", "--device", "cpu")
+    ended.succeeds()
+    assert "<script>" not in ended.out
+    assert {path for path in tmp_path.rglob("*") if run not in path.parents} == before
+    assert json.loads((run / "model.json").read_text())["classes"] == sorted(
+        [*(n.replace("/", "∕") for n in names), "x"]
+    )
