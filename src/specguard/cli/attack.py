@@ -16,9 +16,10 @@ from specguard.cli.console import chosen_device, err, interruptible, option, out
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
 from specguard.cli.names import DataName, first_images, number, settings_hash
 from specguard.errors import ConfigError
-from specguard.evaluate import Evaluation, evaluate, identity, robustbench_record
+from specguard.evaluate import Evaluation, evaluate, gallery, identity, timed
 from specguard.geometry import Ball, Norm
 from specguard.proportion import Proportion
+from specguard.report import robustbench_record
 
 _WHAT, _HOW, _WHERE = "Attacks", "Images and arithmetic", "Output"
 
@@ -67,7 +68,7 @@ def attack_command(
     target, known = chosen_device(device), identity(model, loaded)
     err.print(f"{run} on {len(split)} images, {target}, records in {where}", markup=False, soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
-    with interruptible(advice), plain_warnings(), study_bar("batches") as watch:
+    with interruptible(advice), plain_warnings(), timed(where), study_bar("batches") as watch:
         result = evaluate(
             model.to(target),
             split,
@@ -78,6 +79,7 @@ def attack_command(
             device=target,
             watch=watch,
         )
+        gallery(model, split, loaded.classes, where, evaluation, device=target)
     _print(result)
     if robustbench is not None:
         entry = robustbench_record(result, name=about.label, architecture=about.architecture, dataset=loaded.name)

@@ -12,7 +12,7 @@ from specguard.cli.console import chosen_device, err, interruptible, option, out
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
 from specguard.cli.names import DataName, first_images, number, settings_hash
 from specguard.errors import ConfigError
-from specguard.evaluate import Certification, certification, identity
+from specguard.evaluate import Certification, certification, identity, timed
 from specguard.geometry import Norm
 from specguard.report import certification_tables, certification_verdict
 
@@ -57,7 +57,7 @@ def certify_command(
     target, known = chosen_device(device), identity(model, loaded)
     err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
-    with interruptible(advice), plain_warnings(), study_bar("batches") as watch:
+    with interruptible(advice), plain_warnings(), timed(folder), study_bar("batches") as watch:
         result = certification(
             model, split, folder, settings, identity=known, device=target, memory=_bytes(memory), watch=watch
         )
