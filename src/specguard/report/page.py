@@ -196,10 +196,9 @@ def _svg(figure: Any, name: str, says: str) -> Markup:
 
 
 def _curve_caption(run: Run, norm: str) -> str:
-    words = []
-    words += [f"proofs and the attack beside them on {s.n:,}" for s in run.certified if s.norm == norm]
+    words = [f"proved, and attacked beside it, on {s.n:,} images" for s in run.certified if s.norm == norm]
     words += [
-        f"{', '.join(dict.fromkeys(row.attack for row in hit.rows))} on {hit.n:,}"
+        f"attacked by {', '.join(dict.fromkeys(row.attack for row in hit.rows))} on {hit.n:,} images"
         for hit in run.attacked
         if any(row.norm == norm for row in hit.worst)
     ]

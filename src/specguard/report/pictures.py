@@ -25,7 +25,7 @@ class Shown:
     change: str
     adversarial: str
     factor: float  # by which the change is magnified
-    looked: tuple[str, str] | None
+    looked: tuple[str, str, str] | None  # attention to the clean image, its change, attention to the attacked one
     moved: float | None  # share of attention that went elsewhere
 
 
@@ -41,14 +41,22 @@ def shown_pictures(gallery: Gallery) -> list[Shown]:
         ]
         looked, moved = None, None
         if len(maps) == 2 and maps[0].shape == maps[1].shape:
-            top = max(float(maps[0].max()), float(maps[1].max())) or 1.0
-            looked = (_heat(maps[0] / top), _heat(maps[1] / top))
-            moved = _moved(maps[0], maps[1])
+            looked, moved = _looked(*maps), _moved(*maps)
         factor = 0.5 / largest if largest > 0 else 1.0
         found.append(
             Shown(picture, _uri(clean), _uri(0.5 + factor * change), _uri(adversarial), factor, looked, moved)
         )
     return found
+
+
+def _looked(before: Pixels, after: Pixels) -> tuple[str, str, str]:
+    """Both maps in the same colours, from the least looked at to the most, and their difference, magnified."""
+    low, high = min(before.min(), after.min()), max(before.max(), after.max())
+    span = float(high - low) or 1.0
+    change = after - before
+    largest = float(np.abs(change).max()) or 1.0
+    shown = [_heat(colormaps["magma"]((found - low) / span)) for found in (before, after)]
+    return shown[0], _heat(colormaps["PuOr_r"](0.5 + 0.5 * change / largest)), shown[1]
 
 
 def _moved(before: Pixels, after: Pixels) -> float | None:
@@ -58,10 +66,9 @@ def _moved(before: Pixels, after: Pixels) -> float | None:
     return float(np.abs(before / before.sum() - after / after.sum()).sum() / 2)
 
 
-def _heat(share: Pixels) -> str:
-    return _encoded(
-        Image.fromarray((255 * colormaps["magma"](np.clip(share, 0, 1))[..., :3]).round().astype("uint8"))
-    )
+def _heat(colours: Any) -> str:
+    """A map as a picture: red, green and blue of every patch."""
+    return _encoded(Image.fromarray((255 * colours[..., :3]).round().astype("uint8")))
 
 
 def _uri(pixels: Pixels) -> str:

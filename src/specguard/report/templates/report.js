@@ -29,5 +29,5 @@ for (const box of document.querySelectorAll(".chooser input")) {
   show(); // a browser may remember boxes over a reload
 }
 addEventListener("beforeprint", () => {
-  for (const folded of document.querySelectorAll("details")) folded.open = true;
+  for (const folded of document.querySelectorAll("details:not(.long)")) folded.open = true;
 });
