@@ -1,12 +1,20 @@
-"""SpecGuard: train vision transformers, attack them, and prove what no attack can do."""
+"""SpecGuard: train vision transformers, attack them, and prove what no attack can do.
 
-from specguard.adapt import from_run
-from specguard.attacks import APGD, CWL2, FAB, FGSM, PGD, AutoAttack, Square
-from specguard.certify import Certificate
-from specguard.geometry import Ball
-from specguard.nn import ViT, ViTConfig, preset
-from specguard.penalties import MSVP, SpectralNorm
+The names below are found when they are first asked for (PEP 562): a report is written without importing torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from specguard.version import __version__
+
+if TYPE_CHECKING:
+    from specguard.adapt import from_run
+    from specguard.attacks import APGD, CWL2, FAB, FGSM, PGD, AutoAttack, Square
+    from specguard.certify import Certificate
+    from specguard.geometry import Ball
+    from specguard.nn import ViT, ViTConfig, preset
+    from specguard.penalties import MSVP, SpectralNorm
 
 __all__ = [
     "APGD",
@@ -26,3 +34,22 @@ __all__ = [
     "from_run",
     "preset",
 ]
+_HOMES = {
+    "adapt": ("from_run",),
+    "attacks": ("APGD", "CWL2", "FAB", "FGSM", "PGD", "AutoAttack", "Square"),
+    "certify": ("Certificate",),
+    "geometry": ("Ball",),
+    "nn": ("ViT", "ViTConfig", "preset"),
+    "penalties": ("MSVP", "SpectralNorm"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"specguard.{module}"), name)
+    raise AttributeError(f"module 'specguard' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

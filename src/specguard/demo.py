@@ -1,5 +1,6 @@
 """The tour: real digits, a ViT trained plainly and one with MSVP, attacked and looked into; a third, certified."""
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,7 +17,7 @@ from specguard.geometry import Ball
 from specguard.nn import ViT, preset
 from specguard.penalties import MSVP, SpectralNorm
 from specguard.proportion import Proportion
-from specguard.report import certification_tables, certification_verdict, save_figure, violin_figure
+from specguard.report import certification_tables, certification_verdict, save_figure, violin_figure, write_report
 from specguard.runs import Json, derived_seed, read_lines, write_file
 from specguard.spectrum import exact_weight_spectra
 from specguard.train import AdamW, Progress, Training, train
@@ -45,18 +46,19 @@ def demo(run: Path, epochs: int, out: Console, bar: Bar, study_bar: StudyBar) ->
         out.print(f"training {name} on {len(data.train)} digits ...")
         training = Training(epochs=epochs, batch=64, optimizer=AdamW(lr=1e-3), penalties=penalties)
         model = ViT(preset("tiny"), torch.Generator().manual_seed(derived_seed(training.seed, "weights")))
+        start = copy.deepcopy(model)
         if name == "plain":
-            norms.add_row("before training", *_largest(model))
+            norms.add_row("before training", *_largest(start))
         with bar() as watch:
             train(model, data, run / name, training, device=_DEVICE, resume=True, watch=watch)
         out.print(f"attacking {name} on {len(data.test)} digits ...")
         trained = from_run(run / name)
         assert isinstance(trained, ViT)
         with study_bar("batches") as watch_attack:
-            result = _attacked(trained, data, run / name / "attacks" / "demo", watch_attack)
+            result = _attacked(trained, data, run / name / "attacks" / "demo", _BALLS, watch_attack)
         out.print(f"looking into {name} at {_SEEN} digits ...")
         with study_bar("parts") as watch_spectra:
-            found = _looked_into(trained, data, run / name / "spectrum" / "demo", watch_spectra)
+            found = _looked_into(trained, start, data, run / name / "spectrum" / "demo", watch_spectra)
         blocks.add_row(name, *(_brief(part) for part in found["parts"] if part["group"] == "block"))
         records[name] = read_lines(run / name / "spectrum" / "demo" / "records.jsonl")
         shares = [result["clean"], *(row["accuracy"] for row in result["worst_case"])]
@@ -69,7 +71,10 @@ def demo(run: Path, epochs: int, out: Console, bar: Bar, study_bar: StudyBar) ->
         write_file(run / f"violin.{suffix}", content)
     out.print(f"the distributions are drawn in {run / 'violin.svg'}", markup=False, soft_wrap=True)
     _certified(run / "certified", data, epochs, out, bar, study_bar)
+    names = ("plain", "msvp", "certified")
+    written = write_report({name: run / name for name in names}, run / "report.html")
     out.print(f"everything is in {run}", markup=False, soft_wrap=True)
+    out.print(f"report in {written}", markup=False, soft_wrap=True)
 
 
 def _certified(run: Path, data: Data, epochs: int, out: Console, bar: Bar, study_bar: StudyBar) -> None:
@@ -77,16 +82,23 @@ def _certified(run: Path, data: Data, epochs: int, out: Console, bar: Bar, study
     out.print(f"training one to be certified on {len(data.train)} digits ...")
     training = Training(epochs=2 * epochs, batch=64, optimizer=AdamW(lr=3e-3), penalties=(SpectralNorm(0.03),))
     model = ViT(preset("tiny_smooth"), torch.Generator().manual_seed(derived_seed(training.seed, "weights")))
+    start = copy.deepcopy(model)
     with bar() as watch:
         train(model, data, run, training, device=_DEVICE, resume=True, watch=watch)
-    out.print(f"certifying it on {len(data.test)} digits ...")
     trained = from_run(run)
     assert isinstance(trained, ViT)
-    with study_bar("batches") as watch_proofs:
+    out.print(f"attacking it on {len(data.test)} digits, and looking into it at {_SEEN} ...")
+    with study_bar("batches") as watch_attack:
+        _attacked(trained, data, run / "attacks" / "demo", tuple(Ball("l2", r) for r in _RADII), watch_attack)
+    with study_bar("parts") as watch_spectra:
+        _looked_into(trained, start, data, run / "spectrum" / "demo", watch_spectra)
+    out.print(f"certifying it on {len(data.test)} digits ...")
+    folder = run / "certificates" / "demo"
+    with evaluate.timed(folder), study_bar("batches") as watch_proofs:
         result = evaluate.certification(
             trained,
             data.test,
-            run / "certificates" / "demo",
+            folder,
             evaluate.Certification(_RADII),
             identity=evaluate.identity(trained, data),
             device=_DEVICE,
@@ -98,26 +110,31 @@ def _certified(run: Path, data: Data, epochs: int, out: Console, bar: Bar, study
         out.print(line, soft_wrap=True)
 
 
-def _attacked(model: ViT, data: Data, folder: Path, watch: Watcher) -> Json:
-    evaluation = evaluate.Evaluation(Suite((("pgd", PGD(steps=20)),)), _BALLS, diagnose=False)
-    return evaluate.evaluate(
-        model,
-        data.test,
-        data.classes,
-        folder,
-        evaluation,
-        identity=evaluate.identity(model, data),
-        device=_DEVICE,
-        watch=watch,
-    )
+def _attacked(model: ViT, data: Data, folder: Path, balls: tuple[Ball, ...], watch: Watcher) -> Json:
+    evaluation = evaluate.Evaluation(Suite((("pgd", PGD(steps=20)),)), balls, diagnose=False)
+    with evaluate.timed(folder):
+        result = evaluate.evaluate(
+            model,
+            data.test,
+            data.classes,
+            folder,
+            evaluation,
+            identity=evaluate.identity(model, data),
+            device=_DEVICE,
+            watch=watch,
+        )
+        evaluate.gallery(model, data.test, data.classes, folder, evaluation, device=_DEVICE)
+    return result
 
 
-def _looked_into(model: ViT, data: Data, folder: Path, watch: Watcher) -> Json:
+def _looked_into(model: ViT, start: ViT, data: Data, folder: Path, watch: Watcher) -> Json:
     split = data.test.select(slice(_SEEN))
     settings = evaluate.Spectra("embedding,block,head", ball=_BALLS[-1])
-    return evaluate.spectra(
-        model, split, folder, settings, identity=evaluate.identity(model, data), device=_DEVICE, watch=watch
-    )
+    known = evaluate.identity(model, data)
+    with evaluate.timed(folder):
+        return evaluate.spectra(
+            model, split, folder, settings, identity=known, device=_DEVICE, untrained=start, watch=watch
+        )
 
 
 def _brief(part: Json) -> str:

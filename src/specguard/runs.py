@@ -27,16 +27,16 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load as parse_tensors
-from safetensors.torch import save as tensor_bytes
-from torch import Tensor
 
 from specguard.errors import CheckpointError, RunError
 from specguard.version import __version__
+
+if TYPE_CHECKING:  # records are read where there is no need of torch: it is imported by what handles tensors
+    import torch
+    from torch import Tensor
 
 Json = dict[str, Any]
 _TENSORS, _STATE = "tensors.safetensors", "state.json"
@@ -139,13 +139,17 @@ def rewrite_lines(path: Path, records: list[Json]) -> None:
     write_file(path, "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode())
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: "Mapping[str, Tensor]") -> None:
+    from safetensors.torch import save as tensor_bytes
+
     plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     write_file(path, tensor_bytes(plain))
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> "dict[str, Tensor]":
     """The tensors of a safetensors file; anything else is refused with one sentence. Nothing is unpickled."""
+    from safetensors.torch import load as parse_tensors
+
     try:
         return dict(parse_tensors(path.read_bytes()))
     except FileNotFoundError:
@@ -157,7 +161,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} is truncated or not a safetensors file: {reason}") from error
 
 
-def write_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: Json) -> None:
+def write_checkpoint(run: Path, step: int, tensors: "Mapping[str, Tensor]", state: Json) -> None:
     """Both files of a checkpoint or neither: the folder gets its name only when they are on the disk.
 
     Older checkpoints go once the new one stands.
@@ -185,7 +189,7 @@ def checkpoint_steps(run: Path) -> list[int]:
     return sorted(int(name) for name in names if re.fullmatch("[0-9]{8,12}", name))
 
 
-def read_checkpoint(run: Path, step: int) -> tuple[dict[str, Tensor], Json]:
+def read_checkpoint(run: Path, step: int) -> "tuple[dict[str, Tensor], Json]":
     folder = run / "checkpoints" / f"{step:08d}"
     return read_tensors(folder / _TENSORS), read_json(folder / _STATE)
 
@@ -219,8 +223,10 @@ def derived_seed(seed: int, *purpose: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def environment(device: torch.device, processes: int = 1) -> Json:
+def environment(device: "torch.device", processes: int = 1) -> Json:
     """Where and with what a number was measured: hardware, versions, commit, command."""
+    import torch
+
     versions: Json = {"specguard": __version__, "python": platform.python_version()}
     versions |= {name: v for name in _PACKAGES if (v := _version(name))}
     hardware: Json = {"cpu": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
@@ -237,7 +243,7 @@ def environment(device: torch.device, processes: int = 1) -> Json:
     }
 
 
-def record_start(folder: Path, device: torch.device, processes: int = 1) -> None:
+def record_start(folder: Path, device: "torch.device", processes: int = 1) -> None:
     """Add this start to environment.jsonl; a last line that was cut short goes."""
     path = folder / "environment.jsonl"
     rewrite_lines(path, [*read_lines(path), environment(device, processes)])

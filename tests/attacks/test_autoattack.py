@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from specguard.attacks import Adversarial, AutoAttack, Suite, named_suite
 from specguard.data import Dataset
 from specguard.errors import AttackError, ConfigError, DataError, SpecGuardError
-from specguard.evaluate import Evaluation, evaluate, robustbench_record
+from specguard.evaluate import Evaluation, evaluate
 from specguard.geometry import Ball
+from specguard.report import robustbench_record
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specguard.errors import ConfigError
-from specguard.evaluate import robustbench_record, summary
+from specguard.evaluate import summary
+from specguard.report import robustbench_record
 
 Json = dict[str, Any]
 

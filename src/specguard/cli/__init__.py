@@ -1,37 +1,47 @@
-"""The command line: the only place where names become objects."""
+"""The command line: the only place where names become objects. A verb is imported when it is called."""
 
-import shlex
 import sys
-from pathlib import Path
-from typing import Annotated, NoReturn
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
 
-import torch
 import typer
-from rich.table import Table
+from typer.core import TyperGroup
 
-from specguard import __version__
-from specguard.cli.attack import attack_command
-from specguard.cli.certify import certify_command
-from specguard.cli.console import err, interruptible, out, progress_bar, study_bar
-from specguard.cli.launch import only_one_process
-from specguard.cli.sensitivity import sensitivity_command
-from specguard.cli.smooth import smooth_command
-from specguard.cli.spectrum import spectrum_command
-from specguard.cli.train import train_command
-from specguard.cli.verify import verify_command
-from specguard.demo import demo as run_demo
+from specguard.cli.console import err, out
 from specguard.errors import SpecGuardError
-from specguard.nn import CERTIFIABLE, PRESETS, ViT
+from specguard.version import __version__
 
-_ONE_PROCESS = ("demo", "sensitivity", "verify-certificates")
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command("train")(train_command)
-app.command("attack")(attack_command)
-app.command("spectrum")(spectrum_command)
-app.command("sensitivity")(sensitivity_command)
-app.command("certify")(certify_command)
-app.command("smooth")(smooth_command)
-app.command("verify-certificates")(verify_command)
+_VERBS = {  # name: module, function
+    "train": ("train", "train_command"),
+    "attack": ("attack", "attack_command"),
+    "spectrum": ("spectrum", "spectrum_command"),
+    "sensitivity": ("sensitivity", "sensitivity_command"),
+    "certify": ("certify", "certify_command"),
+    "smooth": ("smooth", "smooth_command"),
+    "verify-certificates": ("verify", "verify_command"),
+    "report": ("report", "report_command"),
+    "demo": ("demo", "demo_command"),
+    "models": ("presets", "models_command"),
+}
+_ONE_PROCESS = ("demo", "sensitivity", "smooth", "verify-certificates")
+
+
+class _Verbs(TyperGroup):
+    """Commands by name, each made from its function when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _VERBS:
+            return None
+        module, function = _VERBS[cmd_name]
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        alone.command(cmd_name)(getattr(import_module(f"specguard.cli.{module}"), function))
+        return typer.main.get_command(alone)
+
+
+app = typer.Typer(cls=_Verbs, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.callback(invoke_without_command=True)
@@ -44,33 +54,7 @@ def top(
         out.print(f"specguard {__version__}")
         raise typer.Exit
     if (verb := context.invoked_subcommand) in _ONE_PROCESS:
-        only_one_process(verb)
-
-
-@app.command()
-def demo(
-    run: Annotated[Path, typer.Option(help="directory for both runs; what is there is continued")] = Path(
-        "runs/demo"
-    ),
-    epochs: Annotated[int, typer.Option(help="passes over the 1,437 digits", min=1)] = 30,
-) -> None:
-    """Train a ViT on real digits with and without MSVP, attack both, look at their blocks, and compare."""
-    with interruptible(f"continue with: specguard demo --run {shlex.quote(str(run))} --epochs {epochs}"):
-        run_demo(run, epochs, out, progress_bar, study_bar)
-
-
-@app.command()
-def models() -> None:
-    """List the models that can be trained by name."""
-    table = Table("name", "image", "patch", "dim", "depth", "heads", "weights")
-    for name, c in PRESETS.items():
-        with torch.device("meta"):
-            count = sum(p.numel() for p in ViT(c).parameters())
-        table.add_row(name, *(str(v) for v in (c.image, c.patch, c.dim, c.depth, c.heads)), f"{count:,}")
-    for name, own in CERTIFIABLE.items():
-        sizes = (own.image, own.patch, own.dim, own.depth, own.heads)
-        table.add_row(name, *(str(v) for v in sizes), f"{own.weights:,}")
-    out.print(table)
+        import_module("specguard.cli.launch").only_one_process(verb)
 
 
 def main() -> NoReturn:
@@ -88,7 +72,9 @@ def main() -> NoReturn:
 
 def _out_of_memory(error: Exception) -> bool:
     """torch has a type of its own for this on the GPU; on the CPU only its message tells."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    torch = sys.modules.get("torch")
+    on_the_gpu = torch is not None and isinstance(error, torch.OutOfMemoryError)
+    return isinstance(error, MemoryError) or on_the_gpu or "can't allocate memory" in str(error)
 
 
 def _fail(sentence: str) -> NoReturn:

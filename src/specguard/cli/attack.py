@@ -16,10 +16,13 @@ from specguard.cli.console import err, interruptible, option, out, plain_warning
 from specguard.cli.launch import ShardText, chosen_shard, own_device, unfinished
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
 from specguard.cli.names import DataName, first_samples, number, settings_hash
+from specguard.data import Dataset
 from specguard.errors import ConfigError
-from specguard.evaluate import Evaluation, balls_of, evaluate, identity, robustbench_record
+from specguard.evaluate import Evaluation, balls_of, evaluate, gallery, identity, timed
+from specguard.evaluate.shards import Place
 from specguard.geometry import Norm
 from specguard.proportion import Proportion
+from specguard.report import robustbench_record
 
 _WHAT, _HOW, _WHERE = "Attacks", "Images and arithmetic", "Output"
 
@@ -70,7 +73,7 @@ def attack_command(
     target, known = own_device(device), identity(model, loaded)
     err.print(f"{run} on {len(split)} images, {target}, records in {where}", markup=False, soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
-    with interruptible(advice), plain_warnings(), study_bar("batches") as watch:
+    with interruptible(advice), plain_warnings(), timed(Place(where, part).own), study_bar("batches") as watch:
         result = evaluate(
             model.to(target),
             split,
@@ -82,8 +85,10 @@ def attack_command(
             shard=part,
             watch=watch,
         )
-    if unfinished(result, part):
-        return
+        if unfinished(result, part):
+            return
+        if isinstance(split, Dataset):
+            gallery(model, split, loaded.classes, where, evaluation, device=target, shard=part)
     _print(result)
     if robustbench is not None:
         entry = robustbench_record(result, name=about.label, architecture=about.architecture, dataset=loaded.name)

@@ -14,7 +14,16 @@ from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, 
 from specguard.cli.names import DataName, first_samples, number, settings_hash
 from specguard.data import Data, Dataset
 from specguard.errors import ConfigError
-from specguard.evaluate import Cascading, Certification, cascading, certification, identity, stored_baseline
+from specguard.evaluate import (
+    Cascading,
+    Certification,
+    cascading,
+    certification,
+    identity,
+    stored_baseline,
+    timed,
+)
+from specguard.evaluate.shards import Place
 from specguard.geometry import Norm
 from specguard.nn import Classifier, TextEncoder
 from specguard.report import cascade_tables, cascade_verdict, certification_tables, certification_verdict
@@ -85,7 +94,7 @@ def certify_command(
     target, known = own_device(device), identity(model, loaded)
     err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
-    with interruptible(advice), plain_warnings(), study_bar("batches") as watch:
+    with interruptible(advice), plain_warnings(), timed(Place(folder, part).own), study_bar("batches") as watch:
         options: Any = {"identity": known, "device": target, "memory": _bytes(memory), "watch": watch}
         options["shard"] = part
         if isinstance(settings, Cascading):

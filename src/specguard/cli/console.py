@@ -4,9 +4,8 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import (
@@ -19,8 +18,12 @@ from rich.progress import (
 )
 
 from specguard.errors import ConfigError
-from specguard.evaluate import Progress as Piece
-from specguard.train import Progress as Step
+
+if TYPE_CHECKING:  # a report is written without importing torch
+    import torch
+
+    from specguard.evaluate import Progress as Piece
+    from specguard.train import Progress as Step
 
 # Text is printed as it is: names may hold brackets and colons.
 out = Console(highlight=False, markup=False, emoji=False)
@@ -72,7 +75,7 @@ def _bar(unit: str) -> Progress:
 
 
 @contextmanager
-def study_bar(unit: str) -> Iterator[Callable[[Piece], None]]:
+def study_bar(unit: str) -> "Iterator[Callable[[Piece], None]]":
     """A bar with elapsed and remaining time over all pieces of a study, such as batches."""
     with _bar(unit) as progress:
         task = progress.add_task("", total=None)
@@ -80,12 +83,12 @@ def study_bar(unit: str) -> Iterator[Callable[[Piece], None]]:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[Step], None]]:
+def progress_bar() -> "Iterator[Callable[[Step], None]]":
     """A bar with elapsed and remaining time, and a line for every epoch."""
     with _bar("steps") as progress:
         task = progress.add_task("training", total=None)
 
-        def watch(step: Step) -> None:
+        def watch(step: "Step") -> None:
             progress.update(task, completed=step.step, total=step.steps)
             if step.loss is not None:
                 progress.update(task, description=f"loss {step.loss:.3f}")
@@ -104,8 +107,10 @@ def readable(name: object) -> str:
     return os.fsencode(str(name)).decode(errors="backslashreplace")
 
 
-def chosen_device(name: str) -> torch.device:
+def chosen_device(name: str) -> "torch.device":
     """The device of that name; `auto` is the first GPU if there is one."""
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -9,7 +9,6 @@ import typer
 
 from specguard.certify import Smoothing
 from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
-from specguard.cli.launch import only_one_process
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
 from specguard.cli.names import DataName, first_images, number, settings_hash
 from specguard.evaluate import SmoothingStudy, identity, smoothing
@@ -48,7 +47,6 @@ def smooth_command(
 
     The smoothed classifier is another function than the model. Started again, it continues where it was.
     """
-    only_one_process("smooth")
     radii = tuple(sorted({number(text.strip(), "--curve") for text in curve.split(",")}))
     settings = SmoothingStudy(Smoothing(number(sigma, "--sigma"), select, samples, alpha), radii, batch, seed)
     about = subject(run, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)

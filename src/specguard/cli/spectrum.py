@@ -1,6 +1,5 @@
 """`specguard spectrum`: models become singular values of every block, and a figure that compares them."""
 
-import os
 import shlex
 import sys
 from collections.abc import Iterable
@@ -19,16 +18,16 @@ from specguard.cli.console import (
     option,
     out,
     plain_warnings,
-    readable,
     study_bar,
 )
 from specguard.cli.figure import check_figure, write_figure
+from specguard.cli.labels import labelled
 from specguard.cli.launch import ShardText, chosen_shard, own_device, unfinished
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, origin_kind, subject
 from specguard.cli.names import DataName, first_images, number, settings_hash
 from specguard.data import Dataset
 from specguard.errors import ConfigError
-from specguard.evaluate import Shard, Spectra, identity, spectra
+from specguard.evaluate import Shard, Spectra, identity, spectra, timed
 from specguard.evaluate.folder import Watcher
 from specguard.evaluate.shards import Place
 from specguard.evaluate.spectra import Precision, stored_directions
@@ -97,7 +96,7 @@ def spectrum_command(
     """Measure the singular values of every block at every image; started again, it continues where it was."""
     ball = Ball(norm, number(radius, "--radius"))
     settings = Spectra(blocks, top, tolerance, most, dense, ball, directions, batch, seed, precision)
-    labels = _labels(runs)
+    labels = labelled(runs)
     if figure is None and len(runs) > 1:
         raise ConfigError("a comparison of several runs needs --figure, the name of the figure's files")
     check_figure(figure)
@@ -122,7 +121,7 @@ def spectrum_command(
     results: list[Json] = []
     with interruptible(advice), plain_warnings():
         for study in studies:
-            with study_bar("parts") as watch:
+            with timed(Place(study.folder, part).own), study_bar("parts") as watch:
                 results.append(_looked_at(study, settings, target, part, watch))
         if any("pending" in result for result in results):  # others may have finished meanwhile
             results = [_looked_at(study, settings, target, part) for study in studies]
@@ -173,18 +172,6 @@ def _shown(studies: Iterable[list[Json]]) -> tuple[str, ...]:
     """The groups of a figure: embedding, blocks and head, or whatever there is if none of these was asked for."""
     groups = dict.fromkeys(part["group"] for records in studies for part in records[0]["parts"].values())
     return tuple(g for g in groups if g in _GROUPS) or tuple(groups)
-
-
-def _labels(runs: list[Path]) -> list[str]:
-    """The shortest ends of the paths that tell the runs apart."""
-    resolved = [Path(os.path.realpath(run)) for run in runs]  # a link that leads to itself is refused when read
-    if len(set(resolved)) < len(resolved):
-        raise ConfigError("the same run was given twice")
-    for length in range(1, max(len(run.parts) for run in resolved) + 1):
-        labels = [readable("/".join(run.parts[-length:])) for run in resolved]
-        if len(set(labels)) == len(labels):
-            break
-    return labels
 
 
 def _folder_name(settings: Spectra, count: int) -> str:

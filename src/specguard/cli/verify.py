@@ -11,7 +11,7 @@ from specguard.cli.console import chosen_device, err, interruptible, option, out
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
 from specguard.cli.names import DataName, first_samples, settings_hash
 from specguard.errors import RunError
-from specguard.evaluate import identity, verification
+from specguard.evaluate import identity, timed, verification
 from specguard.runs import read_lines
 
 _HOW, _WHERE = "Images and arithmetic", "Output"
@@ -45,7 +45,7 @@ def verify_command(
     folder = about.folder(name, out_name)
     err.print(f"{records}: {count} records, what is found goes to {folder}", soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
-    with interruptible(advice), plain_warnings(), study_bar("images") as watch:
+    with interruptible(advice), plain_warnings(), timed(folder), study_bar("images") as watch:
         result = verification(
             records,
             about.model,

@@ -7,7 +7,8 @@ from specguard.evaluate.certification import Certification, certification
 from specguard.evaluate.certified_summary import certified_summary
 from specguard.evaluate.correlation import RankCorrelation, rank_correlation
 from specguard.evaluate.folder import Progress, identity
-from specguard.evaluate.robustbench import robustbench_record
+from specguard.evaluate.gallery import gallery
+from specguard.evaluate.rollout import attention_rollout
 from specguard.evaluate.run import Evaluation, evaluate
 from specguard.evaluate.sensitivity import Sensitivity, sensitivity
 from specguard.evaluate.shards import Shard
@@ -16,6 +17,7 @@ from specguard.evaluate.spectra import Spectra, spectra
 from specguard.evaluate.spectral_summary import spectral_summary
 from specguard.evaluate.subjects import balls_of
 from specguard.evaluate.summary import summary
+from specguard.evaluate.timing import timed
 from specguard.evaluate.verification import verification
 
 __all__ = [
@@ -28,16 +30,17 @@ __all__ = [
     "Shard",
     "SmoothingStudy",
     "Spectra",
+    "attention_rollout",
     "balls_of",
     "cascade_summary",
     "cascading",
     "certification",
     "certified_summary",
     "evaluate",
+    "gallery",
     "identity",
     "linear_baseline",
     "rank_correlation",
-    "robustbench_record",
     "sensitivity",
     "smoothing",
     "smoothing_summary",
@@ -45,5 +48,6 @@ __all__ = [
     "spectral_summary",
     "stored_baseline",
     "summary",
+    "timed",
     "verification",
 ]

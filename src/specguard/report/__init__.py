@@ -1,20 +1,29 @@
-"""From records to figures and tables; nothing here imports torch."""
+"""From records to figures, tables and one HTML file; nothing here imports torch."""
 
 from specguard.report.cascade_tables import cascade_tables, cascade_verdict
+from specguard.report.directory import read_run, run_directories
 from specguard.report.figures import direction_figure, save_figure, violin_figure
+from specguard.report.page import Report, report, write_report
+from specguard.report.robustbench import robustbench_record
 from specguard.report.sensitivity_figure import sensitivity_figure
 from specguard.report.smoothing_table import smoothing_table, smoothing_verdict
 from specguard.report.tables import certification_tables, certification_verdict
 
 __all__ = [
+    "Report",
     "cascade_tables",
     "cascade_verdict",
     "certification_tables",
     "certification_verdict",
     "direction_figure",
+    "read_run",
+    "report",
+    "robustbench_record",
+    "run_directories",
     "save_figure",
     "sensitivity_figure",
     "smoothing_table",
     "smoothing_verdict",
     "violin_figure",
+    "write_report",
 ]

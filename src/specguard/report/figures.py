@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Json = dict[str, Any]
 _UNREADABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # by XML, or by a person
-_COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b83280", "#4a5568", "#b7791f", "#2c7a7b")
+RUN_COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b83280", "#4a5568", "#b7791f", "#2c7a7b")
 
 
 def violin_figure(
@@ -34,7 +34,7 @@ def violin_figure(
     columns = max(1, int(15 * width / (6 + max(len(label) for label in runs))))  # of the legend; 15 letters an inch
     figure = Figure(figsize=(width, 5.2 + 0.2 * math.ceil(len(runs) / columns)), layout="constrained")
     axes = figure.subplots(2, 1, sharex=True)
-    colours = [_COLOURS[number % len(_COLOURS)] for number in range(len(runs))]
+    colours = [RUN_COLOURS[number % len(RUN_COLOURS)] for number in range(len(runs))]
     for axis, key, title in (
         (axes[0], "sigma", r"$\sigma_{\max}(J_F)$"),
         (axes[1], "step", r"$\sigma_{\max}(I + J_F)$, or of $J$ where nothing is skipped"),
@@ -110,11 +110,16 @@ def _violins(axis: Any, values: list[list[float]], number: int, runs: int, colou
     if not drawn:
         return
     bodies = axis.violinplot(
-        list(drawn.values()), list(drawn), widths=0.9 * share, showextrema=False, showmedians=True
+        list(drawn.values()), list(drawn), points=60, widths=0.9 * share, showextrema=False, showmedians=True
     )
-    for body in bodies["bodies"]:
-        body.set(facecolor=colour, alpha=0.55, linewidth=0)
-    bodies["cmedians"].set(color=colour, linewidth=1.6)
+    for place, body in enumerate(bodies["bodies"]):
+        body.set(facecolor=colour, alpha=0.55, linewidth=0, gid=f"run-{number}-body-{id_of(axis)}-{place}")
+    bodies["cmedians"].set(color=colour, linewidth=1.6, gid=f"run-{number}-median-{id_of(axis)}")
+
+
+def id_of(axis: Any) -> int:
+    """The number of an axis within its figure."""
+    return list(axis.figure.axes).index(axis)
 
 
 def _add_legend(figure: Figure, colours: Mapping[str, str], columns: int) -> None:

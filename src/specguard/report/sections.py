@@ -1,0 +1,219 @@
+"""What the page shows of each run, as values that a template can print: no HTML here, no decision there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specguard.proportion import Proportion
+from specguard.report.exports import class_rows
+from specguard.report.studies import Attacked, Certified, Checked, Looked, Run, Training
+from specguard.runs import Json
+
+_BALLS, _CLASSES = 4, 100
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One share of a run, and what it is a share of."""
+
+    kind: str  # clean, attacked or certified
+    name: str
+    share: Proportion
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What was done, how long it took, and with which commands, where."""
+
+    name: str
+    place: str
+    seconds: float | None
+    commands: tuple[str, ...]
+    where: str
+
+
+@dataclass(frozen=True)
+class ClassTable:
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, int, tuple[Proportion | None, ...]], ...]
+    left_out: int
+
+
+def radius_text(radius: float) -> str:
+    """8/255 where it is that, else a few digits."""
+    steps = round(255 * radius)
+    return f"{steps}/255" if steps > 0 and abs(255 * radius - steps) < 1e-6 else f"{radius:.4g}"
+
+
+def ball_text(norm: str, radius: float) -> str:
+    return f"{norm} {radius_text(radius)}"
+
+
+def clean_share(run: Run) -> Proportion | None:
+    """The clean accuracy on as many images as anything was measured on."""
+    found = [hit.clean for hit in run.attacked] + [study.clean for study in run.certified]
+    if run.training is not None:
+        found.append(run.training.accuracy)
+    return max(found, key=lambda share: share.total, default=None)
+
+
+def attacked_shares(run: Run) -> dict[tuple[str, float], Proportion]:
+    """By ball, what stands every attack that was tried; of several evaluations the one with most images."""
+    rows = [(row.norm, row.radius, row.accuracy) for hit in run.attacked for row in hit.worst]
+    rows += [(study.norm, row.radius, row.attacked) for study in run.certified for row in study.rows]
+    found: dict[tuple[str, float], Proportion] = {}
+    for norm, radius, share in rows:
+        known = found.get((norm, radius))
+        if known is None or (share.total, -share.count) > (known.total, -known.count):
+            found[norm, radius] = share
+    return dict(sorted(found.items()))
+
+
+def certified_shares(run: Run) -> dict[tuple[str, float], Proportion]:
+    found: dict[tuple[str, float], Proportion] = {}
+    for study in run.certified:
+        for row in study.rows:
+            known = found.get((study.norm, row.radius))
+            if known is None or (row.certified.total, row.certified.count) > (known.total, known.count):
+                found[study.norm, row.radius] = row.certified
+    return dict(sorted(found.items()))
+
+
+def bars(run: Run) -> list[Bar]:
+    """Clean, attacked and certified, a few of each."""
+    clean = clean_share(run)
+    found = [] if clean is None else [Bar("clean", "classified right", clean)]
+    for kind, shares in (("attacked", attacked_shares(run)), ("certified", certified_shares(run))):
+        word = "stands attacks" if kind == "attacked" else "certified"
+        found += [Bar(kind, f"{word}, {ball_text(*ball)}", shares[ball]) for ball in chosen(list(shares))]
+    return found
+
+
+def chosen(balls: Sequence[tuple[str, float]], most: int = _BALLS) -> list[tuple[str, float]]:
+    """A few of many, evenly, with the last."""
+    if len(balls) <= most:
+        return list(balls)
+    step = (len(balls) - 1) / (most - 1)
+    return [balls[round(i * step)] for i in range(most)]
+
+
+def verdict(run: Run) -> str:
+    """The run in one or two sentences."""
+    if not run.certified:
+        shares = attacked_shares(run)
+        if not shares:
+            return ""
+        ball, share = min(shares.items(), key=lambda item: item[1].value)
+        return (
+            f"Of {share.total:,} images, {share.count:,} stand every attack tried at {ball_text(*ball)}. "
+            "Nothing is proved about them."
+        )
+    study = max(run.certified, key=lambda study: study.n)
+    row = study.rows[-1]
+    return (
+        f"Of {study.n:,} images, {row.certified.count:,} are certified at {ball_text(study.norm, row.radius)}: "
+        f"no attack of that size can change their class. "
+        f"{row.broken:,} are broken or wrong from the start; {row.unknown:,} are neither."
+    )
+
+
+def median_radius(run: Run) -> tuple[str, float] | None:
+    """The best family's median certified radius, over the images that are right."""
+    known = [
+        (median, family)
+        for study in run.certified
+        if study.searched
+        for family, median in study.medians.items()
+        if median is not None
+    ]
+    best = max(known, default=None)
+    return None if best is None else (best[1], best[0])
+
+
+def stages(run: Run) -> list[Stage]:
+    """All work on a run, in the order in which it is usually done."""
+    studies: list[tuple[str, Training | Attacked | Looked | Certified | Checked]] = []
+    if run.training is not None:
+        studies.append(("training", run.training))
+    studies += [("attack", study) for study in run.attacked]
+    studies += [("spectra", study) for study in run.looked]
+    studies += [("proofs", study) for study in run.certified]
+    studies += [("check of the proofs", study) for study in run.checked]
+    found = []
+    for name, study in studies:
+        seconds = study.origin.seconds
+        if seconds is None and isinstance(study, Certified) and study.per_image:
+            seconds = study.n * sum(study.per_image.values())
+        found.append(_stage(name, study.origin.place, seconds, study.origin.environments))
+    found += [
+        _stage(f"{study.kind}, unfinished", study.origin.place, None, study.origin.environments)
+        for study in run.unfinished
+    ]
+    return found
+
+
+def _stage(name: str, place: str, seconds: float | None, environments: Sequence[Json]) -> Stage:
+    commands = dict.fromkeys(str(e["command"])[:2000] for e in environments if isinstance(e.get("command"), str))
+    return Stage(name, place, seconds, tuple(commands), described_environment(environments))
+
+
+def described_environment(environments: Sequence[Json]) -> str:
+    """Hardware, versions and commit of the last start."""
+    if not environments:
+        return ""
+    last = environments[-1]
+    hardware, versions = (last[k] if isinstance(last.get(k), dict) else {} for k in ("hardware", "versions"))
+    words = []
+    if isinstance(gpu := hardware.get("gpu"), str):
+        words.append(gpu)
+    else:
+        words += [f"{hardware['cpu']} CPU"] if isinstance(hardware.get("cpu"), str) else []
+        words += [f"{hardware['threads']} threads"] if isinstance(hardware.get("threads"), int) else []
+    words += [f"{name} {version}" for name, version in versions.items() if isinstance(version, str)]
+    if isinstance(commit := last.get("commit"), str):
+        words.append(f"commit {commit[:12]}{'+' if commit.endswith('+') else ''}")
+    return ", ".join(words)[:400]
+
+
+def class_table(run: Run) -> ClassTable | None:
+    """Classes by rows, a column for every study and ball; of very many, the weakest."""
+    columns: dict[tuple[str, str], None] = {}
+    cells: dict[str, dict[tuple[str, str], Proportion]] = {}
+    for row in class_rows(run, 0):
+        what = "stands attacks" if row.what == "worst case" else row.what
+        ball = "" if row.radius is None else ball_text(row.norm, row.radius)
+        column = (row.study if row.what == "clean" else "", f"{what} {ball}".strip())
+        columns[column] = None
+        cells.setdefault(row.class_, {})[column] = row.accuracy
+    if not cells:
+        return None
+    shown = _without_repeated_clean(list(columns))
+    rows = [
+        (name, max(share.total for share in found.values()), tuple(found.get(column) for column in shown))
+        for name, found in cells.items()
+    ]
+    if len(rows) > _CLASSES:
+        rows = sorted(rows, key=lambda row: min(share.value for share in row[2] if share is not None))[:_CLASSES]
+    return ClassTable(tuple(name for _, name in shown), tuple(rows), len(cells) - len(rows))
+
+
+def _without_repeated_clean(columns: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """One clean column: that of the first study that has one."""
+    clean = [column for column in columns if column[1] == "clean"]
+    return [column for column in columns if column[1] != "clean" or column == clean[0]]
+
+
+def checks(run: Run) -> dict[str, Checked]:
+    """By the place of a certification, the check of the very file that lies there."""
+    by_digest = {study.records: study for study in run.checked}
+    return {
+        study.origin.place: by_digest[study.margins.digest]
+        for study in run.certified
+        if study.margins is not None and study.margins.digest in by_digest
+    }
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,193 @@
+"""The report as a file: complete, small, the same every time, sealed, and honest about what it was made from."""
+
+import csv
+import hashlib
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from sample_runs import FAMILIES, RADII, changed, sample_run
+from specguard.errors import ConfigError
+from specguard.proportion import Proportion
+from specguard.report import report, write_report
+from specguard.runs import append_lines
+
+HOSTILE = "\"'></script><script>alert(1)</script>\x00\u202e<b onmouseover=alert(1)>"
+
+
+class Elements(HTMLParser):
+    """Every element of a page with its attributes, and all of its text."""
+
+    def __init__(self, page: bytes) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page.decode())
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    return sample_run(tmp_path_factory.mktemp("page") / "run")
+
+
+@pytest.fixture(scope="module")
+def made(run):
+    return report({"a run": run})
+
+
+@pytest.fixture
+def copy(run, tmp_path) -> Path:
+    return shutil.copytree(run, tmp_path / "run")
+
+
+def test_it_is_written_without_importing_torch(run, tmp_path):
+    code = (
+        "import sys; sys.argv = ['specguard', 'report', sys.argv[1], '--out', sys.argv[2]]\n"
+        "from specguard.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: print(end.code, 'torch' in sys.modules, 'specguard.evaluate' in sys.modules)"
+    )
+    place = tmp_path / "report.html"
+    ended = subprocess.run([sys.executable, "-c", code, run, place], capture_output=True, text=True, timeout=120)
+    assert ended.stdout.splitlines()[-1] == "0 False False", ended.stderr
+    assert place.stat().st_size > 50_000
+
+
+def test_the_same_records_make_the_same_bytes(run, made):
+    assert report({"a run": run}) == made
+
+
+def test_every_accuracy_has_its_interval_and_its_n(made):
+    page = made.html.decode()
+    cells = re.findall(r'<td class="num" data-value="0?1?\.\d+">.*?</td>', page)
+    bars = re.findall(r'<div class="bar"><span>(?:classified|stands|certified).*?</div>', page)
+    assert len(cells) > 30
+    assert len(bars) == 1 + 2 * len(RADII)
+    for text in (*cells, *bars):
+        assert re.search(r"\d %.*\[\d+\.\d, \d+\.\d\], n = \d+", text), text
+
+
+def test_shares_are_those_of_the_records_and_intervals_are_computed_anew(copy):
+    path = copy / "result.json"
+    record = json.loads(path.read_text())
+    changed(path, test_accuracy={"count": 7, "n": 9, "value": 0.123, "interval95": [0.0, 1.0]})
+    low, high = Proportion(7, 9).interval
+    assert record["test_accuracy"]["n"] == 40
+    page = report({"a run": copy}).html.decode()
+    assert f'77.8 % <span class="interval">[{100 * low:.1f}, {100 * high:.1f}], n = 9</span>' in page
+    assert "12.3" not in page
+
+
+def test_nothing_is_loaded_sent_or_run_but_its_own(made):
+    found = Elements(made.html).elements
+    assert [tag for tag, _ in found].count("script") == 1
+    assert not {"link", "iframe", "object", "embed", "form", "base"} & {tag for tag, _ in found}
+    for tag, attributes in found:
+        assert not [name for name in attributes if name.startswith("on") or name == "style"], (tag, attributes)
+        for name in ("src", "href", "xlink:href", "action"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("#", "data:image/")), (tag, value)
+    (policy,) = (a["content"] for tag, a in found if a.get("http-equiv") == "Content-Security-Policy")
+    script = re.search(r"<script>(.*)</script>", made.html.decode(), re.DOTALL)[1]
+    digest = hashlib.sha256(script.encode()).digest()
+    assert policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-")
+    assert __import__("base64").b64encode(digest).decode() in policy
+    assert "unsafe" not in policy
+    assert "http://" not in made.html.decode().replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in made.html.decode()
+
+
+def test_hostile_names_are_text_wherever_they_stand(tmp_path):
+    run = sample_run(tmp_path / "run", name=HOSTILE)
+    other = sample_run(tmp_path / "other")
+    page = Elements(report({HOSTILE: run, "b": other}, title=HOSTILE).html)
+    assert [tag for tag, _ in page.elements].count("script") == 1
+    assert "b" not in {tag for tag, _ in page.elements}
+    assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
+    assert page.text.count("<b onmouseover=alert(1)>") > 20
+    assert "\x00" not in page.text
+
+
+def test_ten_thousand_images_stay_below_three_megabytes(tmp_path):
+    runs = {str(k): sample_run(tmp_path / str(k), n=10_000, seed=k) for k in range(2)}
+    assert 50_000 < len(report(runs).html) < 3_000_000
+
+
+def test_a_certification_counts_as_checked_only_if_its_very_file_was(copy, made):
+    assert b'<span class="badge">checked</span>' in made.html
+    lines = copy / "certificates" / "proofs" / "records.jsonl"
+    lines.write_bytes(lines.read_bytes().replace(b'"margin": 1.0', b'"margin": 2.0'))
+    page = report({"a run": copy}).html
+    assert b'<span class="badge">checked</span>' not in page
+    assert b"checked, but not this file" in page
+    shutil.rmtree(copy / "verification")
+    assert b"not checked</span>" in report({"a run": copy}).html
+
+
+def test_commands_times_and_flags_are_shown(made):
+    text = Elements(made.html).text
+    for verb in ("train", "attack", "certify", "spectrum", "verify-certificates"):
+        assert f"specguard {verb} " in text
+    assert "most gradients of plain vanish" in text
+    assert "commit 0123456789ab+" in text
+    assert "1 min" in text  # the training
+    assert "2.0 s" in text
+
+
+def test_the_spreadsheet_has_every_accuracy_and_no_formula(tmp_path):
+    run = sample_run(tmp_path / "run", name="=cmd|'/c calc'!A1")
+    rows = list(csv.DictReader(io.StringIO(report({"@run": run}).csv.decode())))
+    assert not [cell for row in rows for cell in row.values() if cell.startswith(("=", "+", "-", "@"))]
+    certified = {(row["what"], row["radius"]) for row in rows if not row["class"] and row["norm"] == "l2"}
+    assert {(f"certified by {family}", str(radius)) for family in FAMILIES for radius in RADII} <= certified
+    for row in rows:
+        share = Proportion(int(row["count"]), int(row["n"]))
+        assert float(row["accuracy"]) == pytest.approx(share.value, abs=1e-6)
+        assert float(row["low95"]) == pytest.approx(share.interval[0], abs=1e-6)
+    assert {row["class"] for row in rows} > {"'=cmd|'/c calc'!A1 0"}
+
+
+def test_leaderboard_entries_are_those_of_the_evaluations(made):
+    (entry,) = made.robustbench
+    assert entry["name"] == "a run"
+    assert entry["dataset"] == "digits"
+    assert entry["eps"] == "0.1"
+    assert entry["threat_model"] == "L2"
+    assert entry["unreliable"] is True
+
+
+def test_three_files_are_written_and_only_html_is_called_a_report(run, tmp_path):
+    write_report({"a": run}, tmp_path / "x.html")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.csv", "x.html", "x.robustbench.json"]
+    with pytest.raises(ConfigError, match="a report is an .html file"):
+        write_report({"a": run}, tmp_path / "x.pdf")
+
+
+def test_an_unfinished_study_is_named_with_what_there_is_of_it(copy):
+    (copy / "attacks" / "quick" / "summary.json").unlink()
+    append_lines(copy / "attacks" / "quick" / "records.jsonl", {"sample": 0}, {"sample": 1})
+    text = Elements(report({"a": copy}).html).text
+    assert "the attack in attacks/quick is unfinished: 2 records of 40 images" in re.sub(r"\s+", " ", text)
+
+
+def test_the_page_of_a_damaged_run_says_so(copy):
+    for path in copy.rglob("*.json"):
+        path.write_bytes(path.read_bytes()[:50])
+    page = Elements(report({"a": copy}).html)
+    assert "not everything could be shown" in page.text
+    assert "No accuracy has been measured yet." in page.text
+    for name in ("result.json", "attacks/quick/summary.json", "certificates/proofs/summary.json"):
+        assert f"{name} is not valid JSON" in page.text
