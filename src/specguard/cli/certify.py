@@ -10,7 +10,7 @@ import typer
 from specguard.certify import FAMILIES, Family
 from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
-from specguard.cli.names import DataName, first_images, number, settings_hash
+from specguard.cli.names import DATA_HELP, DataName, first_images, number, settings_hash
 from specguard.errors import ConfigError
 from specguard.evaluate import Certification, certification, identity
 from specguard.geometry import Norm
@@ -32,7 +32,7 @@ def certify_command(
     images: Annotated[
         int | None, option(f"the first N test images [default: {_IMAGES}, or all]", _HOW, min=1)
     ] = None,
-    data: Annotated[DataName | None, option("data set [default: the one trained on]", _HOW)] = None,
+    data: Annotated[DataName | None, option(f"{DATA_HELP} [default: the one trained on]", _HOW)] = None,
     data_root: Annotated[Path | None, option("where the data set lies [default: as in training]", _HOW)] = None,
     verify_data: Annotated[bool, option("check the official checksums", _HOW)] = True,
     batch: Annotated[int, option("images certified together", _HOW, min=1)] = 25,

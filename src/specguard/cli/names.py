@@ -4,20 +4,27 @@ import hashlib
 import json
 import math
 from pathlib import Path
-from typing import Literal, get_args
 
 from specguard import runs
 from specguard.data import Data, Dataset, cifar10, cifar100, digits, image_folder, svhn
 from specguard.errors import ConfigError, RunError
 from specguard.nn import Network, ViT
 
-DataName = Literal["digits", "cifar10", "cifar100", "svhn", "folder"]
+DATA = ("digits", "cifar10", "cifar100", "svhn", "folder")
+DataName = str  # one of these, or the folder itself
+DATA_HELP = f"data set: {', '.join(DATA)}, or the folder itself, with `train` and `val`"
 
 
 def named_data(name: str, root: Path | None, verify: bool, size: int) -> Data:
-    """The data set of that name; a folder's images are brought to `size`."""
+    """The data set of that name, or in that folder; a folder's images are brought to `size`."""
     if name == "digits":
         return digits()
+    if name not in DATA:
+        if not Path(name).is_dir():
+            raise ConfigError(f"there is no data set {name!r}: it is none of {', '.join(DATA)}, and no folder")
+        if root is not None:
+            raise ConfigError(f"--data-root has no effect where --data is itself a folder, {name}")
+        return image_folder(Path(name), size)
     if root is None:
         raise ConfigError(f"data {name!r} needs --data-root, the folder where it lies")
     root = Path(root)  # some versions of typer hand out strings
@@ -44,11 +51,12 @@ def run_data(run: Path, model: ViT | Network, name: DataName | None, root: Path 
     path = run / "arguments.json"
     stored = runs.read_json(path) if path.exists() else {}
     if name is None:
-        if (known := stored.get("data")) not in get_args(DataName):
+        known = stored.get("data")
+        if not isinstance(known, str):
             raise RunError(f"{run} does not say which data it was trained on; name it with --data")
         place = stored.get("data_root")
         root = root if root is not None or place is None else Path(str(place))
-        found = named_data(str(known), used_root(root, known), verify, model.shape[-1])
+        found = named_data(known, used_root(root, known), verify, model.shape[-1])
         match runs.read_json(run / "run.json"):
             case {"data": {"fingerprint": trained}} if trained == found.fingerprint():
                 pass

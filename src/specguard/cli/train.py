@@ -16,7 +16,7 @@ import typer
 from specguard import runs
 from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, progress_bar
 from specguard.cli.models import Classes, Elsewhere, ImageSize, Mean, Std, Weights, new_network, origin_kind
-from specguard.cli.names import DataName, named_data, number
+from specguard.cli.names import DATA_HELP, DataName, named_data, number
 from specguard.data import Augmentation, Data
 from specguard.errors import ConfigError, RunError
 from specguard.geometry import Ball, Norm
@@ -51,6 +51,8 @@ _ADV = "Adversarial training"
 
 def train_command(
     context: typer.Context,
+    *,
+    name: Annotated[str | None, typer.Argument(metavar="MODEL", help="the model, instead of --model")] = None,
     run: Annotated[Path, option("directory for everything this run writes", _RUN)],
     resume: Annotated[
         bool, option("continue the run; settings not given are the stored ones", _RUN, "--resume")
@@ -66,7 +68,7 @@ def train_command(
     set_: Annotated[
         list[str], option("change a field of the model, e.g. --set norm=rmsnorm", _MODEL, "--set")
     ] = [],  # noqa: B006
-    data: Annotated[DataName, option("data set; `folder` reads ROOT/train and ROOT/val", _MODEL)] = "digits",
+    data: Annotated[DataName, option(DATA_HELP, _MODEL)] = "digits",
     data_root: Annotated[Path | None, option("where the data set lies", _MODEL)] = None,
     verify_data: Annotated[bool, option("check the official checksums", _MODEL)] = True,
     epochs: Annotated[int, option("passes over the data, in whole batches", _STEP, min=1)] = 20,
@@ -119,8 +121,12 @@ def train_command(
     std: Std = None,
 ) -> None:
     """Train a model; a killed run continues exactly with --resume."""
-    given = _given(context)
-    options = _resumed(run, context.params, given) if resume else context.params
+    given, options = _given(context), {key: value for key, value in context.params.items() if key != "name"}
+    if name is not None:
+        if "model" in given:
+            raise ConfigError("the model is named twice, by itself and by --model")
+        options, given = options | {"model": name}, given | {"model"}
+    options = _resumed(run, options, given) if resume else options
     _check_options(options, given)
     _train(run, resume, options)
 
@@ -226,10 +232,7 @@ def _model_and_data(o: dict[str, Any], seed: int) -> tuple[ViT | Network, Data]:
     """A preset with the data's classes and statistics, or a network from elsewhere; weights come from the seed."""
     if origin_kind(o["model"]) is not None:
         given = Elsewhere(**{name: o[name] for name in _ELSEWHERE})
-        network, data, said = new_network(o["model"], given, o["data"], o["data_root"], o["verify_data"], seed)
-        if said is not None:
-            err.print(said, soft_wrap=True)
-        return network, data
+        return new_network(o["model"], given, o["data"], o["data_root"], o["verify_data"], seed)
     config = _changed(preset(o["model"]), o["set_"])
     data = named_data(o["data"], o["data_root"], o["verify_data"], config.image)
     mean, std = data.pixel_statistics()

@@ -38,6 +38,7 @@ from specguard.nn.layers import (
 )
 from specguard.nn.lipschitz import SLL, almost_orthogonal, capped, certifiable, lipschitz_constant, orthogonal
 from specguard.nn.presets import PRESETS, preset
+from specguard.nn.surprises import surprises
 from specguard.nn.vit import Block, ViT, ViTConfig, config_from_json
 from specguard.nn.weights import check_architecture, fingerprint, materialised
 
@@ -87,4 +88,5 @@ __all__ = [
     "materialised",
     "orthogonal",
     "preset",
+    "surprises",
 ]
