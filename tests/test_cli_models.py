@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from commandline import contents
 from specguard import runs
 from specguard.adapt import Origin, from_run, untrained
+from specguard.adapt.fitting import Fitted
 from specguard.cli import app
 from specguard.nn import Network, fingerprint
 
@@ -41,6 +42,8 @@ def files(timm, one_thread, tmp_path_factory) -> Path:
     torch.save({"model": plain, "epoch": 3}, folder / "w.pt")
     save_file(model(timm, num_classes=7).state_dict(), folder / "seven.safetensors")
     save_file(model(timm, num_classes=7, img_size=48).state_dict(), folder / "large.safetensors")
+    save_file({k: v for k, v in plain.items() if not k.startswith("head")}, folder / "headless.safetensors")
+    save_file(model(timm, img_size=48).state_dict(), folder / "other_size.safetensors")
     save_file(model(timm, in_chans=3).state_dict(), folder / "colour.safetensors")
     save_file(plain | {"norm.bias": torch.full((64,), torch.nan)}, folder / "nan.safetensors")
     (folder / "cut.safetensors").write_bytes((folder / "w.safetensors").read_bytes()[:-9])
@@ -52,7 +55,7 @@ def trained(files, one_thread, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("trained") / "run"
     options = ("--weights", str(files / "seven.safetensors"), "--penalty", "msvp", "--epochs", "1")
     few = ("--batch", "256", "--warmup", "0", "--data", "digits", "--device", "cpu")
-    result = CliRunner().invoke(app, ["train", "--run", str(run), "--model", NAME, *SIZE, *options, *few])
+    result = CliRunner().invoke(app, ["train", NAME, "--run", str(run), *SIZE, *options, *few])
     assert result.exit_code == 0, result.output
     assert "the head is new, for 10 classes" in result.output
     return run
@@ -73,8 +76,8 @@ def test_a_model_of_timm_is_attacked_and_its_records_know_it(specguard, files, w
     ended.succeeds()
     assert [row[0] for row in ended.rows()] == ["clean", "pgd", "worst case"]
     (folder,) = work.glob("runs/timm-test_vit-*/attacks/*")
-    network, replaced = ORIGIN.loaded(files / "w.safetensors")
-    assert not replaced
+    network, fitted = ORIGIN.loaded(files / "w.safetensors")
+    assert fitted == Fitted()
     assert runs.read_json(folder / "evaluation.json")["model"] == fingerprint(network)
     before = contents(work)
     again = specguard("attack", NAME, "--weights", files / "w.safetensors", *DIGITS, *FEW, *PGD)
@@ -124,6 +127,41 @@ def test_a_fine_tuned_model_of_timm_is_a_run_like_any_other(specguard, trained, 
     assert (run / "model.json").read_bytes() == before["model.json"]
 
 
+def test_weights_for_another_image_size_are_resized_where_a_size_is_given_and_that_is_said(specguard, files, work):
+    ended = specguard("attack", NAME, "--weights", files / "other_size.safetensors", *DIGITS, *FEW, *PGD)
+    ended.succeeds()
+    assert "positions are resized, from images of size 48 to 32" in ended.err
+    (folder,) = work.glob("runs/timm-test_vit-*/attacks/*")
+    network, fitted = ORIGIN.loaded(files / "other_size.safetensors", resize=True)
+    assert fitted == Fitted(sizes=(48, 32))
+    assert runs.read_json(folder / "evaluation.json")["model"] == fingerprint(network)
+
+
+def test_training_begins_with_weights_that_have_no_head_and_are_for_another_size(specguard, files, folder, work):
+    few = ("--epochs", "1", "--batch", "1437", "--device", "cpu", "--penalty", "msvp")
+    ended = specguard(
+        "train", NAME, "--weights", files / "headless.safetensors", "--run", "a", "--image-size", "48", *few
+    )
+    ended.succeeds()
+    assert "the head is new, for 10 classes" in ended.err
+    assert "positions are resized, from images of size 32 to 48" in ended.err
+    assert from_run(work / "a").positions.table.shape == (1, 10, 64)
+    ended = specguard("train", f"hf:{folder}", "--run", "b", "--image-size", "16", *few)
+    ended.succeeds()
+    assert "positions are resized, from images of size 8 to 16" in ended.err
+    assert from_run(work / "b").positions.table.shape == (1, 17, 24)
+    specguard("train", NAME, "--model", "tiny", "--run", "c").refuses("the model is named twice")
+
+
+def test_certificates_of_a_model_from_elsewhere_are_proved_again(specguard, folder, work):
+    given = (f"hf:{folder}", "--data", "digits", "--device", "cpu")
+    few = ("--images", "3", "--radius", "1e-6", "--families", "adjoint", "--out", "proofs")
+    specguard("certify", *given, *few).succeeds()
+    ended = specguard("verify-certificates", "proofs", "--model", *given)
+    ended.succeeds()
+    assert "3 records right" in ended.out
+
+
 def test_without_weights_training_begins_with_a_fresh_model_from_the_seed(specguard, timm, tmp_path):
     run = tmp_path / "run"
     few = ("--epochs", "1", "--batch", "1437", "--device", "cpu")
@@ -137,9 +175,14 @@ def test_images_of_a_folder_are_brought_to_the_size_of_the_model(specguard, file
             (work / "images" / split / str(label)).mkdir(parents=True)
             pixels = torch.randint(0, 256, (9, 12, 3), generator=generator, dtype=torch.uint8)
             Image.fromarray(pixels.numpy()).save(work / "images" / split / str(label) / "a.png")
-    data = (*SIZE, "--data", "folder", "--data-root", work / "images")
-    ended = specguard("attack", NAME, "--weights", files / "colour.safetensors", *data, *FEW, *PGD, "--out", "x")
+    given = (NAME, "--weights", files / "colour.safetensors", *SIZE, "--classes", "10", *FEW, *PGD, "--out", "x")
+    ended = specguard("attack", *given, "--data", work / "images")
     ended.succeeds()
+    before = contents(work)
+    specguard("attack", *given, "--data", "folder", "--data-root", work / "images").succeeds()
+    assert contents(work) == before  # the same said in other words
+    specguard("attack", *given, "--data", work / "images", "--data-root", work).refuses("--data-root has no effect")
+    specguard("attack", *given, "--data", work / "none").refuses("no data set", "none of digits, cifar10,")
     half = (0.5, 0.5, 0.5)
     network, _ = Origin("timm", "test_vit", 10, 3, 32, half, half).loaded(files / "colour.safetensors")
     assert network.shape == (3, 32, 32)
@@ -189,6 +232,7 @@ WEIGHTS = {
     "other classes": ("seven.safetensors", ("seven.safetensors", "7 classes, not 10")),
     "other channels": ("colour.safetensors", ("images of 3 channels, not 1",)),
     "other shapes": ("large.safetensors", ("classes",)),
+    "no head": ("headless.safetensors", ("headless.safetensors", "no head")),
     "no numbers": ("nan.safetensors", ("not finite", "norm.bias")),
     "a file cut short": ("cut.safetensors", ("truncated",)),
 }
@@ -261,7 +305,7 @@ def test_options_that_would_do_nothing_are_one_sentence(specguard, trained, file
 
 def test_only_the_head_may_have_other_classes_when_training_begins(specguard, files, work):
     start = ("train", "--run", "run", "--model", NAME, *SIZE, "--weights")
-    specguard(*start, files / "large.safetensors").refuses("'pos_embed' has shape")
+    specguard(*start[:-3], "--weights", files / "large.safetensors").refuses("images of size 48, not 160")
     specguard(*start, files / "seven.safetensors", "--classes", "7").refuses("digits has 10 classes")
     specguard(*start[:-3], "--image-size", "3").refuses("original cannot be run")
     assert contents(work) == {}
@@ -272,7 +316,7 @@ def test_a_folder_of_transformers_that_does_not_fit_is_one_sentence(specguard, f
     specguard("attack", f"hf:{work}", *options).refuses("config.json", "does not exist")
     specguard("attack", f"hf:{folder.parent / 'bert'}", *options).refuses("bert", "no classifier of images")
     specguard("attack", f"hf:{folder}", *options, "--weights", "w.pt").refuses("--weights")
-    specguard("attack", f"hf:{folder}", *options, "--image-size", "16").refuses("only Dinov2")
+    specguard("attack", f"hf:{folder}", *options, "--image-size", "3").refuses("holds no patch")
     for changes, named in (
         ({"num_hidden_layers": 2}, "it lacks 'vit.layers.1."),
         ({"hidden_size": 30}, "has another shape"),

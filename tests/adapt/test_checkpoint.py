@@ -1,5 +1,6 @@
 """Weights are read from anyone's files: wrapped, prefixed, broken or hostile."""
 
+import argparse
 import pickle
 import zipfile
 from collections import OrderedDict
@@ -41,6 +42,8 @@ def test_safetensors_and_torchs_files_hold_the_same(tmp_path, tensors):
         lambda t: {f"module.{name}": v for name, v in t.items()},
         lambda t: {"model": {f"_orig_mod.module.model.{name}": v for name, v in t.items()}},
         lambda t: {name: torch.nn.Parameter(v) for name, v in t.items()},
+        lambda t: {"state_dict": t, "args": argparse.Namespace(lr=0.1, model="deit", nested=[1, {"a": None}])},
+        lambda t: {"n_averaged": torch.tensor(3)} | {f"module.{name}": v for name, v in t.items()},
     ],
 )
 def test_wrappers_and_prefixes_are_removed(wrap, tmp_path, tensors):
@@ -76,7 +79,8 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path, tens
     (tmp_path / "plain.pt").write_bytes(pickle.dumps(Runs(trap), protocol=2))
     (tmp_path / "system.pt").write_bytes(b"cposix\nsystem\n(S'touch " + str(trap).encode() + b"'\ntR.")
     torch.save(Whole(2, 2), tmp_path / "module.pt")
-    for name in ("zip", "old", "plain", "system", "module"):
+    torch.save({"model": tensors, "args": argparse.Namespace(lr=Runs(trap))}, tmp_path / "inside.pt")
+    for name in ("zip", "old", "plain", "system", "module", "inside"):
         with pytest.raises(CheckpointError, match=r"could run code|not a file of weights") as caught:
             load_weights(tmp_path / f"{name}.pt")
         assert "\n" not in str(caught.value)

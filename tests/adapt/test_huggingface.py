@@ -92,16 +92,16 @@ def test_pixels_are_normalised_by_one_half_unless_told(transformers):
     assert network.normalise.mean.unique().tolist() == network.normalise.std.unique().tolist() == [0.5]
 
 
-@pytest.mark.parametrize("name", ["dinov2", "dinov2 with registers"])
-def test_dinov2_is_read_at_another_image_size(name, transformers, randomised, generator):
-    family, options, _ = IMAGES[name]
-    model = randomised(image_model(transformers, family, options))
-    network = from_huggingface(model, image=35)
-    assert network.shape == (3, 35, 35)
-    images = torch.rand(2, 3, 35, 35, generator=generator)
+@pytest.mark.parametrize("name", ["vit", "deit", "deit with a teacher", "dinov2", "dinov2 with registers"])
+@pytest.mark.parametrize("image", [13, 35])
+def test_a_model_is_read_at_another_image_size(name, image, transformers, randomised, generator):
+    model = randomised(image_model(transformers, *IMAGES[name])).double()
+    network = from_huggingface(model, image=image)
+    assert network.shape == (3, image, image)
+    images = torch.rand(2, *network.shape, generator=generator, dtype=torch.float64)
+    asked = {} if "dinov2" in name else {"interpolate_pos_encoding": True}
     with torch.no_grad():
-        wanted = model(network.normalise(images)).logits
-    torch.testing.assert_close(network(images), wanted, rtol=1e-4, atol=1e-4)
+        agree(network(images), model(network.normalise(images), **asked).logits)
 
 
 def test_a_spoiled_conversion_is_caught_and_the_module_named(transformers, randomised):
@@ -136,7 +136,7 @@ def test_what_cannot_be_converted_is_refused(transformers):
     bert = text_model(transformers, *TEXTS["bert"])
     for model, options, message in (
         (vit, {"tokens": 5}, "the number of tokens that its patches make"),
-        (vit, {"image": 40}, "only Dinov2 interpolates its positions"),
+        (vit, {"image": 4}, "an image of size 4 holds no patch"),
         (vit, {"mean": (0.5,), "std": (0.5,)}, "each of the model's 3 channels"),
         (bert, {}, "needs the number of tokens"),
         (bert, {"tokens": 18}, "between 1 and 17 tokens, not 18"),

@@ -155,6 +155,20 @@ def test_a_subclass_is_not_taken_for_its_parent(timm):
         convert(model, **COLOURS)
 
 
+class Blocks(nn.Sequential):
+    """Does what its parent does, but for images that no check is likely to draw."""
+
+    def forward(self, x):
+        return super().forward(x if x.abs().max() < 1e3 else 2 * x)
+
+
+def test_a_list_of_blocks_that_is_a_subclass_is_refused_though_its_layers_are_known(timm):
+    model = vit()(timm)
+    model.blocks = Blocks(*model.blocks)
+    with pytest.raises(ConfigError, match=r"^blocks is a \S+Blocks, which is of no library that is known here"):
+        from_timm(model, **COLOURS)
+
+
 def test_a_module_that_was_put_in_is_refused(timm):
     model = vit()(timm)
     model.blocks[0].drop_path1 = nn.Tanh()

@@ -9,11 +9,15 @@ from adapt.test_huggingface import IMAGES, TEXTS, image_model, text_model
 from specguard.adapt import convert
 from specguard.attacks import PGD
 from specguard.certify import certify
+from specguard.data import Dataset
 from specguard.errors import ConfigError
 from specguard.evaluate.attention_change import attention_name
+from specguard.evaluate.certification import Certification, certification
+from specguard.evaluate.verification import verification
 from specguard.geometry import Ball
 from specguard.linalg import jacobian, lower_singular_values
-from specguard.nn import attention_maps, explicit
+from specguard.nn import attention_maps, explicit, fingerprint
+from specguard.runs import read_lines
 from specguard.spectrum import exact_weight_spectra, part_names, parts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,6 +36,7 @@ TIMM = (
 )
 HF = ("vit", "deit with a teacher", "dinov2 with swiglu")
 HALF = (0.5, 0.5, 0.5)
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -50,22 +55,30 @@ def stirred(network, generator):
     return network.double()
 
 
-def goes_all_the_way(network, generator):
+def goes_all_the_way(network, generator, folder):
+    """Attacked, analysed, certified, and its certificate proved again by the second program and attacked."""
     network = stirred(network, generator)
-    x = torch.rand(2, *network.shape, generator=generator, dtype=torch.float64)
+    pixels = torch.randint(0, 256, (1, *network.shape), generator=generator, dtype=torch.uint8)
+    x = pixels.double() / 255
     labels = network(x).argmax(1)
     attack = PGD(steps=10, loss="margin")
     assert attack(network, x, labels, Ball("l2", 30.0, box=False)).success.any()
     analysed(network, x)
-    certificate = certify(network, x, labels, Ball("l2", 1e-5), ("local", "adjoint"))
-    assert (certificate.radius > 0).all()
-    for i, radius in enumerate(certificate.radius.tolist()):
-        ball = Ball("l2", radius, box=False)
-        assert not attack(network, x[i : i + 1], labels[i : i + 1], ball, seed=i).success.any()
-        terms = certificate.terms[i]
-        assert next(iter(terms.values())) > 0
-        assert list(terms.values()) == sorted(terms.values(), reverse=True)
-    assert (certificate.lower["adjoint"] <= certificate.margins).all()
+    split, known = Dataset(pixels, labels), {"model": fingerprint(network), "data": "pixels"}
+    settings = Certification(radii=(1e-8,), families=("local", "adjoint"))
+    certification(network, split, folder / "proofs", settings, identity=known, device=CPU)
+    (record,) = read_lines(folder / "proofs" / "records.jsonl")
+    radius = max(record["largest"].values())
+    assert radius > 0
+    assert not attack(network, x, labels, Ball("l2", radius, box=False), seed=1).success.any()
+    losses = list(record["loses"].values())
+    assert losses[0] > 0
+    assert losses == sorted(losses, reverse=True)
+    assert record["radii"][0]["lower"]["adjoint"] <= record["margin"]
+    file = folder / "proofs" / "records.jsonl"
+    result = verification(file, network, split, folder / "verified", data="pixels", device=CPU)
+    assert result["claims"] > 50
+    assert result["attacked"] == (radius >= 1e-8)
 
 
 def analysed(network, x):
@@ -88,15 +101,36 @@ def analysed(network, x):
 
 
 @pytest.mark.parametrize("name", TIMM)
-def test_timms_models_go_all_the_way(name, timm, seeded, generator):
+def test_timms_models_go_all_the_way(name, timm, seeded, generator, tmp_path):
     model = KNOWN[name](timm)
-    goes_all_the_way(convert(model, mean=HALF, std=HALF), generator)
+    goes_all_the_way(convert(model, mean=HALF, std=HALF), generator, tmp_path)
     assert len(model.blocks) == SMALL["depth"]
 
 
 @pytest.mark.parametrize("name", HF)
-def test_transformers_models_go_all_the_way(name, transformers, seeded, generator):
-    goes_all_the_way(convert(image_model(transformers, *IMAGES[name])), generator)
+def test_transformers_models_go_all_the_way(name, transformers, seeded, generator, tmp_path):
+    goes_all_the_way(convert(image_model(transformers, *IMAGES[name])), generator, tmp_path)
+
+
+def test_torchvisions_model_goes_all_the_way(torchvision, seeded, generator, tmp_path):
+    model = torchvision.models.VisionTransformer(20, 5, 2, 3, 24, 31, num_classes=7)
+    goes_all_the_way(convert(model), generator, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
+def test_encoders_of_text_are_certified_around_embeddings_and_attacked(name, transformers, seeded, generator):
+    network = convert(text_model(transformers, *TEXTS[name]), tokens=4).double()
+    x = torch.randn(2, *network.shape, generator=generator, dtype=torch.float64)  # embeddings have no box
+    labels = network(x).argmax(1)
+    attack = PGD(steps=10, loss="margin")
+    assert attack(network, x, labels, Ball("l2", 50.0, box=False)).success.all()
+    certificate = certify(network, x, labels, Ball("l2", 1e-3, box=False), ("local", "adjoint"))
+    assert certificate.certified.all()
+    for i, radius in enumerate(certificate.radius.tolist()):
+        assert radius >= 1e-3
+        ball = Ball("l2", radius, box=False)
+        assert not attack(network, x[i : i + 1], labels[i : i + 1], ball, seed=i).success.any()
+        assert next(iter(certificate.terms[i].values())) > 0
 
 
 def test_berts_blocks_are_taken_apart_though_their_norms_are_behind_the_skip(transformers, seeded, generator):

@@ -1,5 +1,6 @@
 """Weights from a file of anyone's, as named tensors; nothing in the file is ever executed."""
 
+import argparse
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from specguard.runs import read_tensors
 
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "model_ema")
 _PREFIXES = ("module.", "model.", "_orig_mod.")
+_AVERAGES = "n_averaged"  # how many weights torch has averaged, beside their averages
 _PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 
 
@@ -21,6 +23,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
     The latter is read with torch's restricted unpickler, which runs no code of the file. Of a training checkpoint
     the weights are taken, and what training puts before all names (`module.`, `model.`, `_orig_mod.`) is removed.
+    A namespace of arguments, as training scripts store beside weights, is data and does not matter.
     """
     path = Path(path)
     if path.suffix == ".safetensors":
@@ -38,7 +41,8 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 def _unpickled(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist") from None
     except OSError as error:
@@ -84,6 +88,8 @@ def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
 
 
 def _without_prefixes(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    if _AVERAGES in tensors and all(name == _AVERAGES or name.startswith("module.") for name in tensors):
+        tensors = {name: tensor for name, tensor in tensors.items() if name != _AVERAGES}
     while tensors:
         found = [prefix for prefix in _PREFIXES if all(name.startswith(prefix) for name in tensors)]
         if not found:

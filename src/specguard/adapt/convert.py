@@ -12,7 +12,7 @@ from torch import nn
 from specguard.adapt import huggingface, timm, torchvision
 from specguard.adapt.equality import TOLERANCE, View, compare
 from specguard.adapt.parts import Part
-from specguard.adapt.source import check_numbers
+from specguard.adapt.source import numbers_of, plain_copy
 from specguard.errors import ConfigError
 from specguard.nn import Network
 
@@ -41,6 +41,9 @@ def register_converter(
     model_type: type[nn.Module], function: Converter, *, view: Callable[[nn.Module], View] = _no_view
 ) -> None:
     """Teach `convert` a type of model: `function(model)` is its network. It serves this exact type only.
+
+    The function is given a copy of the model in float64 and eval mode; what it makes is compared with that copy,
+    and rounded to the model's own type thereafter.
 
     `view(model)` says how such a model is called in the check, and which of its modules correspond to which of the
     network; without it the model is called on the normalised images, and only logits are compared.
@@ -74,14 +77,14 @@ def convert(
         raise ConfigError(f"the conversion of a {type(model).__name__} does not take {unknown[0]!r}")
     if type(model) not in _BY_TYPE:
         return entry.convert(model, **options)
-    check_numbers(model)
-    network = entry.convert(model, **options)
+    theirs, dtype = plain_copy(model), numbers_of(model)
+    network = entry.convert(theirs, **options)
     if not isinstance(network, Network):
         raise ConfigError(
             f"the conversion of {type(model).__name__} made a {type(network).__name__}, not a Network"
         )
-    check_equal(model, network, generator=generator)
-    return network
+    compare(theirs, network.double().eval(), entry.view(theirs), generator)
+    return network.to(dtype)
 
 
 def check_equal(

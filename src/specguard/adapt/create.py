@@ -1,35 +1,17 @@
 """timm's and torchvision's models by name, with weights from a local file: nothing is ever downloaded."""
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from torch import nn
 
-from specguard.adapt.checkpoint import load_weights
-from specguard.errors import CheckpointError, ConfigError
-from specguard.nn import check_architecture
+from specguard.adapt.fitting import load_into
+from specguard.adapt.library import library
+from specguard.errors import ConfigError
 
 TORCHVISION_SIZE = 224
-_TORCHVISION = {"first_conv": "conv_proj", "classifier": "heads.head"}
 _WORDS = {"num_classes": "classes", "img_size": "image", "image_size": "image", "in_chans": "channels"}
-
-
-def library(name: str) -> ModuleType:
-    """An optional library, imported now; one that is missing or broken is an error that says so."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(f"this needs {name}, which is not installed: {error}") from error
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise ConfigError(
-            f"{name} is installed but cannot be imported, as happens beside a torchvision that does not fit "
-            f"this torch: {reason}"
-        ) from error
 
 
 def timm_model(
@@ -41,8 +23,9 @@ def timm_model(
 ) -> nn.Module:
     """timm's architecture `name` in eval mode, with `classes` classes, for square images of size `image`.
 
-    Where these are None, they are timm's own. `weights` is a file for exactly this architecture; without one the
-    model is a fresh one, drawn with torch's global generator as timm does.
+    Where these are None, they are timm's own. `weights` is a file for exactly this architecture; where `image` is
+    given, positions for another size are resized to it. Without a file the model is a fresh one, drawn with torch's
+    global generator as timm does.
     """
     timm = library("timm")
     if not timm.is_model(name):
@@ -50,7 +33,7 @@ def timm_model(
     options = {"num_classes": classes, "img_size": image, "in_chans": channels}
     model = _made("timm", name, partial(timm.create_model, pretrained=False), options)
     if weights is not None:
-        load_into(model, Path(weights))
+        load_into(model, Path(weights), resize=image is not None)
     return model.eval()
 
 
@@ -84,37 +67,6 @@ def square(kind: str, name: str, size: Sequence[int]) -> int:
     if len(set(size)) != 1:
         raise ConfigError(f"{kind}'s {name!r} is for images of {' x '.join(map(str, size))}, not for square ones")
     return int(size[0])
-
-
-def load_into(model: Any, path: Path, *, new_head: bool = False) -> bool:
-    """Give `model` the weights of a file, which must be for exactly this architecture; whether the head is new.
-
-    With `new_head` a file of a model with another number of classes is taken too, and the head is left as it is.
-    """
-    tensors, mine = load_weights(path), model.state_dict()
-    settings = getattr(model, "pretrained_cfg", None) or _TORCHVISION
-    first, heads = settings.get("first_conv"), settings.get("classifier") or ()
-    given, own = tensors.get(f"{first}.weight"), mine.get(f"{first}.weight")
-    if given is not None and own is not None and given.ndim == 4 and given.shape[1] != own.shape[1]:
-        raise CheckpointError(
-            f"{path} is of a model for images of {given.shape[1]} channels, not {own.shape[1]}: "
-            f"{first}.weight says so"
-        )
-    replaced = False
-    for head in (heads,) if isinstance(heads, str) else heads:
-        given, own = tensors.get(f"{head}.weight"), mine.get(f"{head}.weight")
-        if given is None or own is None or not given.ndim or len(given) == len(own):
-            continue
-        if not new_head:
-            raise CheckpointError(
-                f"{path} is of a model with {len(given)} classes, not {len(own)}: {head}.weight says so"
-            )
-        for key in (f"{head}.weight", f"{head}.bias"):
-            if key in tensors and key in mine and tensors[key].shape[1:] == mine[key].shape[1:]:
-                tensors[key], replaced = mine[key], True
-    check_architecture(model, tensors, path)
-    model.load_state_dict(tensors)
-    return replaced
 
 
 def _made(kind: str, name: str, make: Callable[..., nn.Module], options: Mapping[str, int | None]) -> nn.Module:

@@ -71,8 +71,8 @@ def compare(
 def _logits(model: nn.Module, x: Tensor, view: View) -> Tensor:
     try:
         output = view.call(model, x)
-    except (RuntimeError, ValueError, AssertionError) as error:  # libraries assert the size of images
-        reason = str(error).partition("\n")[0]
+    except Exception as error:  # it is anyone's code
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise ConfigError(f"the original cannot be run in float64 for comparison: {reason}") from error
     return logits_of(output)
 

@@ -22,6 +22,7 @@ from specguard.adapt.parts import (
     classifier,
     feed_forward,
     gated_unit,
+    kind,
     linear,
     norm,
     scale_of,
@@ -64,7 +65,7 @@ def from_huggingface(
 
     Images: ViT, DeiT (also with a teacher), Dinov2, also with registers. The network takes pixels in [0, 1]; `mean`
     and `std` are 0.5, as ViT's image processor has them, unless given: a model knows nothing of its processor, so
-    give those of yours. `image` is another image size, which Dinov2 alone can be read at.
+    give those of yours. `image` is another image size, for which the model interpolates its positions.
 
     Texts: BERT, RoBERTa, DistilBERT. The network takes word embeddings, `tokens` x dim, of a sentence without
     padding and of the first token type: the rest of the embedding is its first layers.
@@ -105,9 +106,17 @@ def huggingface_view(model: Any) -> View:
 
 
 def _call(model: Any, x: Tensor) -> Any:
-    """The original's output; its written-out attention would compute a softmax in float32."""
+    """The original's output; its written-out attention would compute a softmax in float32.
+
+    ViT and DeiT interpolate their positions only when asked to, Dinov2 wherever it has to.
+    """
     if getattr(model.config, "_attn_implementation", "sdpa") == "eager":
         model.set_attn_implementation("sdpa")
+    embeddings = getattr(model, _BODIES[kind(model)]).embeddings
+    if tuple(x.shape[-2:]) != tuple(embeddings.patch_embeddings.image_size) and kind(model).startswith(
+        (_VIT, _DEIT)
+    ):
+        return model(pixel_values=x, interpolate_pos_encoding=True)
     return model(pixel_values=x)
 
 
@@ -128,7 +137,7 @@ def _image_layers(
     size = (image, image) if image else tuple(embeddings.module.patch_embeddings.image_size)
     extra = [getattr(embeddings.module, name, None) for name in ("distillation_token", "register_tokens")]
     covered = 1 if extra[0] is None else 2  # registers have no position
-    table = embeddings.module.position_embeddings if image is None else _resized(embeddings, part.kind, image)
+    table = embeddings.module.position_embeddings if image is None else _resized(embeddings, covered, image)
     layers.update(tokens_and_positions([embeddings.module.cls_token, *extra], table, covered))
     layers["blocks"] = nn.Sequential(*(_block(layer) for layer in _layers(body)))
     layers["norm"] = norm(body.child("layernorm"))
@@ -136,17 +145,15 @@ def _image_layers(
     return (channels, *map(int, size)), layers
 
 
-def _resized(embeddings: Part, kind: str, image: int) -> Tensor:
+def _resized(embeddings: Part, covered: int, image: int) -> Tensor:
     """The positions for square images of another size, interpolated by the model itself."""
-    if kind not in (f"{_DINO}ForImageClassification", f"{_DINO_REGISTERS}ForImageClassification"):
-        raise ConfigError("of transformers' models, only Dinov2 interpolates its positions for another image size")
     theirs = embeddings.module
-    sides = [image // size for size in theirs.patch_embeddings.patch_size]
+    sides = [image // size for size in theirs.patch_embeddings.projection.kernel_size]
     if not all(sides):
         raise ConfigError(f"an image of size {image} holds no patch of the model")
     like = theirs.position_embeddings
     with torch.no_grad():
-        empty = like.new_zeros(1, sides[0] * sides[1] + 1, like.shape[2])
+        empty = like.new_zeros(1, sides[0] * sides[1] + covered, like.shape[2])
         table: Tensor = theirs.interpolate_pos_encoding(empty, image, image)
     return table
 

@@ -12,13 +12,8 @@ import torch
 from torch import nn
 
 from specguard.adapt.convert import convert, known_entry
-from specguard.adapt.create import (
-    TORCHVISION_SIZE,
-    load_into,
-    timm_model,
-    timm_size,
-    torchvision_model,
-)
+from specguard.adapt.create import TORCHVISION_SIZE, timm_model, timm_size, torchvision_model
+from specguard.adapt.fitting import Fitted, load_into
 from specguard.adapt.pretrained import huggingface_model, huggingface_size, load_folder
 from specguard.errors import ConfigError
 from specguard.nn import Network, Resize
@@ -76,19 +71,24 @@ class Origin:
         with drawn_from(seed):
             return self.network(self.original())
 
-    def loaded(self, weights: Path, seed: int = 0, *, new_head: bool = False) -> tuple[Network, bool]:
-        """The network with weights from a file, or from a folder of transformers; whether its head is a new one.
+    def loaded(
+        self, weights: Path, seed: int = 0, *, new_head: bool = False, resize: bool = False
+    ) -> tuple[Network, Fitted]:
+        """The network with weights from a file, or from a folder of transformers, and what was changed to fit.
 
-        With `new_head`, weights for another number of classes are taken too, and the head is drawn from the seed.
+        With `new_head`, weights for another number of classes or none are taken too, and the head is drawn from the
+        seed. With `resize`, positions for another image size are interpolated.
         """
         with drawn_from(seed):
             if self.config is not None:
-                original, replaced = load_folder(weights, self.config, self.classes, new_head=new_head)
+                original, new = load_folder(weights, self.config, self.classes, new_head=new_head)
+                native = huggingface_size(self.config)
+                fitted = Fitted(new, None if self.image == native else (native, self.image))
             else:
                 original = self.original()
                 known_entry(original)  # before what is wrong with the weights
-                replaced = load_into(original, weights, new_head=new_head)
-            return self.network(original), replaced
+                fitted = load_into(original, weights, new_head=new_head, resize=resize)
+            return self.network(original), fitted
 
     def network(self, original: nn.Module) -> Network:
         """The library's model as a network of this package, which knows its origin."""

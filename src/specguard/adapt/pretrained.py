@@ -1,6 +1,6 @@
 """Image classifiers of Hugging Face from a local folder, as `save_pretrained` leaves it.
 
-Nothing is downloaded, and no code of the folder runs: weights are read from model.safetensors alone.
+Nothing is downloaded, and no code of the folder runs: weights are read as `load_weights` reads them.
 """
 
 import json
@@ -9,14 +9,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from specguard.adapt.checkpoint import load_weights
-from specguard.adapt.create import library, square
+from specguard.adapt.create import square
+from specguard.adapt.library import library, unusable
 from specguard.errors import CheckpointError, ConfigError
 from specguard.runs import Json, read_json
 
 _HEADS = ("classifier.", "cls_classifier.", "distillation_classifier.")
+_FILES = ("model.safetensors", "pytorch_model.bin")  # or either in parts, with an index
+_SAID = ("model_type", "dtype", "torch_dtype")  # weights are of the type that they are stored in
+_UNUSED = ("pooler.", "mask_token")  # of no use to a classifier
 
 
 def huggingface_config(folder: Path) -> Json:
@@ -55,50 +60,77 @@ def huggingface_statistics(folder: Path) -> tuple[tuple[float, ...], tuple[float
 
 
 def load_folder(folder: Path, config: Json, classes: int, *, new_head: bool = False) -> tuple[nn.Module, bool]:
-    """The model of a folder with its weights, in float32; whether the head is a new one, for other classes.
+    """The model of a folder with its weights, in float32; whether the head is a new one.
 
-    transformers reads the weights, for it knows how their names have changed; what it would draw at random in place
-    of a weight that is missing is an error here.
+    transformers puts the weights in their places, for it knows how their names have changed; what it would draw at
+    random in place of a weight that is missing is an error here. With `new_head` a folder for another number of
+    classes, or of a model without a head, is taken too.
     """
-    weights = folder / "model.safetensors"
-    load_weights(weights)  # whole, and of finite numbers
+    tensors, place = _tensors(folder)
     there = _config(config).num_labels
-    if there != classes and not new_head:
+    has_head = any(name.startswith(_HEADS) for name in tensors)
+    if not has_head and not new_head:
+        raise CheckpointError(f"{place} holds the weights of no head: a classifier is missing")
+    if has_head and there != classes and not new_head:
         raise CheckpointError(f"{folder} is of a model with {there} classes, not {classes}: config.json says so")
-    transformers = library("transformers")
+    transformers, wanted = library("transformers"), _config(config | _labels(classes))
     with _quiet(transformers), _sentences(f"transformers cannot load {folder}"):
-        model, told = _auto(transformers).from_pretrained(
-            str(folder),
-            config=_config(config | _labels(classes)),
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
+        with torch.device("meta"):
+            kind: Any = type(_auto(transformers).from_config(wanted, trust_remote_code=False))
+        model, told = kind.from_pretrained(
+            None, config=wanted, state_dict=tensors, ignore_mismatched_sizes=True, output_loading_info=True
         )
     others = {entry if isinstance(entry, str) else entry[0] for entry in told["mismatched_keys"]}
     shapes = {key for key in others if there == classes or not key.startswith(_HEADS)}
+    missing = {key for key in told["missing_keys"] if has_head or not key.startswith(_HEADS)}
+    unknown = {key for key in told["unexpected_keys"] if not any(part in key for part in _UNUSED)}
     for what, keys in (
-        ("it lacks {}", told["missing_keys"]),
-        ("it has an unknown {}", told["unexpected_keys"]),
+        ("it lacks {}", missing),
+        ("it has an unknown {}", unknown),
         ("{} has another shape", shapes),
     ):
         if keys:
-            raise CheckpointError(f"{weights} is of another architecture: {what.format(repr(min(keys)))}")
-    return model.float().eval(), bool(others)
+            raise CheckpointError(f"{place} is of another architecture: {what.format(repr(min(keys)))}")
+    return model.float().eval(), bool(others) or not has_head
+
+
+def _tensors(folder: Path) -> tuple[dict[str, Tensor], Path]:
+    """The weights of a folder, whole and of finite numbers, and the file that holds or lists them."""
+    for name in _FILES:
+        if (folder / name).exists():
+            return load_weights(folder / name), folder / name
+        index = folder / f"{name}.index.json"
+        if index.exists():
+            return _assembled(index), index
+    raise CheckpointError(f"{folder / _FILES[0]} does not exist")
+
+
+def _assembled(index: Path) -> dict[str, Tensor]:
+    """Weights that lie in several files of one folder."""
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not places or not all(isinstance(part, str) for part in places.values()):
+        raise CheckpointError(f"{index} does not say in which files the weights are")
+    tensors: dict[str, Tensor] = {}
+    for part in sorted(set(places.values())):
+        if Path(part).name != part:
+            raise CheckpointError(f"{index} names {part!r}, which is no file beside it")
+        tensors |= load_weights(index.parent / part)
+    if lost := sorted(places.keys() - tensors.keys()):
+        raise CheckpointError(f"{index} lists {lost[0]!r}, which is in none of its files")
+    return tensors
 
 
 def _config(record: Json) -> Any:
     transformers = library("transformers")
-    kind, rest = record.get("model_type"), {k: v for k, v in record.items() if k != "model_type"}
+    kind, rest = record.get("model_type"), {k: v for k, v in record.items() if k not in _SAID}
     if "quantization_config" in record:
         raise ConfigError("a quantised model of transformers cannot be converted")
-    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
-        raise ConfigError(f"transformers has no kind of model {kind!r}")
     with _quiet(transformers), _sentences(f"transformers cannot make a {kind} of this config"):
+        if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+            raise ConfigError(f"transformers has no kind of model {kind!r}")
         config = transformers.AutoConfig.for_model(kind, **rest)
-    if type(config) not in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
-        raise ConfigError(f"a {kind} of transformers is no classifier of images")
+        if type(config) not in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+            raise ConfigError(f"a {kind} of transformers is no classifier of images")
     return config
 
 
@@ -129,6 +161,8 @@ def _sentences(what: str) -> Iterator[None]:
         yield
     except (MemoryError, ConfigError):
         raise
+    except ImportError as error:
+        raise unusable("transformers", error) from error
     except Exception as error:  # configs are anyone's, and a wrong entry fails anywhere
         reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
         raise ConfigError(f"{what}: {reason or type(error).__name__}") from error

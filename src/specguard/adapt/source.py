@@ -17,7 +17,10 @@ from torch.nn.utils import parametrize
 from specguard.adapt.equality import View, compare
 from specguard.adapt.parts import Part
 from specguard.errors import ConfigError
-from specguard.nn import Network, materialised
+from specguard.nn import Network, materialised, surprises
+
+_LIBRARIES = ("torch", "timm", "torchvision", "transformers")
+_ONLY_RECORDS = "transformers.utils.output_capturing"  # its hooks keep outputs for those who ask for them
 
 
 @dataclass(frozen=True)
@@ -45,19 +48,36 @@ class Source:
 
 
 def source(model: nn.Module) -> Source:
-    """The model to read; weights without numbers are refused by name."""
-    check_numbers(model)
-    types = [p.dtype for p in model.parameters()]
-    if not types:
-        raise Part("", model).refused("which has no weights")
-    theirs = copy.deepcopy(model).double().eval()
+    """The model to read; what may compute something else than its type says is refused by name."""
+    for name, module in model.named_modules():
+        part = Part(name, module)
+        if part.kind.partition(".")[0] not in _LIBRARIES:
+            raise part.refused("which is of no library that is known here, and may compute anything")
+    theirs, dtype = plain_copy(model), numbers_of(model)
     folded = any(parametrize.is_parametrized(module) for module in theirs.modules())
-    return Source(theirs, Part("", materialised(theirs) if folded else theirs), reduce(torch.promote_types, types))
+    return Source(theirs, Part("", materialised(theirs) if folded else theirs), dtype)
 
 
-def check_numbers(model: nn.Module) -> None:
+def plain_copy(model: nn.Module) -> nn.Module:
+    """A copy in float64 and eval mode, of a model whose modules compute what their types say, with numbers."""
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if tensor.is_meta:
             raise ConfigError(f"{name} is on the meta device and holds no numbers; load the weights first")
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ConfigError(f"{name} holds numbers that are not finite")
+    theirs = copy.deepcopy(model).double().eval()
+    for module in theirs.modules():
+        for key, hook in list(module._forward_hooks.items()):
+            if getattr(hook, "__module__", None) == _ONLY_RECORDS:
+                del module._forward_hooks[key]
+    for name, what in surprises(theirs):
+        raise ConfigError(f"{name} has {what}; a conversion cannot see what it does")
+    return theirs
+
+
+def numbers_of(model: nn.Module) -> torch.dtype:
+    """The type of a model's weights, the most precise one if there are several."""
+    types = [p.dtype for p in model.parameters()]
+    if not types:
+        raise Part("", model).refused("which has no weights")
+    return reduce(torch.promote_types, types)

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 
 from specguard.certify import activations, affine, foreign, gated, neurons, radial, sll
 from specguard.certify.attention_rule import attention
@@ -46,6 +45,7 @@ from specguard.nn import (
     TokenConvolution,
     ViT,
     materialised,
+    surprises,
 )
 
 
@@ -215,17 +215,11 @@ def _made(name: str, maker: Callable[..., Rule], *arguments: Any) -> Rule:
 
 def _refuse_surprises(model: nn.Module) -> None:
     """Whatever can make a layer compute something else than its type says."""
-    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
-        raise ConfigError("hooks are set on all modules; a proof cannot see what they do")
     for name, layer in model.named_modules():
-        what = name or "the model"
         if layer.training:
-            raise ConfigError(f"{what} is in train mode; proofs are about eval mode")
-        if layer._forward_hooks or layer._forward_pre_hooks:
-            raise ConfigError(f"{what} has a forward hook; a proof cannot see what it does")
-        for attribute, value in vars(layer).items():
-            if attribute in ("forward", "__call__") or (callable(value) and hasattr(type(layer), attribute)):
-                raise ConfigError(f"{what} has a replaced {attribute} function; a proof cannot see what it does")
+            raise ConfigError(f"{name or 'the model'} is in train mode; proofs are about eval mode")
+    for name, what in surprises(model):
+        raise ConfigError(f"{name} has {what}; a proof cannot see what it does")
 
 
 _ATTENTION = (Attention, GatedPositionalAttention, SkipAttention)

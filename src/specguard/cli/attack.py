@@ -15,7 +15,7 @@ from specguard.attacks.victim import Precision
 from specguard.cli.console import err, interruptible, option, out, plain_warnings, study_bar
 from specguard.cli.launch import ShardText, chosen_shard, own_device, unfinished
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
-from specguard.cli.names import DataName, first_samples, number, settings_hash
+from specguard.cli.names import DATA_HELP, DataName, first_samples, number, settings_hash
 from specguard.data import Dataset
 from specguard.errors import ConfigError
 from specguard.evaluate import Evaluation, balls_of, evaluate, gallery, identity, timed
@@ -41,7 +41,7 @@ def attack_command(
     step_size: Annotated[str | None, option("of the attacks named by --attack, in pixels", _WHAT)] = None,
     restarts: Annotated[int | None, option("of the attacks named by --attack", _WHAT)] = None,
     images: Annotated[int | None, option("only the first N test images", _HOW, min=1)] = None,
-    data: Annotated[DataName | None, option("data set [default: the one trained on]", _HOW)] = None,
+    data: Annotated[DataName | None, option(f"{DATA_HELP} [default: the one trained on]", _HOW)] = None,
     data_root: Annotated[Path | None, option("where the data set lies [default: as in training]", _HOW)] = None,
     verify_data: Annotated[bool, option("check the official checksums", _HOW)] = True,
     batch: Annotated[int, option("images attacked together", _HOW, min=1)] = 250,

@@ -11,7 +11,7 @@ from specguard.certify import CROWN, FAMILIES, Family, Verifier
 from specguard.cli.console import err, interruptible, option, out, plain_warnings, study_bar
 from specguard.cli.launch import ShardText, chosen_shard, own_device, unfinished
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
-from specguard.cli.names import DataName, first_samples, number, settings_hash
+from specguard.cli.names import DATA_HELP, DataName, first_samples, number, settings_hash
 from specguard.data import Data, Dataset
 from specguard.errors import ConfigError
 from specguard.evaluate import (
@@ -55,7 +55,7 @@ def certify_command(
     images: Annotated[
         int | None, option(f"the first N test images [default: {_IMAGES}, or all]", _HOW, min=1)
     ] = None,
-    data: Annotated[DataName | None, option("data set [default: the one trained on]", _HOW)] = None,
+    data: Annotated[DataName | None, option(f"{DATA_HELP} [default: the one trained on]", _HOW)] = None,
     data_root: Annotated[Path | None, option("where the data set lies [default: as in training]", _HOW)] = None,
     verify_data: Annotated[bool, option("check the official checksums", _HOW)] = True,
     batch: Annotated[int, option("images certified together", _HOW, min=1)] = 25,

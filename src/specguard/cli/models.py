@@ -12,9 +12,10 @@ from specguard import runs
 from specguard.adapt import Origin, from_run
 from specguard.adapt.create import timm_statistics
 from specguard.adapt.embedding import IMAGENET_MEAN, IMAGENET_STD
+from specguard.adapt.fitting import Fitted
 from specguard.adapt.origin import Kind, native_size
 from specguard.adapt.pretrained import huggingface_config, huggingface_statistics
-from specguard.cli.console import option
+from specguard.cli.console import err, option
 from specguard.cli.names import DataName, folder_within, named_data, number, run_data, used_root
 from specguard.data import AnyData, Data, Text
 from specguard.errors import ConfigError
@@ -104,24 +105,23 @@ def subject(
     if weights is None:
         raise ConfigError(f"{name} needs --weights, a file with its weights")
     origin, loaded = _origin_and_data(str(name), options, data, data_root, verify_data)
-    network, _ = origin.loaded(weights)
+    network, fitted = origin.loaded(weights, resize=options.image_size is not None)
+    _say(fitted, origin.classes)
     where = Path("runs") / f"{origin.kind}-{origin.name}-{fingerprint(network)[:8]}"
     return Subject(str(name), origin.name, network, loaded, where, None)
 
 
 def new_network(
     name: str, options: Elsewhere, data: DataName, data_root: Path | None, verify_data: bool, seed: int
-) -> tuple[Network, Data, str | None]:
-    """A network to train, the data, and a sentence on its head where that is a new one."""
+) -> tuple[Network, Data]:
+    """A network to train, from weights or fresh from the seed, and the data."""
     origin, loaded = _origin_and_data(name, options, data, data_root, verify_data, trained=True)
     weights = _weights(name, options)
     if weights is None:
-        return origin.fresh(seed), loaded, None
-    network, replaced = origin.loaded(weights, seed, new_head=True)
-    said = (
-        f"the head is new, for {origin.classes} classes, and drawn from the seed; the weights have another number"
-    )
-    return network, loaded, said if replaced else None
+        return origin.fresh(seed), loaded
+    network, fitted = origin.loaded(weights, seed, new_head=True, resize=options.image_size is not None)
+    _say(fitted, origin.classes)
+    return network, loaded
 
 
 def origin_kind(name: str) -> Kind | None:
@@ -167,6 +167,18 @@ def _origin_and_data(
     if origin.classes != len(loaded.classes):
         raise ConfigError(f"{loaded.name} has {len(loaded.classes)} classes, but the model {origin.classes}")
     return origin, loaded
+
+
+def _say(fitted: Fitted, classes: int) -> None:
+    """What was changed in weights so that they fit."""
+    if fitted.new_head:
+        err.print(
+            f"the head is new, for {classes} classes, and drawn from the seed; the weights have none for them",
+            soft_wrap=True,
+        )
+    if fitted.sizes is not None:
+        old, new = fitted.sizes
+        err.print(f"positions are resized, from images of size {old} to {new}", soft_wrap=True)
 
 
 def _weights(name: str, options: Elsewhere) -> Path | None:

@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 from pathlib import Path
-from typing import Literal, get_args
 
 from specguard import runs
 from specguard.cli.text import TEXT_DATA, run_text
@@ -12,15 +11,23 @@ from specguard.data import AnyData, Data, Dataset, Split, cifar10, cifar100, dig
 from specguard.errors import ConfigError, RunError
 from specguard.nn import Classifier, TextEncoder
 
-DataName = Literal["digits", "cifar10", "cifar100", "svhn", "folder", "sst2"]
+DATA = ("digits", "cifar10", "cifar100", "svhn", "folder", *TEXT_DATA)
+DataName = str  # one of these, or the folder itself
+DATA_HELP = f"data set: {', '.join(DATA)}, or the folder itself, with `train` and `val`"
 
 
 def named_data(name: str, root: Path | None, verify: bool, size: int) -> Data:
-    """The data set of that name; a folder's images are brought to `size`."""
+    """The data set of that name, or in that folder; a folder's images are brought to `size`."""
     if name == "digits":
         return digits()
     if name in TEXT_DATA:
         raise ConfigError(f"data {name!r} is text, which only a model of text takes, such as text_small")
+    if name not in DATA:
+        if not Path(name).is_dir():
+            raise ConfigError(f"there is no data set {name!r}: it is none of {', '.join(DATA)}, and no folder")
+        if root is not None:
+            raise ConfigError(f"--data-root has no effect where --data is itself a folder, {name}")
+        return image_folder(Path(name), size)
     if root is None:
         raise ConfigError(f"data {name!r} needs --data-root, the folder where it lies")
     root = Path(root)  # some versions of typer hand out strings
@@ -47,11 +54,12 @@ def run_data(run: Path, model: Classifier, name: DataName | None, root: Path | N
     path = run / "arguments.json"
     stored = runs.read_json(path) if path.exists() else {}
     if name is None:
-        if (known := stored.get("data")) not in get_args(DataName):
+        known = stored.get("data")
+        if not isinstance(known, str):
             raise RunError(f"{run} does not say which data it was trained on; name it with --data")
         place = stored.get("data_root")
         root = root if root is not None or place is None else Path(str(place))
-        found = _taken(run, model, str(known), used_root(root, known), verify)
+        found = _taken(run, model, known, used_root(root, known), verify)
         match runs.read_json(run / "run.json"):
             case {"data": {"fingerprint": trained}} if trained == found.fingerprint():
                 pass

@@ -20,7 +20,7 @@ from specguard.cli.console import (
 )
 from specguard.cli.figure import check_figure, write_figure
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
-from specguard.cli.names import DataName, first_images, number, settings_hash
+from specguard.cli.names import DATA_HELP, DataName, first_images, number, settings_hash
 from specguard.evaluate import Sensitivity, identity, sensitivity
 from specguard.report import sensitivity_figure
 from specguard.runs import Json
@@ -57,7 +57,7 @@ def sensitivity_command(
     steps: Annotated[int, option("of the ascent that looks for the largest change", _WHAT, min=1)] = 60,
     starts: Annotated[int, option("random starts of it, besides the most fragile direction", _WHAT, min=0)] = 2,
     images: Annotated[int, option("the first N test images", _HOW, min=1)] = 8,
-    data: Annotated[DataName | None, option("data set [default: the one trained on]", _HOW)] = None,
+    data: Annotated[DataName | None, option(f"{DATA_HELP} [default: the one trained on]", _HOW)] = None,
     data_root: Annotated[Path | None, option("where the data set lies [default: as in training]", _HOW)] = None,
     verify_data: Annotated[bool, option("check the official checksums", _HOW)] = True,
     batch: Annotated[int, option("images looked at together", _HOW, min=1)] = 8,

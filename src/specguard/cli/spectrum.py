@@ -24,7 +24,7 @@ from specguard.cli.figure import check_figure, write_figure
 from specguard.cli.labels import labelled
 from specguard.cli.launch import ShardText, chosen_shard, own_device, unfinished
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, origin_kind, subject
-from specguard.cli.names import DataName, first_images, number, settings_hash
+from specguard.cli.names import DATA_HELP, DataName, first_images, number, settings_hash
 from specguard.data import Dataset
 from specguard.errors import ConfigError
 from specguard.evaluate import Shard, Spectra, identity, spectra, timed
@@ -70,7 +70,7 @@ def spectrum_command(
     images: Annotated[
         int | None, option(f"the first N test images [default: {_IMAGES}, or all]", _HOW, min=1)
     ] = None,
-    data: Annotated[DataName | None, option("data set [default: the one trained on]", _HOW)] = None,
+    data: Annotated[DataName | None, option(f"{DATA_HELP} [default: the one trained on]", _HOW)] = None,
     data_root: Annotated[Path | None, option("where the data set lies [default: as in training]", _HOW)] = None,
     verify_data: Annotated[bool, option("check the official checksums", _HOW)] = True,
     batch: Annotated[int, option("images looked at together", _HOW, min=1)] = 50,

@@ -18,7 +18,7 @@ from specguard import runs
 from specguard.cli.console import err, interruptible, option, out, plain_warnings, progress_bar
 from specguard.cli.launch import launched, own_device
 from specguard.cli.models import Classes, Elsewhere, ImageSize, Mean, Std, Weights, new_network, origin_kind
-from specguard.cli.names import DataName, named_data
+from specguard.cli.names import DATA_HELP, DataName, named_data
 from specguard.cli.objectives import OBJECTIVE_NEEDS, ObjectiveName, named_objective, named_validation
 from specguard.cli.text import new_text
 from specguard.data import AnyData, Augmentation
@@ -51,6 +51,8 @@ _ADV = "Adversarial training"
 
 def train_command(
     context: typer.Context,
+    *,
+    name: Annotated[str | None, typer.Argument(metavar="MODEL", help="the model, instead of --model")] = None,
     run: Annotated[  # torchrun takes --run for an abbreviation of an option of its own
         Path,
         option("directory for everything this run writes; under torchrun, --run-dir", _RUN, "--run", "--run-dir"),
@@ -69,7 +71,7 @@ def train_command(
     set_: Annotated[
         list[str], option("change a field of the model, e.g. --set norm=rmsnorm", _MODEL, "--set")
     ] = [],  # noqa: B006
-    data: Annotated[DataName, option("data set; `folder` reads ROOT/train and ROOT/val", _MODEL)] = "digits",
+    data: Annotated[DataName, option(DATA_HELP, _MODEL)] = "digits",
     data_root: Annotated[Path | None, option("where the data set lies", _MODEL)] = None,
     verify_data: Annotated[bool, option("check the official checksums", _MODEL)] = True,
     epochs: Annotated[int, option("passes over the data, in whole batches", _STEP, min=1)] = 20,
@@ -129,8 +131,12 @@ def train_command(
     std: Std = None,
 ) -> None:
     """Train a model; a killed run continues exactly with --resume."""
-    given = _given(context)
-    options = _resumed(run, context.params, given) if resume else context.params
+    given, options = _given(context), {key: value for key, value in context.params.items() if key != "name"}
+    if name is not None:
+        if "model" in given:
+            raise ConfigError("the model is named twice, by itself and by --model")
+        options, given = options | {"model": name}, given | {"model"}
+    options = _resumed(run, options, given) if resume else options
     _check_options(options, given)
     _train(run, resume, options)
 
@@ -236,10 +242,7 @@ def _model_and_data(o: dict[str, Any], seed: int) -> tuple[Classifier, AnyData]:
     """A preset with the data's classes and statistics, or a network from elsewhere; weights come from the seed."""
     if origin_kind(o["model"]) is not None:
         given = Elsewhere(**{name: o[name] for name in _ELSEWHERE})
-        network, data, said = new_network(o["model"], given, o["data"], o["data_root"], o["verify_data"], seed)
-        if said is not None:
-            err.print(said, soft_wrap=True)
-        return network, data
+        return new_network(o["model"], given, o["data"], o["data_root"], o["verify_data"], seed)
     if o["model"] in TEXT_PRESETS:
         return new_text(o["model"], o["set_"], o["data"], o["data_root"], seed)
     generator = torch.Generator().manual_seed(seed)

@@ -9,7 +9,7 @@ import typer
 
 from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
-from specguard.cli.names import DataName, first_samples, settings_hash
+from specguard.cli.names import DATA_HELP, DataName, first_samples, settings_hash
 from specguard.errors import RunError
 from specguard.evaluate import identity, timed, verification
 from specguard.runs import read_lines
@@ -20,7 +20,7 @@ _HOW, _WHERE = "Images and arithmetic", "Output"
 def verify_command(
     file: Annotated[Path, typer.Argument(help="records.jsonl of a certification, or its folder")],
     model: Annotated[Path, typer.Option(help=f"what was certified: {RUN_HELP}")],
-    data: Annotated[DataName | None, option("data set [default: the one trained on]", _HOW)] = None,
+    data: Annotated[DataName | None, option(f"{DATA_HELP} [default: the one trained on]", _HOW)] = None,
     data_root: Annotated[Path | None, option("where the data set lies [default: as in training]", _HOW)] = None,
     verify_data: Annotated[bool, option("check the official checksums", _HOW)] = True,
     seed: Annotated[int, option("of the attack", _HOW)] = 1,

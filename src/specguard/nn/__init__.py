@@ -39,6 +39,7 @@ from specguard.nn.layers import (
 )
 from specguard.nn.lipschitz import SLL, almost_orthogonal, capped, lipschitz_constant, orthogonal
 from specguard.nn.presets import CERTIFIABLE, PRESETS, preset
+from specguard.nn.surprises import surprises
 from specguard.nn.text import (
     TEXT_PRESETS,
     Classifier,
@@ -106,6 +107,7 @@ __all__ = [
     "materialised",
     "orthogonal",
     "preset",
+    "surprises",
     "text_config_from_json",
     "text_encoder",
     "text_record",
