@@ -35,6 +35,7 @@ TIMM = (
 HF = ("vit", "deit with a teacher", "dinov2 with swiglu")
 HALF = (0.5, 0.5, 0.5)
 CPU = torch.device("cpu")
+IMAGE = 10  # four patches: the second program forms every matrix
 
 
 @pytest.fixture
@@ -102,17 +103,18 @@ def analysed(network, x):
 @pytest.mark.parametrize("name", TIMM)
 def test_timms_models_go_all_the_way(name, timm, seeded, generator, tmp_path):
     model = KNOWN[name](timm)
+    model.set_input_size(img_size=(IMAGE, IMAGE))
     goes_all_the_way(convert(model, mean=HALF, std=HALF), generator, tmp_path)
     assert len(model.blocks) == SMALL["depth"]
 
 
 @pytest.mark.parametrize("name", HF)
 def test_transformers_models_go_all_the_way(name, transformers, seeded, generator, tmp_path):
-    goes_all_the_way(convert(image_model(transformers, *IMAGES[name])), generator, tmp_path)
+    goes_all_the_way(convert(image_model(transformers, *IMAGES[name]), image=IMAGE), generator, tmp_path)
 
 
 def test_torchvisions_model_goes_all_the_way(torchvision, seeded, generator, tmp_path):
-    model = torchvision.models.VisionTransformer(20, 5, 2, 3, 24, 31, num_classes=7)
+    model = torchvision.models.VisionTransformer(IMAGE, 5, 2, 3, 24, 31, num_classes=7)
     goes_all_the_way(convert(model), generator, tmp_path)
 
 
