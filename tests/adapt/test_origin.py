@@ -1,6 +1,7 @@
 """Where a network comes from goes to disk and back, and a stranger's file can do no harm."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -69,13 +70,19 @@ def test_a_fresh_network_is_the_same_for_the_same_seed_and_the_global_generator_
     assert ORIGIN.weights() == sum(p.numel() for p in ORIGIN.original().parameters())
 
 
-@pytest.fixture
-def run(timm, tmp_path):
+@pytest.fixture(scope="module")
+def finished(timm, one_thread, tmp_path_factory):
     """A run of one step, with weights that are not the first ones."""
+    place = tmp_path_factory.mktemp("finished") / "run"
     training = Training(epochs=1, batch=1437, penalties=(MSVP(),))
     network = ORIGIN.fresh(runs.derived_seed(training.seed, "weights"))
-    train(network, digits(), tmp_path / "run", training, device=torch.device("cpu"))
-    return tmp_path / "run"
+    train(network, digits(), place, training, device=torch.device("cpu"))
+    return place
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "run")
 
 
 def changed(run, file, **changes):
