@@ -125,7 +125,7 @@ def test_a_config_comes_back_from_json_and_anything_else_is_refused():
 
 
 @pytest.mark.parametrize(
-    "change", [{"heads": 5}, {"dim": 9}, {"value_norm": 0.0}, {"query_norm": float("nan")}, {"depth": 0}]
+    "change", [{"heads": 5}, {"dim": 9}, {"value_norm": 0.0}, {"query_norm": float("nan")}, {"depth": -1}]
 )
 def test_an_impossible_config_is_refused(change):
     with pytest.raises(ConfigError):

@@ -33,7 +33,8 @@ class TextConfig:
 
     `words` numbers of words, of which 0 is padding; at most `tokens` of them in a sentence. `value_norm` is the
     norm of W^V and of W^O, `query_norm` that of W^Q and of W^K, in every block; tokens are projected onto the unit
-    ball before attention. `vocabulary` is the hash of the words that the numbers stand for.
+    ball before attention. Without blocks it is a linear classifier of the mean embedding. `vocabulary` is the hash
+    of the words that the numbers stand for.
     """
 
     words: int = 2
@@ -49,9 +50,9 @@ class TextConfig:
 
     def __post_init__(self) -> None:
         for name in ("words", "tokens", "classes", "dim", "depth", "heads"):
-            most = _DEEPEST if name == "depth" else _LARGEST
-            if not 1 <= getattr(self, name) <= most:
-                raise ConfigError(f"{name} must be at least 1 and at most {most}, not {getattr(self, name)}")
+            least, most = (0, _DEEPEST) if name == "depth" else (1, _LARGEST)
+            if not least <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} must be at least {least} and at most {most}, not {getattr(self, name)}")
         if self.dim % self.heads or self.dim % 2:
             raise ConfigError(f"dim {self.dim} must be even, and divide among {self.heads} heads")
         for name in ("value_norm", "query_norm"):
