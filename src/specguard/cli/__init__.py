@@ -19,7 +19,7 @@ from specguard.cli.train import train_command
 from specguard.cli.verify import verify_command
 from specguard.demo import demo as run_demo
 from specguard.errors import SpecGuardError
-from specguard.nn import PRESETS, ViT
+from specguard.nn import PRESETS, TEXT_PRESETS, TextEncoder, ViT
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command("train")(train_command)
@@ -58,6 +58,11 @@ def models() -> None:
         with torch.device("meta"):
             count = sum(p.numel() for p in ViT(c).parameters())
         table.add_row(name, *(str(v) for v in (c.image, c.patch, c.dim, c.depth, c.heads)), f"{count:,}")
+    for name, t in TEXT_PRESETS.items():
+        with torch.device("meta"):
+            count = sum(p.numel() for p in TextEncoder(t).parameters())
+        sizes = (f"{t.tokens} words", "", t.dim, t.depth, t.heads)
+        table.add_row(name, *(str(v) for v in sizes), f"{count - t.words * t.dim:,} and words")
     out.print(table)
 
 
