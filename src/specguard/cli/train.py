@@ -1,6 +1,5 @@
 """`specguard train`: names become a model, data and settings."""
 
-import json
 import math
 import os
 import shlex
@@ -17,7 +16,7 @@ from specguard import runs
 from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, progress_bar
 from specguard.cli.models import Classes, Elsewhere, ImageSize, Mean, Std, Weights, new_network, origin_kind
 from specguard.cli.names import DataName, named_data, number
-from specguard.cli.text import new_text
+from specguard.cli.text import changed_fields, new_text
 from specguard.data import AnyData, Augmentation
 from specguard.errors import ConfigError, RunError
 from specguard.geometry import Ball, Norm
@@ -292,15 +291,4 @@ def _validation(o: dict[str, Any]) -> Validation | None:
 
 
 def _changed(config: ViTConfig, changes: list[str]) -> ViTConfig:
-    fields = asdict(config)
-    for change in changes:
-        name, equals, text = change.partition("=")
-        if not equals:
-            raise ConfigError(f"--set takes field=value, not {change!r}")
-        if name in _FROM_DATA:
-            raise ConfigError(f"the model's {name} comes from the data and cannot be set")
-        try:
-            fields[name] = json.loads(text)
-        except ValueError:
-            fields[name] = text
-    return config_from_json(fields)
+    return config_from_json(changed_fields(asdict(config), changes, _FROM_DATA))

@@ -170,8 +170,11 @@ def _block(config: TextConfig) -> Block:
 def text_config_from_json(record: object) -> TextConfig:
     """The config that `text_record` and JSON wrote; anything else is refused by name."""
     known = {f.name: f.type for f in fields(TextConfig)}
-    if not isinstance(record, dict) or set(record) != {"kind", *known}:
-        raise ConfigError("the config of a text encoder must have its fields, and no others")
+    if not isinstance(record, dict) or record.get("kind") != "text":
+        raise ConfigError("the config of an encoder of text must be a JSON object that says so")
+    if wrong := sorted(set(record) ^ {"kind", *known}):
+        what = "has the unknown" if wrong[0] in record else "lacks the"
+        raise ConfigError(f"the model config {what} field {wrong[0]!r}")
     values = {name: value for name, value in record.items() if name != "kind"}
     for name, value in values.items():
         kinds: tuple[type, ...] = (int,) if known[name] is int else (int, float) if known[name] is float else (str,)
