@@ -104,6 +104,11 @@ def test_every_weight_is_trained():
 def test_sentences_of_another_shape_are_refused():
     with pytest.raises(ConfigError, match="shape"):
         small_encoder()(torch.ones(2, CONFIG.tokens + 1, dtype=torch.int64))
+    for hole in (0, 2):  # no word at all, or padding between words
+        words = torch.ones(1, CONFIG.tokens, dtype=torch.int64)
+        words[0, hole] = 0
+        with pytest.raises(ConfigError, match="behind the last"):
+            small_encoder()(words)
 
 
 def test_a_config_comes_back_from_json_and_anything_else_is_refused():

@@ -130,7 +130,10 @@ TEXT_PRESETS: MappingProxyType[str, TextConfig] = MappingProxyType(
 
 def by_length(words: Int64[Tensor, "batch token"]) -> "list[tuple[int, Int64[Tensor, ' member']]]":
     """Every number of words that occurs among the sentences, and which of them have it."""
-    counts = (words != 0).sum(1)
+    present = words != 0
+    counts = present.sum(1)
+    if not present[:, 0].all() or (present[:, 1:] & ~present[:, :-1]).any():
+        raise ConfigError("a sentence is one word or more, and padding, of number 0, behind the last")
     return [(int(count), (counts == count).nonzero().squeeze(1)) for count in counts.unique()]
 
 
