@@ -57,6 +57,24 @@ def digits_certified() -> str:
     return "\n".join(lines)
 
 
+def sst2_certified() -> str:
+    """Certified accuracy on sentences, by the number of blocks and the norm of W^V and W^O: those that were run."""
+    folders = sorted((RECIPES / "sst2_certified").glob("*/certificates.json"))
+    records = {path.parent.name: json.loads(path.read_text()) for path in folders}
+    radii = [row["radius"] for row in next(iter(records.values()))["radii"]]
+    lines = [f"| l2 radius | clean | {' | '.join(f'{radius:g}' for radius in radii)} |"]
+    lines.append("|---" * (2 + len(radii)) + "|")
+    for name, record in records.items():
+        depth, norm, heads = name.split("-")
+        label = f"{depth} blocks, norm {norm}, {heads} heads" if depth != "0" else "linear, no blocks"
+        rows = {row["radius"]: row for row in record["radii"]}
+        shares = percents(rows[radius]["attacked"] for radius in radii)
+        lines.append(f"| {label}, attacked | {interval(record['clean'])} | {shares} |")
+        for family in ("lofast", "local", "adjoint", "mixed"):
+            lines.append(f"| certified by {family} | | {percents(rows[r]['by'][family] for r in radii)} |")
+    return "\n".join(lines)
+
+
 def percents(shares: Iterable[dict[str, Any]]) -> str:
     return " | ".join(f"{100 * share['value']:.1f} %" for share in shares)
 
@@ -192,6 +210,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cifar10_deit_tiny_pgd": cifar10_deit_tiny_pgd,
     "digits_certified": digits_certified,
     "digits_pgd": digits_pgd,
+    "sst2_certified": sst2_certified,
     "attack_throughput": attack_throughput,
     "msvp_overhead": msvp_overhead,
     "certify_speed": certify_speed,

@@ -2,17 +2,23 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from commandline import contents
 from sentences import write_sst2
 from specguard.adapt import from_run, untrained
 from specguard.cli import app
-from specguard.nn import TextEncoder
+from specguard.data import sst2
+from specguard.errors import ConfigError
+from specguard.nn import TextConfig, TextEncoder, ViT, preset, text_encoder
+from specguard.train import Training, train
 from specguard.train.loop import Loop
+from specguard.train.margins import InputGradient
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -128,3 +134,18 @@ def test_text_without_a_folder_and_in_other_verbs_is_one_sentence(specguard, run
     specguard("spectrum", run).refuses("spectrum looks at models of images")
     specguard("sensitivity", run, "--layer", "0").refuses("sensitivity looks at models of images")
     specguard("certify", run, "--images", "13").refuses("12 test sentences")
+
+
+def test_another_vocabulary_and_a_gradient_by_words_are_refused(data, tmp_path):
+    loaded = sst2(data, tokens=5)
+    known = loaded.vocabulary
+    config = TextConfig(words=len(known), tokens=5, dim=8, depth=0, heads=2, vocabulary=known.fingerprint)
+    for changed, training, said in (
+        (replace(config, words=len(known) + 1), Training(), "another vocabulary"),
+        (replace(config, vocabulary=""), Training(), "another vocabulary"),
+        (config, Training(objective=InputGradient(0.1)), "gradient by the input"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            train(text_encoder(changed), loaded, tmp_path / "run", training, device=torch.device("cpu"))
+    with pytest.raises(ConfigError, match="takes images"):
+        train(ViT(preset("tiny")), loaded, tmp_path / "run", Training(), device=torch.device("cpu"))

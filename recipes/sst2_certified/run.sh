@@ -5,13 +5,13 @@
 # CHECKED sentences (20) once more by the second program. On one core, about ten minutes for 3 blocks and twenty for 6,
 # and as long for the second program. Killed, it continues where it was.
 # Usage: run.sh SST2 [RUNS] [NAME...]     SST2 holds train.tsv and dev.tsv; PYTHON names the interpreter that has
-# specguard; a NAME is BLOCKS-NORM-HEADS, such as 3-0.25-4.
+# specguard; a NAME is BLOCKS-NORM-HEADS, such as 3-0.25-4; without blocks it is a linear classifier.
 set -euo pipefail
 data=$1 runs=${2:-runs/sst2_certified} images=${IMAGES:-872} checked=${CHECKED:-20}
 shift $(($# < 2 ? $# : 2))
 here=$(cd "$(dirname "$0")" && pwd)
 names=("$@")
-[ ${#names[@]} -gt 0 ] || names=(3-0.25-4 3-0.5-4 3-0.75-4 6-0.25-4 6-0.5-4 6-0.75-4)
+[ ${#names[@]} -gt 0 ] || names=(0-0.5-4 3-0.25-4 3-0.5-4 3-0.75-4 6-0.25-4 6-0.5-4 6-0.75-4)
 specguard() { "${PYTHON:-python3}" -m specguard "$@"; }
 certify() { # RUN SENTENCES
     specguard certify "$1" --data-root "$data" --curve 0.02,0.05,0.1,0.2,0.4 --no-search \

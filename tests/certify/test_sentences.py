@@ -6,6 +6,7 @@ it to stand still.
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -63,6 +64,23 @@ def test_no_attack_on_the_embeddings_goes_below_what_is_proved_at_any_length():
             attacked = worst_margins(network, inputs, labels, ball)
             for family, lower in proof.lower.items():
                 assert (attacked >= lower.amin(1) - 1e-9).all(), (family, radius)
+
+
+def test_without_blocks_the_certified_radius_is_that_of_a_linear_classifier():
+    """`margin sqrt(n) / |w_y - w_j|`, exactly, by every family that looks at the rivals one by one."""
+    model, sentences = small_encoder(replace(CONFIG, depth=0)), small_sentences()
+    W = model.head.weight.detach().double()
+    for count, members in by_length(sentences.words):
+        with torch.no_grad():
+            inputs = model.embedded(sentences.words[members, :count]).double()
+            network = model.network(count).double()
+            logits = network(inputs)
+        labels = logits.argmax(1)
+        margins = logits.gather(1, labels[:, None]) - logits
+        exact = (margins * count**0.5 / (W[labels][:, None] - W).norm(dim=-1)).nan_to_num(nan=torch.inf).amin(1)
+        proof = certify(network, inputs, labels, Ball("l2", 0.1, box=False), ("local", "adjoint", "mixed"))
+        for largest in proof.largest.values():
+            assert ((largest <= exact) & (largest > 0.998 * exact)).all()
 
 
 def test_padding_among_the_keys_of_a_softmax_is_caught(as_shipped, monkeypatch):

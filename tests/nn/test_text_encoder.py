@@ -104,6 +104,11 @@ def test_every_weight_is_trained():
 def test_sentences_of_another_shape_are_refused():
     with pytest.raises(ConfigError, match="shape"):
         small_encoder()(torch.ones(2, CONFIG.tokens + 1, dtype=torch.int64))
+    for hole in (0, 2):  # no word at all, or padding between words
+        words = torch.ones(1, CONFIG.tokens, dtype=torch.int64)
+        words[0, hole] = 0
+        with pytest.raises(ConfigError, match="behind the last"):
+            small_encoder()(words)
 
 
 def test_a_config_comes_back_from_json_and_anything_else_is_refused():
@@ -125,7 +130,7 @@ def test_a_config_comes_back_from_json_and_anything_else_is_refused():
 
 
 @pytest.mark.parametrize(
-    "change", [{"heads": 5}, {"dim": 9}, {"value_norm": 0.0}, {"query_norm": float("nan")}, {"depth": 0}]
+    "change", [{"heads": 5}, {"dim": 9}, {"value_norm": 0.0}, {"query_norm": float("nan")}, {"depth": -1}]
 )
 def test_an_impossible_config_is_refused(change):
     with pytest.raises(ConfigError):

@@ -1,40 +1,44 @@
 """Encoders of text by name, with their data: what `specguard train` makes new, and what a run has kept."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from specguard import runs
 from specguard.data import Text, Vocabulary, sst2
 from specguard.errors import ConfigError, RunError
-from specguard.nn import TEXT_PRESETS, TextEncoder, text_config_from_json, text_encoder
+from specguard.nn import TEXT_PRESETS, TextEncoder, text_config_from_json, text_encoder, text_record
 
 TEXT_DATA = ("sst2",)
-_FROM_DATA = ("words", "classes", "vocabulary")
+_FROM_DATA = ("kind", "words", "classes", "vocabulary")
 
 
 def new_text(model: str, changes: list[str], data: str, root: Path | None, seed: int) -> tuple[TextEncoder, Text]:
     """An untrained encoder with the vocabulary and the classes of its data."""
-    record = {"kind": "text", **asdict(TEXT_PRESETS[model])}
-    for change in changes:
-        name, equals, text = change.partition("=")
-        if not equals:
-            raise ConfigError(f"--set takes field=value, not {change!r}")
-        if name in _FROM_DATA:
-            raise ConfigError(f"the model's {name} comes from the data and cannot be set")
-        if name not in record or name == "kind":
-            raise ConfigError(f"the model config has the unknown field {name!r}")
-        try:
-            record[name] = json.loads(text)
-        except ValueError:
-            record[name] = text
-    config = text_config_from_json(record)
+    config = text_config_from_json(changed_fields(text_record(TEXT_PRESETS[model]), changes, _FROM_DATA))
     loaded = _data(data, root, config.tokens, None)
     known = loaded.vocabulary
     config = replace(config, words=len(known), classes=len(loaded.classes), vocabulary=known.fingerprint)
     return text_encoder(config, torch.Generator().manual_seed(seed)), loaded
+
+
+def changed_fields(record: dict[str, Any], changes: list[str], from_data: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of a config, changed as --set says: numbers and lists as in JSON, words as they are."""
+    changed = dict(record)
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals:
+            raise ConfigError(f"--set takes field=value, not {change!r}")
+        if name in from_data:
+            raise ConfigError(f"the model's {name} comes from the data and cannot be set")
+        try:
+            changed[name] = json.loads(text)
+        except ValueError:
+            changed[name] = text
+    return changed
 
 
 def run_text(run: Path, model: TextEncoder, name: str, root: Path | None) -> Text:

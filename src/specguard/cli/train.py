@@ -1,6 +1,5 @@
 """`specguard train`: names become a model, data and settings."""
 
-import json
 import math
 import os
 import shlex
@@ -20,7 +19,7 @@ from specguard.cli.launch import launched, own_device
 from specguard.cli.models import Classes, Elsewhere, ImageSize, Mean, Std, Weights, new_network, origin_kind
 from specguard.cli.names import DATA_HELP, DataName, named_data
 from specguard.cli.objectives import OBJECTIVE_NEEDS, ObjectiveName, named_objective, named_validation
-from specguard.cli.text import new_text
+from specguard.cli.text import changed_fields, new_text
 from specguard.data import AnyData, Augmentation
 from specguard.errors import ConfigError, RunError
 from specguard.geometry import Norm
@@ -294,15 +293,4 @@ def _training(o: dict[str, Any]) -> Training:
 
 
 def _changed(config: Config, changes: list[str]) -> Config:
-    fields = asdict(config)
-    for change in changes:
-        name, equals, text = change.partition("=")
-        if not equals:
-            raise ConfigError(f"--set takes field=value, not {change!r}")
-        if name in _FROM_DATA:
-            raise ConfigError(f"the model's {name} comes from the data and cannot be set")
-        try:
-            fields[name] = json.loads(text)
-        except ValueError:
-            fields[name] = text
-    return dataclass_from_json(type(config), fields)
+    return dataclass_from_json(type(config), changed_fields(asdict(config), changes, _FROM_DATA))

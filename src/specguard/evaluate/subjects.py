@@ -134,7 +134,6 @@ def attacked(
         return found[0][1], found[0][0].labels
     order = torch.cat([group.places for group, _ in found]).argsort()
     shape = [max(sizes) for sizes in zip(*(each.images.shape[1:] for _, each in found), strict=True)]
-
     whole = found[0][1].images.new_zeros(len(samples), *shape)
     for group, each in found:
         room = [

@@ -33,7 +33,8 @@ class TextConfig:
 
     `words` numbers of words, of which 0 is padding; at most `tokens` of them in a sentence. `value_norm` is the
     norm of W^V and of W^O, `query_norm` that of W^Q and of W^K, in every block; tokens are projected onto the unit
-    ball before attention. `vocabulary` is the hash of the words that the numbers stand for.
+    ball before attention. Without blocks it is a linear classifier of the mean embedding. `vocabulary` is the hash
+    of the words that the numbers stand for.
     """
 
     words: int = 2
@@ -49,9 +50,9 @@ class TextConfig:
 
     def __post_init__(self) -> None:
         for name in ("words", "tokens", "classes", "dim", "depth", "heads"):
-            most = _DEEPEST if name == "depth" else _LARGEST
-            if not 1 <= getattr(self, name) <= most:
-                raise ConfigError(f"{name} must be at least 1 and at most {most}, not {getattr(self, name)}")
+            least, most = (0, _DEEPEST) if name == "depth" else (1, _LARGEST)
+            if not least <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} must be at least {least} and at most {most}, not {getattr(self, name)}")
         if self.dim % self.heads or self.dim % 2:
             raise ConfigError(f"dim {self.dim} must be even, and divide among {self.heads} heads")
         for name in ("value_norm", "query_norm"):
@@ -129,7 +130,10 @@ TEXT_PRESETS: MappingProxyType[str, TextConfig] = MappingProxyType(
 
 def by_length(words: Int64[Tensor, "batch token"]) -> "list[tuple[int, Int64[Tensor, ' member']]]":
     """Every number of words that occurs among the sentences, and which of them have it."""
-    counts = (words != 0).sum(1)
+    present = words != 0
+    counts = present.sum(1)
+    if not present[:, 0].all() or (present[:, 1:] & ~present[:, :-1]).any():
+        raise ConfigError("a sentence is one word or more, and padding, of number 0, behind the last")
     return [(int(count), (counts == count).nonzero().squeeze(1)) for count in counts.unique()]
 
 
@@ -169,8 +173,11 @@ def _block(config: TextConfig) -> Block:
 def text_config_from_json(record: object) -> TextConfig:
     """The config that `text_record` and JSON wrote; anything else is refused by name."""
     known = {f.name: f.type for f in fields(TextConfig)}
-    if not isinstance(record, dict) or set(record) != {"kind", *known}:
-        raise ConfigError("the config of a text encoder must have its fields, and no others")
+    if not isinstance(record, dict) or record.get("kind") != "text":
+        raise ConfigError("the config of an encoder of text must be a JSON object that says so")
+    if wrong := sorted(set(record) ^ {"kind", *known}):
+        what = "has the unknown" if wrong[0] in record else "lacks the"
+        raise ConfigError(f"the model config {what} field {wrong[0]!r}")
     values = {name: value for name, value in record.items() if name != "kind"}
     for name, value in values.items():
         kinds: tuple[type, ...] = (int,) if known[name] is int else (int, float) if known[name] is float else (str,)

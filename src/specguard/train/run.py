@@ -29,6 +29,7 @@ from specguard.runs import (
     write_tensors,
 )
 from specguard.train.loop import Loop, Watcher
+from specguard.train.margins import InputGradient
 from specguard.train.ranks import ALONE, Ranks
 from specguard.train.settings import Training
 from specguard.train.state import TrainingState
@@ -111,6 +112,8 @@ def _check_fit(model: Classifier, data: AnyData, training: Training) -> None:
     if isinstance(data, Text) != isinstance(model, TextEncoder):
         taken = "sentences" if isinstance(model, TextEncoder) else "images"
         raise ConfigError(f"the model takes {taken}, which {data.name} has none of")
+    if isinstance(data, Text) and isinstance(model, TextEncoder):
+        _check_text(model, data, training)
     if data.shape != model.shape:
         raise ConfigError(f"{data.name} has images of shape {data.shape}, but the model takes {model.shape}")
     if len(data.classes) != model.classes:
@@ -118,9 +121,17 @@ def _check_fit(model: Classifier, data: AnyData, training: Training) -> None:
     training.augmentation.check(data.shape)
     for part in (training.objective, training.validation):
         if isinstance(ball := getattr(part, "ball", None), Ball):
-            if isinstance(data, Text):
-                raise ConfigError("inner attacks and validation by attack perturb pixels, which sentences have not")
             ball.warn_of_units(math.prod(data.shape))
+
+
+def _check_text(model: TextEncoder, data: Text, training: Training) -> None:
+    known = data.vocabulary
+    if (model.config.words, model.config.vocabulary) != (len(known), known.fingerprint):
+        raise ConfigError(f"the model was made for another vocabulary than that of {data.name}")
+    if isinstance(training.objective, InputGradient):
+        raise ConfigError("a penalty on the gradient by the input needs pixels, which sentences have not")
+    if any(hasattr(part, "ball") for part in (training.objective, training.validation)):
+        raise ConfigError("inner attacks and validation by attack perturb pixels, which sentences have not")
 
 
 def _first_records(path: Path, epochs: int) -> list[Json]:
