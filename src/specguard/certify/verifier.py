@@ -80,7 +80,7 @@ def attempted(
         return Attempt.failed(margins, f"{type(error).__name__}: {error}".partition("\n")[0])
     if found.lower.shape != margins.shape or len(found.reasons) != len(margins):
         return Attempt.failed(margins, f"bounds of shape {tuple(found.lower.shape)}")
-    lower = torch.where(wanted, found.lower.to(margins), -torch.inf)
+    lower = torch.where(wanted, found.lower.detach().to(margins), -torch.inf)
     scale = torch.where(margins.isfinite(), margins.abs(), 0.0).amax(1, keepdim=True)
     nan, above = lower.isnan().any(1), (lower > margins + _ROOM * scale).any(1)
     reasons = tuple(
