@@ -8,7 +8,7 @@ summary.json        the numbers; its presence means that the study is complete
 """
 
 import copy
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,24 +20,16 @@ from specguard.attacks import APGD, PGD
 from specguard.certify import FAMILIES, Cascade, Family, Verifier, cascade, program
 from specguard.certify.verifier import check_verifiers
 from specguard.data import Dataset
-from specguard.errors import RunError, SoundnessError
+from specguard.errors import SoundnessError
 from specguard.evaluate.cascade_summary import cascade_summary, is_cascade_record
 from specguard.evaluate.certification import Certification
-from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder, stored_summary, whole_batches
+from specguard.evaluate.folder import Watcher, as_stored
 from specguard.evaluate.memory import images_within, one_proof
 from specguard.evaluate.refutation import broken, digest
+from specguard.evaluate.study import Study, carried_out
 from specguard.geometry import Ball, Norm
 from specguard.nn import Network, ViT, materialised
-from specguard.runs import (
-    Json,
-    append_lines,
-    described,
-    locked,
-    read_lines,
-    record_start,
-    rewrite_lines,
-    write_json,
-)
+from specguard.runs import Json, described
 
 _AGAIN = APGD(steps=50, restarts=2, loss="margin")  # on what third parties certify, beyond the study's own attack
 
@@ -80,87 +72,53 @@ def cascading(
     """
     check_verifiers(verifiers)
     rests_on = {verifier.name: verifier.rests_on for verifier in verifiers}
-    stored = as_stored({**identity, "n": len(split), **described(settings), "verifiers": rests_on})
-    with locked(folder):
-        open_folder(folder, "cascade", stored)
-        study = _Study(model, split, folder, settings, verifiers, device, memory, watch)
-        records = study.stored()
-        path = folder / "summary.json"
-        if path.exists():
-            if len(records) < len(split):
-                raise RunError(f"{study.path} holds {len(records)} records of a study of {len(split)} images")
-            expected = {**cascade_summary(records, settings.radii, rests_on), "settings": stored}
-            return stored_summary(path, expected, {"seconds", "environment"})
-        record_start(folder, device)
-        records = study.completed(records)
-        result = {
-            **cascade_summary(records, settings.radii, rests_on),
-            "seconds": _seconds(folder),
-            "settings": stored,
-            "environment": read_lines(folder / "environment.jsonl")[-1],
-        }
-        write_json(path, result)
-        return result
+    stages, labels = [*settings.families, *rests_on], split.labels.tolist()
+    prover = _Prover(model, split.to(device), settings, verifiers, device)
+    part = settings.batch if memory is None else images_within(memory, prover.tried)
+    study = Study(
+        "cascade",
+        as_stored({**identity, "n": len(split), **described(settings), "verifiers": rests_on}),
+        len(split),
+        settings.batch,
+        work=lambda begin, end: prover.batch(begin, end, part),
+        belongs=lambda record, i: is_cascade_record(record, i, labels[i], settings.radii, stages),
+        summary=lambda records: cascade_summary(records, settings.radii, rests_on),
+        seconds=_seconds,
+        doing="certifying",
+    )
+    return carried_out(study, folder, device, watch)
 
 
-class _Study:
-    """The batches of a study, from wherever the records on disk stand."""
+class _Prover:
+    """A model in the three forms that are needed, and what it is put to."""
 
     def __init__(
         self,
         model: ViT | Network,
         split: Dataset,
-        folder: Path,
         settings: Cascading,
         verifiers: tuple[Verifier, ...],
         device: torch.device,
-        memory: int | None,
-        watch: Watcher,
     ) -> None:
         self.model = copy.deepcopy(model).to(device).eval()
         self.exact = materialised(self.model).double()  # what the proof is about
         self.program = program(self.model)
-        self.split, self.labels = split.to(device), split.labels.tolist()
-        self.folder, self.settings, self.verifiers, self.watch = folder, settings, verifiers, watch
-        self.names = [*settings.families, *(verifier.name for verifier in verifiers)]
-        self.path = folder / "records.jsonl"
-        self.part = settings.batch if memory is None else images_within(memory, self._tried)
+        self.split, self.settings, self.verifiers = split, settings, verifiers
 
-    def _tried(self, count: int) -> None:
+    def tried(self, count: int) -> None:
+        """The proofs of a few images, to see what memory they take."""
         ball = self.settings.ball(max(self.settings.radii))
         one_proof(self.program, self.split, self.settings.families, ball, count)
 
-    def stored(self) -> list[Json]:
-        """The records on disk, which are those of the first images."""
-        records = read_lines(self.path)
-        for number, record in enumerate(records):
-            known = number < len(self.labels) and is_cascade_record(
-                record, number, self.labels[number], self.settings.radii, self.names
-            )
-            if not known:
-                raise RunError(f"{self.path} holds a record that does not belong to this study")
-        return records
-
-    def completed(self, records: list[Json]) -> list[Json]:
-        """All records, given those on disk; a batch that was cut short is done again."""
-        batch, count, seconds_path = self.settings.batch, len(self.split), self.folder / "seconds.jsonl"
-        records = whole_batches(self.path, records, count, batch)
-        rewrite_lines(seconds_path, read_lines(seconds_path))  # a line cut short must not be written on
-        total = math.ceil(count / batch)
-        for begin in range(len(records), count, batch):
-            self.watch(Progress(begin // batch, total, "certifying"))
-            samples = torch.arange(begin, min(begin + batch, count), device=self.split.labels.device)
-            found: list[Json] = []
-            seconds: list[Json] = []
-            for some in samples.split(self.part):
-                records_of, taken = self.proved(some)
-                found += records_of
-                seconds += taken
-            append_lines(seconds_path, {"begin": begin, "stages": seconds})
-            append_lines(self.path, *found)
-            records += found
-        self.watch(Progress(total, total, "done"))
-        return records
+    def batch(self, begin: int, end: int, part: int) -> tuple[list[Json], Json]:
+        """The records of these images, taken in parts, and the seconds of every stage."""
+        found: list[Json] = []
+        seconds: list[Json] = []
+        for some in torch.arange(begin, end, device=self.split.labels.device).split(part):
+            records, taken = self.proved(some)
+            found += records
+            seconds += taken
+        return found, {"stages": seconds}
 
     def proved(self, samples: Int64[Tensor, " image"]) -> tuple[list[Json], list[Json]]:
         """The records of these images, and the seconds of every stage at every radius."""
@@ -253,11 +211,10 @@ def _row(radius: float, proved: list[Json] | None, refuted: bool, stages: list[J
     return {"radius": radius, "verdict": verdict, "stages": stages, "proved": proved or []}
 
 
-def _seconds(folder: Path) -> list[Json]:
-    """Seconds of every stage at every radius; of the last time a batch was done, if it was done twice."""
-    batches = {line["begin"]: line["stages"] for line in read_lines(folder / "seconds.jsonl")}
+def _seconds(batches: Mapping[int, Json]) -> list[Json]:
+    """Seconds of every stage at every radius."""
     totals: dict[tuple[float, str], float] = {}
-    for line in (line for stages in batches.values() for line in stages):
+    for line in (line for batch in batches.values() for line in batch["stages"]):
         key = (line["radius"], line["stage"])
         totals[key] = totals.get(key, 0.0) + float(line["seconds"])
     return [{"radius": r, "stage": stage, "seconds": value} for (r, stage), value in sorted(totals.items())]
