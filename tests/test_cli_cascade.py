@@ -33,7 +33,7 @@ def run(trained, tmp_path) -> Path:
 
 
 def test_a_run_goes_through_a_cascade_beside_the_baseline_and_is_checked(specguard, run):
-    command = ("certify", run, *FEW, *CASCADE, "--baseline", "linear", "--out", "proofs")
+    command = ("certify", run, *FEW, *CASCADE, "--baseline", "linear", "--memory", "0.5", "--out", "proofs")
     ended = specguard(*command)
     ended.succeeds()
     rows = {row[0] for row in ended.rows()}

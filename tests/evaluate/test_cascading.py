@@ -195,6 +195,26 @@ def test_what_a_third_party_certifies_is_counted_apart_and_never_as_proved_again
     assert result["attacked"] == row["with_third_party"]["count"]
 
 
+def test_what_a_third_party_certifies_at_a_large_radius_is_ours_at_a_small_one_where_we_can(tmp_path, complete):
+    """Otherwise a verifier would lower the number of images that our own proofs certify."""
+    summary = start(tmp_path / "study", SETTINGS, (Oracle(share=0.9),))
+    alone = json.loads((complete / "summary.json").read_text())
+    assert any(row["with_third_party"]["count"] > row["certified"]["count"] for row in summary["radii"])
+    for row, wanted in zip(summary["radii"], alone["radii"], strict=True):
+        assert row["certified"] == wanted["certified"]
+        assert row["broken"] == wanted["broken"]
+    became_ours = 0
+    for record in lines(tmp_path / "study"):
+        rows = sorted(record["radii"], key=lambda row: -row["radius"])
+        theirs = [any(claim["by"] == "oracle" for claim in row["proved"]) for row in rows]
+        asked = [any(stage["stage"] == "oracle" for stage in row["stages"]) for row in rows]
+        if True in theirs:  # it is not asked again once it has certified
+            assert not any(asked[theirs.index(True) + 1 :])
+            became_ours += rows[-1]["verdict"] == "certified" and not theirs[-1]
+    assert became_ours > 0
+    assert verified(tmp_path / "study")["third_party"] > 0
+
+
 def test_a_third_party_that_is_refuted_ends_everything(tmp_path, monkeypatch):
     """The study's own attack is blind here; the second, harder one is not."""
     monkeypatch.setattr(

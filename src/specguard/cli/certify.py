@@ -87,6 +87,7 @@ def certify_command(
             result = certification(model, split, folder, settings, **options)
         straight = None
         if baseline is not None:
+            err.print(f"a linear classifier of {len(loaded.train)} training images is fitted or read ...")
             straight = stored_baseline(folder / "baseline.json", loaded, split, settings.radii, norm)
     tables, verdict = (
         (cascade_tables, cascade_verdict) if cascade else (certification_tables, certification_verdict)
