@@ -104,7 +104,7 @@ def _certified(run: Path, data: Data, epochs: int, out: Console, bar: Bar, study
             device=_DEVICE,
             watch=watch_proofs,
         )
-    for table in certification_tables(result):
+    for table in certification_tables(result, evaluate.linear_baseline(data, data.test, _RADII)):
         out.print(table)
     for line in certification_verdict(result):
         out.print(line, soft_wrap=True)

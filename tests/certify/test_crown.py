@@ -3,6 +3,7 @@
 The real auto_LiRPA cannot be installed here; a stand-in with its names and interval bounds takes its place.
 """
 
+import importlib.util
 import sys
 
 import pytest
@@ -22,11 +23,16 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 BALL = Ball("l2", 1e-3, box=False)
 
 
+SHARED = stand_in()
+
+
 @pytest.fixture
 def lirpa(monkeypatch):
-    module = stand_in()
-    monkeypatch.setitem(sys.modules, "auto_LiRPA", module)
-    return module
+    """The stand-in, whose canaries are looked at once; what a test does to its graphs is undone."""
+    monkeypatch.setitem(sys.modules, "auto_LiRPA", SHARED)
+    yield SHARED
+    for name in set(vars(SHARED.BoundedModule)) & {"lie", "forward_lie", "compute_bounds"}:
+        delattr(SHARED.BoundedModule, name)
 
 
 def small(seed: int = 0) -> nn.Module:
@@ -114,6 +120,18 @@ def test_what_cannot_be_written_again_is_named(monkeypatch):
 # What comes out ---------------------------------------------------------------------------------------------------
 
 
+def sound_and_certified(model, x, labels, found):
+    """No sample of the ball has a margin below its bound, and some bounds are positive."""
+    d = torch.randn(200, *x.shape, generator=torch.Generator().manual_seed(3)).double()
+    d = d / d.flatten(2).norm(dim=2)[..., None, None] * BALL.radius
+    logits = model.double()((x.double() + d).flatten(0, 1)).view(200, len(x), 4)
+    margins = logits.gather(2, labels.view(1, -1, 1).expand(200, -1, 1)) - logits
+    wanted = everyone(labels)
+    assert (found.lower[wanted] <= margins.amin(0)[wanted]).all()
+    assert (found.lower[wanted] > 0).any()
+    assert (found.lower[~wanted] == -torch.inf).all()
+
+
 def test_bounds_are_sound_and_the_model_is_certified_by_a_third_party(lirpa):
     model = small()
     x, labels = images(model)
@@ -121,15 +139,7 @@ def test_bounds_are_sound_and_the_model_is_certified_by_a_third_party(lirpa):
     assert "auto_LiRPA 0.0 (stand-in), CROWN" in crown.rests_on
     found = crown.attempt(x, labels, BALL, everyone(labels))
     assert found.reasons == (None,) * len(x)
-    g = torch.Generator().manual_seed(3)
-    d = torch.randn(200, *x.shape, generator=g).double()
-    d = d / d.flatten(2).norm(dim=2)[..., None, None] * BALL.radius
-    logits = model((x.double() + d).flatten(0, 1)).view(200, len(x), 4)
-    margins = logits.gather(2, labels.view(1, -1, 1).expand(200, -1, 1)) - logits
-    wanted = everyone(labels)
-    assert (found.lower[wanted] <= margins.amin(0)[wanted]).all()
-    assert (found.lower[wanted] > 0).any()
-    assert (found.lower[~wanted] == -torch.inf).all()
+    sound_and_certified(model, x, labels, found)
     given = cascade(model, x, labels, BALL, ("naive",), (crown,))
     assert given.rests_on == {"crown": crown.rests_on}
     assert (given.third_party <= given.certified).all()
@@ -240,7 +250,9 @@ LIES = {
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_a_library_that_lies_about_a_canary_is_refused(name, lirpa, monkeypatch):
+def test_a_library_that_lies_about_a_canary_is_refused(name, monkeypatch):
+    lirpa = stand_in()
+    monkeypatch.setitem(sys.modules, "auto_LiRPA", lirpa)
     lirpa.BoundedModule.lie = LIES[name]
     if name == "half the radius":
         halved = type(
@@ -271,3 +283,14 @@ def test_the_default_type_is_what_it_was_whatever_happens(guarded):
 
     guarded(lie=fails)
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_the_real_auto_lirpa_where_it_is_installed():
+    """Not here; but a machine that has it tries the adapter against it."""
+    if importlib.util.find_spec("auto_LiRPA") is None:
+        pytest.skip("auto_LiRPA is not installed")
+    model = small()
+    x, labels = images(model, 2)
+    found = CROWN(model, (3, 6)).attempt(x, labels, BALL, everyone(labels))
+    assert found.reasons == (None, None)
+    sound_and_certified(model, x, labels, found)

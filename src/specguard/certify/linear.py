@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from specguard.certify.node import FLOOR, accountable
 from specguard.data import Dataset
@@ -31,7 +32,7 @@ def fitted_linear(train: Dataset, classes: int) -> nn.Sequential:
     W, b = torch.from_numpy(fitted.coef_), torch.from_numpy(fitted.intercept_)
     if classes == 2:  # one hyperplane: the logit of the second class over the first
         W, b = torch.cat([torch.zeros_like(W), W]), torch.cat([torch.zeros_like(b), b])
-    layer = nn.Linear(W.shape[1], classes)
+    layer = skip_init(nn.Linear, W.shape[1], classes)  # which draws no random numbers
     with torch.no_grad():
         layer.weight.copy_(W)
         layer.bias.copy_(b)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from specguard.errors import ConfigError
 from specguard.nn import (
@@ -34,7 +35,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 def linear_map(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=weight.dtype)
+    layer = skip_init(nn.Linear, weight.shape[1], weight.shape[0], bias=bias is not None, dtype=weight.dtype)
     with torch.no_grad():
         layer.weight.copy_(weight)
         if bias is not None:
@@ -137,7 +138,7 @@ class Convolved(nn.Module):
     @staticmethod
     def _flat(kernel: nn.Conv1d) -> nn.Conv2d:
         size, width = kernel.kernel_size[0], kernel.in_channels
-        flat = nn.Conv2d(width, width, (size, 1), padding=(size // 2, 0), dtype=kernel.weight.dtype)
+        flat = skip_init(nn.Conv2d, width, width, (size, 1), padding=(size // 2, 0), dtype=kernel.weight.dtype)
         with torch.no_grad():
             flat.weight.copy_(kernel.weight[..., None])
             assert flat.bias is not None

@@ -76,19 +76,17 @@ def attempted(
     """
     try:
         found = verifier.attempt(images, labels, ball, wanted)
+        claimed, said = found.lower.detach().to(margins), tuple(found.reasons)
     except Exception as error:  # noqa: BLE001 - of whatever kind: a stranger's failure proves nothing
         return Attempt.failed(margins, f"{type(error).__name__}: {error}".partition("\n")[0])
-    if found.lower.shape != margins.shape or len(found.reasons) != len(margins):
-        return Attempt.failed(margins, f"bounds of shape {tuple(found.lower.shape)}")
-    lower = torch.where(wanted, found.lower.to(margins), -torch.inf)
+    if claimed.shape != margins.shape or len(said) != len(margins):
+        return Attempt.failed(margins, f"bounds of shape {tuple(claimed.shape)}")
+    lower = torch.where(wanted, claimed, -torch.inf)
     scale = torch.where(margins.isfinite(), margins.abs(), 0.0).amax(1, keepdim=True)
     nan, above = lower.isnan().any(1), (lower > margins + _ROOM * scale).any(1)
+    high = "a lower bound above the margin of the image itself"
     reasons = tuple(
-        "bounds that are not numbers"
-        if bad
-        else "a lower bound above the margin of the image itself"
-        if high
-        else said
-        for bad, high, said in zip(nan.tolist(), above.tolist(), found.reasons, strict=True)
+        "bounds that are not numbers" if bad else high if beyond else why
+        for bad, beyond, why in zip(nan.tolist(), above.tolist(), said, strict=True)
     )
     return Attempt(torch.where((nan | above)[:, None], -torch.inf, lower), reasons)

@@ -105,6 +105,7 @@ def certify_command(
             return
         straight = None
         if isinstance(pictures, Data) and isinstance(split, Dataset):
+            err.print(f"a linear classifier of {len(pictures.train)} training images is fitted or read ...")
             straight = stored_baseline(folder / "baseline.json", pictures, split, settings.radii, norm)
     tables, verdict = (
         (cascade_tables, cascade_verdict) if cascade else (certification_tables, certification_verdict)

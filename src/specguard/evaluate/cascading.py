@@ -9,6 +9,7 @@ summary.json        the numbers; its presence means that the study is complete
 """
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,21 +24,15 @@ from specguard.data import Split
 from specguard.errors import SoundnessError
 from specguard.evaluate.cascade_summary import cascade_summary, is_cascade_record
 from specguard.evaluate.certification import Certification
-from specguard.evaluate.folder import Progress, Watcher, as_stored, stored_summary
+from specguard.evaluate.folder import Watcher, as_stored
 from specguard.evaluate.memory import first_proof, images_within
 from specguard.evaluate.refutation import broken, digest
-from specguard.evaluate.shards import WHOLE, Ledger, Place, Shard, opened
+from specguard.evaluate.shards import WHOLE, Shard
+from specguard.evaluate.study import Study, carried_out
 from specguard.evaluate.subjects import Group, subject
 from specguard.geometry import Ball, Norm
 from specguard.nn import Classifier
-from specguard.runs import (
-    Json,
-    append_lines,
-    described,
-    read_lines,
-    record_start,
-    rewrite_lines,
-)
+from specguard.runs import Json, described
 
 _AGAIN = APGD(steps=50, restarts=2, loss="margin")  # on what third parties certify, beyond the study's own attack
 
@@ -78,27 +73,25 @@ def cascading(
     """
     check_verifiers(verifiers)
     rests_on = {verifier.name: verifier.rests_on for verifier in verifiers}
-    stored = as_stored({**identity, "n": len(split), **described(settings), "verifiers": rests_on})
-    path = folder / "summary.json"
-
-    def known(records: list[Json]) -> Json:
-        return {**cascade_summary(records, settings.radii, rests_on), "settings": stored}
-
-    with opened(folder, "cascade", stored, shard) as place:
-        study = _Study(model, split, settings, verifiers, device, memory, watch)
-        ledger = Ledger(place, len(split), settings.batch, study.fits)
-        if not path.exists():
-            record_start(place.own, device)
-            study.complete(ledger)
-        return ledger.ended(
-            device,
-            lambda records: stored_summary(path, known(records), {"seconds", "environment"}),
-            lambda records: {**known(records), "seconds": _seconds(place)},
-        )
+    stages, labels = [*settings.families, *rests_on], split.labels.tolist()
+    prover = _Prover(model, split.to(device), settings, verifiers, device)
+    part = settings.batch if memory is None else images_within(memory, prover.tried)
+    study = Study(
+        "cascade",
+        as_stored({**identity, "n": len(split), **described(settings), "verifiers": rests_on}),
+        len(split),
+        settings.batch,
+        work=lambda begin, end: prover.batch(begin, end, part),
+        belongs=lambda record, i: is_cascade_record(record, i, labels[i], settings.radii, stages),
+        summary=lambda records: cascade_summary(records, settings.radii, rests_on),
+        seconds=_seconds,
+        doing="certifying",
+    )
+    return carried_out(study, folder, device, watch, shard)
 
 
-class _Study:
-    """The batches of a study, from wherever the records on disk stand."""
+class _Prover:
+    """A model in the three forms that are needed, and what it is put to."""
 
     def __init__(
         self,
@@ -107,39 +100,24 @@ class _Study:
         settings: Cascading,
         verifiers: tuple[Verifier, ...],
         device: torch.device,
-        memory: int | None,
-        watch: Watcher,
     ) -> None:
-        self.split, self.labels = split.to(device), split.labels.tolist()
-        self.subject = subject(copy.deepcopy(model).to(device).eval(), self.split)
-        self.settings, self.verifiers, self.watch = settings, verifiers, watch
-        self.names = [*settings.families, *(verifier.name for verifier in verifiers)]
-        self.part = settings.batch if memory is None else images_within(memory, self._tried)
+        self.split, self.settings, self.verifiers = split, settings, verifiers
+        self.subject = subject(copy.deepcopy(model).to(device).eval(), split)
 
-    def _tried(self, count: int) -> None:
+    def tried(self, count: int) -> None:
+        """The proofs of a few images, to see what memory they take."""
         first_proof(self.subject, count, self.settings.families, self._ball(max(self.settings.radii)))
 
-    def fits(self, record: Json, sample: int) -> bool:
-        """Whether this can be the record of that image."""
-        return is_cascade_record(record, sample, self.labels[sample], self.settings.radii, self.names)
-
-    def complete(self, ledger: Ledger) -> None:
-        """Send what is missing through the cascade."""
-        total, seconds_path = len(ledger.begins), ledger.place.own / "seconds.jsonl"
-        rewrite_lines(seconds_path, read_lines(seconds_path))  # a line cut short must not be written on
-        for number, begin in ledger.missing():
-            self.watch(Progress(number, total, "certifying"))
-            end = min(begin + self.settings.batch, len(self.split))
-            found: list[Json] = []
-            seconds: list[Json] = []
-            for some in torch.arange(begin, end, device=self.split.labels.device).split(self.part):
-                for group in self.subject.groups(some):
-                    records, taken = self.proved(group)
-                    found += records
-                    seconds += taken
-            append_lines(seconds_path, {"begin": begin, "stages": seconds})
-            ledger.add(sorted(found, key=lambda record: int(record["sample"])))
-        self.watch(Progress(total, total, "done"))
+    def batch(self, begin: int, end: int, part: int) -> tuple[list[Json], Json]:
+        """The records of these images, taken in parts, and the seconds of every stage."""
+        found: list[Json] = []
+        seconds: list[Json] = []
+        for some in torch.arange(begin, end, device=self.split.labels.device).split(part):
+            for group in self.subject.groups(some):
+                records, taken = self.proved(group)
+                found += records
+                seconds += taken
+        return sorted(found, key=lambda record: int(record["sample"])), {"stages": seconds}
 
     def proved(self, group: Group) -> tuple[list[Json], list[Json]]:
         """The records of these images, and the seconds of every stage at every radius."""
@@ -151,11 +129,13 @@ class _Study:
         records: list[Json] = []
         for radius in sorted(self.settings.radii, reverse=True):
             refuted = self._broken(group, radius)
-            todo = [i for i, known in enumerate(claims) if known is None]
+            todo = [i for i, known in enumerate(claims) if known is None or _theirs(known)]
             stages: dict[int, list[Json]] = {}
             if todo:
                 at = torch.tensor(todo, device=labels.device)
-                found = self._cascade(group, at, radius, refuted[at])
+                # What a third party certified at a larger radius may be ours at this one; it is not asked again.
+                skip = refuted[at] | torch.tensor([claims[i] is not None for i in todo], device=labels.device)
+                found = self._cascade(group, at, radius, skip)
                 seconds += [{"radius": radius, "stage": s.name, "seconds": s.seconds} for s in found.stages]
                 if not records:
                     records = _begun(samples, images, found)
@@ -170,10 +150,10 @@ class _Study:
             record |= {"radii": [row[radius] for radius in self.settings.radii], "reasons": why}
         return records, seconds
 
-    def _cascade(self, group: Group, at: Int64[Tensor, " member"], radius: float, refuted: Tensor) -> Cascade:
+    def _cascade(self, group: Group, at: Int64[Tensor, " member"], radius: float, skip: Tensor) -> Cascade:
         ball, families, exact = self._ball(radius), self.settings.families, group.form.exact
         images, labels = group.inputs[at], group.labels[at]
-        found = cascade(group.form.program, images, labels, ball, families, self.verifiers, skip=refuted)
+        found = cascade(group.form.program, images, labels, ball, families, self.verifiers, skip=skip)
         if (doubtful := found.third_party.nonzero()[:, 0]).numel():
             x, y, ids = images[doubtful].double(), labels[doubtful], group.samples[at[doubtful]]
             moved = _AGAIN(exact, x, y, ball, ids=ids, seed=self.settings.seed).images
@@ -193,6 +173,11 @@ class _Study:
 
     def _ball(self, radius: float) -> Ball:
         return Ball(self.settings.norm, radius, box=self.subject.box)
+
+
+def _theirs(claims: list[Json]) -> bool:
+    """Whether a certificate rests on a third party."""
+    return any(claim["by"] not in FAMILIES for claim in claims)
 
 
 def _begun(samples: Tensor, images: Tensor, found: Cascade) -> list[Json]:
@@ -238,11 +223,10 @@ def _row(radius: float, proved: list[Json] | None, refuted: bool, stages: list[J
     return {"radius": radius, "verdict": verdict, "stages": stages, "proved": proved or []}
 
 
-def _seconds(place: Place) -> list[Json]:
-    """Seconds of every stage at every radius; of the last time a batch was done, if it was done twice."""
-    batches = {line["begin"]: line["stages"] for _, lines in place.lines("seconds.jsonl") for line in lines}
+def _seconds(batches: Mapping[int, Json]) -> list[Json]:
+    """Seconds of every stage at every radius."""
     totals: dict[tuple[float, str], float] = {}
-    for line in (line for stages in batches.values() for line in stages):
+    for line in (line for batch in batches.values() for line in batch["stages"]):
         key = (line["radius"], line["stage"])
         totals[key] = totals.get(key, 0.0) + float(line["seconds"])
     return [{"radius": r, "stage": stage, "seconds": value} for (r, stage), value in sorted(totals.items())]

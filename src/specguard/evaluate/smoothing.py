@@ -30,20 +30,12 @@ from specguard.certify.smoothing import (
 )
 from specguard.data import Dataset
 from specguard.errors import ConfigError, RunError
-from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder, stored_summary, whole_batches
+from specguard.evaluate.folder import Watcher, as_stored
 from specguard.evaluate.refutation import digest
+from specguard.evaluate.study import Study, carried_out
 from specguard.nn import Network, ViT
 from specguard.proportion import Proportion
-from specguard.runs import (
-    Json,
-    append_lines,
-    described,
-    locked,
-    read_lines,
-    record_start,
-    rewrite_lines,
-    write_json,
-)
+from specguard.runs import Json, described
 
 KIND = "probabilistic"
 
@@ -80,40 +72,25 @@ def smoothing(
 
     A study that was cut short goes on with the next image, to the same records: the noise belongs to the image.
     """
-    stored = as_stored({**identity, "n": len(split), "kind": KIND, "about": ABOUT, **described(settings)})
-    with locked(folder):
-        open_folder(folder, "smoothing", stored)
-        path, seconds_path, count = folder / "records.jsonl", folder / "seconds.jsonl", len(split)
-        records, labels = read_lines(path), split.labels.tolist()
-        for number, record in enumerate(records):
-            if number >= count or not is_smoothing_record(record, number, labels[number], settings.smoothing):
-                raise RunError(f"{path} holds a record that does not belong to this study")
-        if (folder / "summary.json").exists():
-            if len(records) < count:
-                raise RunError(f"{path} holds {len(records)} records of a study of {count} images")
-            expected = {**smoothing_summary(records, settings), "settings": stored}
-            return stored_summary(folder / "summary.json", expected, {"seconds_per_image", "environment"})
-        record_start(folder, device)
-        records = whole_batches(path, records, count, 1)
-        rewrite_lines(seconds_path, read_lines(seconds_path))  # a line cut short must not be written on
-        function, data = copy.deepcopy(model).to(device).eval(), split.to(device)
-        for sample in range(len(records), count):
-            watch(Progress(sample, count, "smoothing"))
-            begun = time.perf_counter()
-            record = _record(function, data, sample, settings)
-            append_lines(seconds_path, {"sample": sample, "seconds": time.perf_counter() - begun})
-            append_lines(path, record)
-            records.append(record)
-        watch(Progress(count, count, "done"))
-        taken = {line["sample"]: line["seconds"] for line in read_lines(seconds_path)}
-        result = {
-            **smoothing_summary(records, settings),
-            "seconds_per_image": sum(taken.values()) / count,
-            "settings": stored,
-            "environment": read_lines(folder / "environment.jsonl")[-1],
-        }
-        write_json(folder / "summary.json", result)
-        return result
+    function, data, labels = copy.deepcopy(model).to(device).eval(), split.to(device), split.labels.tolist()
+
+    def work(begin: int, end: int) -> tuple[list[Json], Json]:
+        begun = time.perf_counter()
+        records = [_record(function, data, i, settings) for i in range(begin, end)]
+        return records, {"seconds": time.perf_counter() - begun}
+
+    study = Study(
+        "smoothing",
+        as_stored({**identity, "n": len(split), "kind": KIND, "about": ABOUT, **described(settings)}),
+        len(split),
+        1,
+        work=work,
+        belongs=lambda record, i: is_smoothing_record(record, i, labels[i], settings.smoothing),
+        summary=lambda records: smoothing_summary(records, settings),
+        seconds=lambda batches: sum(batch["seconds"] for batch in batches.values()),
+        doing="smoothing",
+    )
+    return carried_out(study, folder, device, watch)
 
 
 def _record(model: ViT | Network, data: Dataset, sample: int, settings: SmoothingStudy) -> Json:
@@ -152,10 +129,10 @@ def is_smoothing_record(record: Json, sample: int, label: int, settings: Smoothi
             "lower_probability": float() as probability,
             "predicted": predicted,
             "radius": float() as radius,
-        } if len(record) == 11 and 0 <= count <= draws:
+        } if len(record) == 11 and draws == settings.n and 0 <= count <= draws:
             expected = lower_smoothed_radius(lower_probability(count, draws, settings.alpha), settings.sigma)
             return (
-                (number, stored, kind, alpha, draws) == (sample, label, KIND, settings.alpha, settings.n)
+                (number, stored, kind, alpha) == (sample, label, KIND, settings.alpha)
                 and 0 <= probability <= 1
                 and math.isclose(radius, expected, rel_tol=1e-9, abs_tol=1e-12)
                 and predicted == (selected if radius > 0 else None)

@@ -37,9 +37,9 @@ def only_proofs(result: Json) -> None:
 
 
 def baseline_row(baseline: Json, rows: list[Json], cell: Callable[[Json], str]) -> list[str]:
-    """The cells of the linear classifier at the radii of these rows."""
+    """The cells of the linear classifier, whose certificates are exact, at the radii of these rows."""
     known = {row["radius"]: cell(row["certified"]) for row in baseline["radii"]}
-    return ["linear classifier, exact", *(known[row["radius"]] for row in rows)]
+    return ["linear model", *(known[row["radius"]] for row in rows)]
 
 
 def with_interval(record: Json) -> str:
