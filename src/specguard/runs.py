@@ -262,6 +262,14 @@ def record_start(folder: Path, device: torch.device, processes: int = 1) -> None
     rewrite_lines(path, [*read_lines(path), environment(device, processes)])
 
 
+def begun_by(folder: Path) -> str:
+    """`; it was begun by version 0.0.9, and this is 0.1.0`, where another version began it, else nothing."""
+    match read_lines(folder / "environment.jsonl")[:1]:
+        case [{"versions": {"specguard": str(version)}}] if version != __version__:
+            return f"; it was begun by version {version[:20]!r}, and this is {__version__}"
+    return ""
+
+
 def source_commit() -> str | None:
     """The commit of the source tree this package runs from, '+' behind it if changed; None outside one."""
     here = Path(__file__).resolve().parent
