@@ -33,7 +33,7 @@ pytestmark = [
     # Children are forked, so that death comes at the work and not at its start-up; they have one thread.
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]
-DEATHS = int(os.environ.get("SPECGUARD_SOAK", "3"))
+DEATHS = int(os.environ.get("SPECGUARD_SOAK", "2"))
 
 
 @pytest.fixture(autouse=True)

@@ -44,7 +44,7 @@ def alone(one_thread, tmp_path_factory) -> dict[str, dict[str, object]]:
 
 
 @pytest.mark.parametrize("study", STUDIES)
-@pytest.mark.parametrize("count", [2, 7])
+@pytest.mark.parametrize("count", [7])  # more than there are batches
 def test_any_number_of_shards_in_any_order_leave_what_one_process_leaves(tmp_path, alone, study, count):
     order = [*range(1, count), 0]
     results = [STUDIES[study](tmp_path, shard=Shard(index, count)) for index in order]
