@@ -19,6 +19,7 @@ check: .venv/.dev
 
 bench: .venv/.dev
 	$(BIN)/python benchmarks/msvp_overhead.py
+	$(BIN)/python benchmarks/scale_out.py
 	test -e runs/digits_pgd/plain/result.json || PYTHON=$(BIN)/python recipes/digits_pgd/run.sh
 	$(BIN)/python benchmarks/attack_throughput.py --run runs/digits_pgd/plain --radius 0.1 --batch 360
 

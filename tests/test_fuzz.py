@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import copy
 import io
 import json
 import os
@@ -85,11 +86,11 @@ def changed_json(draw: Any, records: list[Any]) -> bytes:
             case "lose":
                 del container[key]
             case "add" if isinstance(container, dict):
-                container[draw(st.text(max_size=5))] = draw(values)
+                container[draw(st.text(max_size=5))] = copy.deepcopy(draw(values))
             case "again" if isinstance(container, list):
-                container.append(container[key])
+                container.append(copy.deepcopy(container[key]))
             case _:
-                container[key] = draw(values)
+                container[key] = copy.deepcopy(draw(values))
     return b"".join(json.dumps(record).encode() + b"\n" for record in found)
 
 

@@ -15,6 +15,7 @@ result.json              the final numbers; its presence means that the run is f
 import fcntl
 import hashlib
 import json
+import math
 import os
 import platform
 import re
@@ -82,7 +83,7 @@ def write_file(path: Path, content: bytes) -> None:
                 handle.flush()
                 os.fsync(handle.fileno())
             os.replace(draft, path)
-        except OSError:
+        except BaseException:  # Control-C too leaves no draft
             draft.unlink(missing_ok=True)
             raise
         _sync_folder(path.parent)
@@ -94,7 +95,7 @@ def write_json(path: Path, record: Json) -> None:
 
 def read_json(path: Path) -> Json:
     try:
-        record = json.loads(path.read_bytes())
+        record = _parsed(path.read_bytes())
     except FileNotFoundError:
         raise RunError(f"{path} does not exist") from None
     except OSError as error:
@@ -125,13 +126,31 @@ def read_lines(path: Path) -> list[Json]:
     records = []
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            record = json.loads(line)
+            record = _parsed(line)
         except (ValueError, RecursionError) as error:
             raise RunError(f"line {number} of {path} is not valid JSON: {error}") from error
         if not isinstance(record, dict):
             raise RunError(f"line {number} of {path} does not hold a JSON object")
         records.append(record)
     return records
+
+
+def _parsed(text: bytes) -> Any:
+    """JSON as it is written here, with numbers that can be computed with and written again."""
+    return json.loads(text, parse_float=_finite, parse_int=_short, parse_constant=_finite)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is not a finite number")
+    return value
+
+
+def _short(text: str) -> int:
+    if len(text) > 300:  # beyond, it has no counterpart among real numbers
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)
 
 
 def rewrite_lines(path: Path, records: list[Json]) -> None:
@@ -247,6 +266,14 @@ def record_start(folder: Path, device: "torch.device", processes: int = 1) -> No
     """Add this start to environment.jsonl; a last line that was cut short goes."""
     path = folder / "environment.jsonl"
     rewrite_lines(path, [*read_lines(path), environment(device, processes)])
+
+
+def begun_by(folder: Path) -> str:
+    """`; it was begun by version 0.0.9, and this is 0.1.0`, where another version began it, else nothing."""
+    match read_lines(folder / "environment.jsonl")[:1]:
+        case [{"versions": {"specguard": str(version)}}] if version != __version__:
+            return f"; it was begun by version {version[:20]!r}, and this is {__version__}"
+    return ""
 
 
 def source_commit() -> str | None:

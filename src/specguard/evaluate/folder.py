@@ -12,7 +12,7 @@ from torch import nn
 from specguard.data import AnyData
 from specguard.errors import RunError
 from specguard.nn import fingerprint
-from specguard.runs import Json, first_difference, read_json, rewrite_lines, write_json
+from specguard.runs import Json, begun_by, first_difference, read_json, rewrite_lines, write_json
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def open_folder(folder: Path, name: str, settings: Json) -> None:
             raise RunError(f"{folder} holds other records and no {name}.json; name another folder")
         write_json(path, settings)
     elif difference := first_difference(read_json(path), settings):
-        raise RunError(f"{folder} holds another {name} ({difference}); name another folder")
+        raise RunError(f"{folder} holds another {name} ({difference}); name another folder{begun_by(folder)}")
 
 
 def whole_batches(path: Path, records: list[Json], count: int, batch: int) -> list[Json]:

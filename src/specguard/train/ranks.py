@@ -128,13 +128,13 @@ ALONE = Ranks()
 
 
 @contextmanager
-def joined(index: int, count: int, device: torch.device) -> Iterator[Ranks]:
+def joined(index: int, count: int, device: torch.device, patience: timedelta = _PATIENCE) -> Iterator[Ranks]:
     """Meet the other processes, where the launcher's environment says; leave them in peace at the end."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     try:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, rank=index, world_size=count, timeout=_PATIENCE)
+        dist.init_process_group(backend, rank=index, world_size=count, timeout=patience)
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise TrainingError(f"the {count} processes of this job do not find each other: {reason}") from error

@@ -16,6 +16,7 @@ from specguard.nn import Classifier, TextEncoder, ViT, fingerprint, materialised
 from specguard.proportion import Proportion
 from specguard.runs import (
     Json,
+    begun_by,
     checkpoint_steps,
     derived_seed,
     described,
@@ -168,7 +169,9 @@ def _open(run: Path, settings: Json, arguments: Json | None, resume: bool) -> No
         if begun:
             record.pop("initial_weights", None)  # the checkpoint's weights take their place
     if difference := first_difference(old, new):
-        raise RunError(f"{run} cannot be resumed with other settings ({difference}); name another run directory")
+        raise RunError(
+            f"{run} cannot be resumed with other settings ({difference}); name another run directory{begun_by(run)}"
+        )
 
 
 def _trained(state: TrainingState) -> tuple[nn.Module, str]:
