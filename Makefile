@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check bench tables clean
+.PHONY: demo test check bench tables docs browser clean
 
 demo: .venv/.core
 	$(BIN)/specguard demo
@@ -11,11 +11,22 @@ demo: .venv/.core
 test: .venv/.dev
 	$(BIN)/python -m pytest -n auto
 
+# A browser for the tests of the report, where it can be installed; without one they are skipped, and say so.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
+	|| { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+	&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } \
+	|| echo "no Chromium could be installed: the tests of the report in a browser will be skipped"
+
+docs: .venv/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 check: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: .venv/.dev
 	$(BIN)/python benchmarks/msvp_overhead.py
@@ -40,4 +51,4 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -49,7 +49,8 @@ def installed(wheel, tmp_path_factory) -> Iterator[Path]:
 def test_the_wheel_holds_every_module_and_nothing_else(wheel):
     assert wheel.name == f"specguard-{__version__}-py3-none-any.whl"
     source = ROOT / "src" / "specguard"
-    expected = {f"specguard/{p.relative_to(source)}" for p in source.rglob("*.py")} | {"specguard/py.typed"}
+    files = [*source.rglob("*.py"), *source.glob("report/templates/*"), source / "py.typed"]
+    expected = {f"specguard/{p.relative_to(source)}" for p in files}
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {name for name in names if not name.startswith(f"specguard-{__version__}.dist-info/")} == expected
     assert any(name.endswith("LICENSE") for name in names)

@@ -1,4 +1,4 @@
-"""The report in a real browser: it is complete, quiet, sealed, usable and readable, in the light and in the dark."""
+"""The report in a real browser: complete, quiet, sealed, usable, and readable in the light and in the dark."""
 
 import shutil
 from collections.abc import Iterator

@@ -1,5 +1,6 @@
 """The report as a file: complete, small, the same every time, sealed, and honest about what it was made from."""
 
+import base64
 import csv
 import hashlib
 import io
@@ -53,17 +54,21 @@ def copy(run, tmp_path) -> Path:
     return shutil.copytree(run, tmp_path / "run")
 
 
-def test_it_is_written_without_importing_torch(run, tmp_path):
+def test_ten_thousand_images_are_read_without_torch_and_stay_below_three_megabytes(tmp_path):
+    """In a process of its own, as a user has it: the type checker of the tests would take most of the time."""
+    runs = [sample_run(tmp_path / str(k), n=10_000, seed=k) for k in range(2)]
     code = (
-        "import sys; sys.argv = ['specguard', 'report', sys.argv[1], '--out', sys.argv[2]]\n"
+        "import sys; sys.argv = ['specguard', 'report', *sys.argv[1:]]\n"
         "from specguard.cli import main\n"
         "try: main()\n"
         "except SystemExit as end: print(end.code, 'torch' in sys.modules, 'specguard.evaluate' in sys.modules)"
     )
     place = tmp_path / "report.html"
-    ended = subprocess.run([sys.executable, "-c", code, run, place], capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", code, *runs, "--out", place]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.stdout.splitlines()[-1] == "0 False False", ended.stderr
-    assert place.stat().st_size > 50_000
+    assert 50_000 < place.stat().st_size < 3_000_000
+    assert b"n = 10,000" in place.read_bytes()
 
 
 def test_the_same_records_make_the_same_bytes(run, made):
@@ -88,7 +93,7 @@ def test_shares_are_those_of_the_records_and_intervals_are_computed_anew(copy):
     assert record["test_accuracy"]["n"] == 40
     page = report({"a run": copy}).html.decode()
     assert f'77.8 % <span class="interval">[{100 * low:.1f}, {100 * high:.1f}], n = 9</span>' in page
-    assert "12.3" not in page
+    assert "12.3 %" not in page
 
 
 def test_nothing_is_loaded_sent_or_run_but_its_own(made):
@@ -104,7 +109,7 @@ def test_nothing_is_loaded_sent_or_run_but_its_own(made):
     script = re.search(r"<script>(.*)</script>", made.html.decode(), re.DOTALL)[1]
     digest = hashlib.sha256(script.encode()).digest()
     assert policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-")
-    assert __import__("base64").b64encode(digest).decode() in policy
+    assert base64.b64encode(digest).decode() in policy
     assert "unsafe" not in policy
     assert "http://" not in made.html.decode().replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in made.html.decode()
@@ -119,11 +124,6 @@ def test_hostile_names_are_text_wherever_they_stand(tmp_path):
     assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
     assert page.text.count("<b onmouseover=alert(1)>") > 20
     assert "\x00" not in page.text
-
-
-def test_ten_thousand_images_stay_below_three_megabytes(tmp_path):
-    runs = {str(k): sample_run(tmp_path / str(k), n=10_000, seed=k) for k in range(2)}
-    assert 50_000 < len(report(runs).html) < 3_000_000
 
 
 def test_a_certification_counts_as_checked_only_if_its_very_file_was(copy, made):
@@ -172,7 +172,7 @@ def test_leaderboard_entries_are_those_of_the_evaluations(made):
 def test_three_files_are_written_and_only_html_is_called_a_report(run, tmp_path):
     write_report({"a": run}, tmp_path / "x.html")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.csv", "x.html", "x.robustbench.json"]
-    with pytest.raises(ConfigError, match="a report is an .html file"):
+    with pytest.raises(ConfigError, match=r"a report is an \.html file"):
         write_report({"a": run}, tmp_path / "x.pdf")
 
 

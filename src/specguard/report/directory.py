@@ -12,7 +12,7 @@ from typing import Any
 from specguard.errors import RunError
 from specguard.report.fields import Malformed, path_text, shortened, size
 from specguard.report.galleries import read_gallery
-from specguard.report.margins import certified_margins, looked_records
+from specguard.report.margins import looked_records, margins_of
 from specguard.report.studies import Attacked, Certified, Checked, Looked, Origin, Run, Training, Unfinished
 from specguard.report.summaries import Summary, kind_of
 from specguard.runs import Json, read_json, read_lines
@@ -150,7 +150,7 @@ class _Reader:
                 lines = folder / "gallery"
                 return replace(study, gallery=read_gallery(folder))
             if isinstance(study, Certified) and own and lines.exists():
-                return replace(study, margins=certified_margins(lines, study))
+                return replace(study, margins=margins_of(lines, study))
             if isinstance(study, Looked) and own and lines.exists():
                 return replace(study, records=looked_records(lines, study))
         except (Malformed, RunError) as error:

@@ -15,7 +15,7 @@ from specguard.runs import Json
 _TERMS = 8  # that are shown
 
 
-def certified_margins(path: Path, study: Certified) -> Margins:
+def margins_of(path: Path, study: Certified) -> Margins:
     """Radii, limiting terms and classes of all images of a certification."""
     digest = hashlib.sha256()
     largest: dict[str, list[float]] = {family: [] for family in study.medians}

@@ -94,7 +94,7 @@ def _page(runs: Sequence[Run], title: str) -> str:
         "any_pictures": any(view.pictures for view in views),
         "any_classes": any(view.classes for view in views),
         "attack_balls": sections.chosen(sorted({ball for view in views for ball in view.attacked_shares}), 6),
-        "certified_balls": sections.chosen(sorted({ball for view in views for ball in view.certified_shares}), 6),
+        "certified_balls": sections.chosen(sorted({ball for view in views for ball in view.proved_shares}), 6),
         "flagged": [
             (view, study) for view, run in zip(views, runs, strict=True) for study in run.attacked
             if study.flags or study.warnings
@@ -143,7 +143,7 @@ def _run_view(run: Run, number: int) -> View:
         bars=sections.bars(run),
         clean=sections.clean_share(run),
         attacked_shares=sections.attacked_shares(run),
-        certified_shares=sections.certified_shares(run),
+        proved_shares=sections.proved_shares(run),
         median=sections.median_radius(run),
         training_seconds=None if training is None else training.origin.seconds,
         rows=accuracy_rows(run, number),

@@ -68,7 +68,7 @@ def attacked_shares(run: Run) -> dict[tuple[str, float], Proportion]:
     return dict(sorted(found.items()))
 
 
-def certified_shares(run: Run) -> dict[tuple[str, float], Proportion]:
+def proved_shares(run: Run) -> dict[tuple[str, float], Proportion]:
     found: dict[tuple[str, float], Proportion] = {}
     for study in run.certified:
         for row in study.rows:
@@ -82,7 +82,7 @@ def bars(run: Run) -> list[Bar]:
     """Clean, attacked and certified, a few of each."""
     clean = clean_share(run)
     found = [] if clean is None else [Bar("clean", "classified right", clean)]
-    for kind, shares in (("attacked", attacked_shares(run)), ("certified", certified_shares(run))):
+    for kind, shares in (("attacked", attacked_shares(run)), ("certified", proved_shares(run))):
         word = "stands attacks" if kind == "attacked" else "certified"
         found += [Bar(kind, f"{word}, {ball_text(*ball)}", shares[ball]) for ball in chosen(list(shares))]
     return found

@@ -58,7 +58,7 @@ def attacked(record: Json, origin: Origin) -> Attacked:
     return found
 
 
-def certified(record: Json, origin: Origin) -> Certified:
+def proved(record: Json, origin: Origin) -> Certified:
     settings = field(record, "settings", table)
     largest = {shown(name): table(entry, name) for name, entry in field(record, "largest", table).items()}
     rows = field(record, "radii", many(_radius_row))
@@ -104,7 +104,7 @@ def looked(record: Json, origin: Origin) -> Looked:
 _KINDS: dict[tuple[str, ...], Callable[[Json, Origin], Summary]] = {
     ("test_accuracy", "settings"): trained,
     ("worst_case", "attacks"): attacked,
-    ("limits", "largest", "radii"): certified,
+    ("limits", "largest", "radii"): proved,
     ("claims", "least_room"): checked,
     ("parts", "weights"): looked,
 }

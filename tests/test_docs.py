@@ -1,0 +1,43 @@
+"""The documentation says what the program does: its commands exist, with these options; its pages are found."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from specguard.cli import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md"))
+VERBS = {name: command for name in typer.main.get_command(app).list_commands(None)
+         if (command := typer.main.get_command(app).get_command(None, name))}  # fmt: skip
+
+
+def commands(text: str) -> list[list[str]]:
+    """Every call of the program within blocks of code, as words."""
+    blocks = "\n".join(re.findall(r"```\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
+    return [shlex.split(line) for line in blocks.splitlines() if line.startswith("specguard ")]
+
+
+def options(verb: str) -> set[str]:
+    return {flag for parameter in VERBS[verb].params for flag in (*parameter.opts, *parameter.secondary_opts)}
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *PAGES], ids=lambda path: path.name)
+def test_every_command_that_is_shown_exists_with_its_options(path):
+    for words in commands(path.read_text()):
+        for verb in words[1].split("|"):
+            flags = {flag for word in words[2:] for flag in re.findall(r"--[a-z][a-z-]*", word)}
+            assert flags <= options(verb), (verb, flags - options(verb))
+
+
+def test_there_are_commands_to_check_and_a_wrong_one_is_noticed():
+    assert sum(len(commands(path.read_text())) for path in PAGES) > 8
+    assert "--radios" not in options("attack")
+
+
+def test_every_page_is_in_the_navigation():
+    listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    assert {str(path.relative_to(ROOT / "docs")) for path in PAGES} == listed
