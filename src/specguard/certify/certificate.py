@@ -15,6 +15,7 @@ from specguard.errors import ConfigError, DataError
 from specguard.geometry import Ball
 from specguard.linalg import UNIT
 
+ARITHMETIC = "float64, rounding included"
 _MOST_RIVALS = 32  # taken back through the whole network; the rest have the local bound
 _OCTAVES = 50  # how far below the first guess a radius is looked for
 _STEPS = 16  # of bisection: a radius is known to a part in a thousand
@@ -27,8 +28,8 @@ class Certificate:
     `lower[family][b, j]` bounds `f_y - f_j` from below for every perturbation of image b in the ball; at the label
     it is infinite. `certified` is where all are positive. `largest` is 0 where nothing is certified, the image is
     misclassified, or rounding alone could change the verdict. `terms` say, for the family that certifies most and
-    the rival that is closest to winning, what the margin can lose by which layer. All of it is deterministic, and
-    about the exact function of the stored weights.
+    the rival that is closest to winning, what the margin can lose by which layer. All of it is about the exact
+    function of the stored weights, computed in `arithmetic`, and wrong with `failure_probability`: never.
     """
 
     ball: Ball
@@ -38,6 +39,8 @@ class Certificate:
     lower: Mapping[Family, Float[Tensor, "batch class_"]]
     largest: Mapping[Family, Float[Tensor, " batch"]]
     terms: tuple[Mapping[str, float], ...]
+    arithmetic: str = ARITHMETIC
+    failure_probability: float = 0.0
 
     @property
     def certified(self) -> Bool[Tensor, " batch"]:
@@ -93,8 +96,8 @@ def certify(
         ball,
         labels,
         p.predicted,
-        _by_class(p, p.margins),
-        {family: _by_class(p, value) for family, value in lower.items()},
+        by_class(p, p.margins),
+        {family: by_class(p, value) for family, value in lower.items()},
         largest,
         _explained(falls, lower),
     )
@@ -158,7 +161,7 @@ def _first_guess(p: Problem) -> Float[Tensor, " batch"]:
     return ratio.amin(0).clamp(min=0)
 
 
-def _by_class(p: Problem, values: Float[Tensor, "rival batch"]) -> Float[Tensor, "batch class_"]:
+def by_class(p: Problem, values: Float[Tensor, "rival batch"]) -> Float[Tensor, "batch class_"]:
     """Values of rivals in the places of their classes, infinity in the label's."""
     whole = values.new_full((values.shape[1], values.shape[0] + 1), torch.inf)
     return whole.scatter(1, p.rivals.mT, values.mT)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specguard.attacks import PGD
 from specguard.certify import FAMILIES, Family, program
-from specguard.certify.certificate import l2_radius, largest_entry, lower_radius, posed
+from specguard.certify.certificate import ARITHMETIC, by_class, l2_radius, largest_entry, lower_radius, posed
 from specguard.certify.families import Problem, upper_falls
 from specguard.certify.families import described as in_words
 from specguard.certify.network import norms
@@ -94,7 +94,8 @@ def certification(
     this is; a folder that holds a study of another is refused, and one of the same is continued. An image that is
     both certified and broken ends everything with an error.
     """
-    stored = as_stored({**identity, "n": len(split), **described(settings)})
+    proof = {"arithmetic": ARITHMETIC, "failure_probability": 0.0}
+    stored = as_stored({**identity, "n": len(split), **described(settings), **proof})
     with locked(folder):
         open_folder(folder, "certification", stored)
         study = _Study(model, split, folder, settings, device, memory, watch)
@@ -252,7 +253,10 @@ class _Study:
     def _proofs(
         self, p: Problem, family: Family, lower: list[Tensor], largest: Tensor, size: int
     ) -> list[Json | None]:
-        """For every image what its largest certified radius rests on: radii, and the terms of the closest rival."""
+        """For every image what its largest certified radius rests on: radii, and the terms of the closest rival.
+
+        With it the lower bound on the margin over every class, nothing at the label's own place.
+        """
         radius = largest.to(p.margins)
         for bound, ball in zip(lower, self.settings.balls, strict=True):
             certified = torch.full_like(radius, l2_radius(ball, size))
@@ -268,10 +272,12 @@ class _Study:
         }
         radii = {name: values.tolist() for name, values in fall.radii.items()}
         terms = {in_words(key): term.gather(0, hardest)[0].tolist() for key, term in fall.terms.items()}
+        bounds = [[None if b == math.inf else b for b in row] for row in by_class(p, left).tolist()]
         held = ((left > 0).all(0) & (radius > 0)).tolist()
         whole = {name: values.tolist() for name, values in columns.items()}
         return [
             {name: values[i] for name, values in whole.items()}
+            | {"lower": bounds[i]}
             | {"radii": {name: values[i] for name, values in radii.items()}}
             | {"terms": {name: values[i] for name, values in terms.items() if values[i] > 0}}
             if held[i]

@@ -7,17 +7,16 @@ summary.json        the numbers; its presence means that every record was found 
 
 A record is a claim. For each, the image's hash, its label and its class are compared, every lower bound and every
 certified radius is proved again by `evaluate.checker`, every stored norm, radius and term is compared with the
-checker's own, and every certified image is attacked at its largest certified radius. Any disagreement is an error.
+checker's own, and every certified image is attacked at its largest certified radius, of the curve or of the search.
+Any disagreement is an error.
 """
 
 import copy
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,19 +24,15 @@ from specguard.attacks import APGD
 from specguard.data import Dataset
 from specguard.errors import RunError, SoundnessError
 from specguard.evaluate.certified_summary import is_record
-from specguard.evaluate.checker import Image, Proof, read
-from specguard.evaluate.checker.enclosure import Array
-from specguard.evaluate.checker.network import Fork
-from specguard.evaluate.checker.network import Path as Walk
-from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder, whole_batches
+from specguard.evaluate.checker import FAMILIES, Image, read
+from specguard.evaluate.claims import proved_claims
+from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder, stored_summary, whole_batches
 from specguard.geometry import Ball, Norm, per_sample
 from specguard.nn import fingerprint, materialised
 from specguard.runs import Json, append_lines, locked, read_json, read_lines, record_start, write_json
 
-_CLOSE = 1e-7  # two programs that round differently agree to this
 _BATCH = 20
 _ATTACK = APGD(steps=50, restarts=2, loss="margin")
-_NORMS = ("norm", "zeta", "derivative_norm", "mu", "mu_uncentred", "xi", "norm_cv", "norm_xvo", "norm_p")
 
 
 def verification(
@@ -67,28 +62,49 @@ def verification(
     }
     with locked(folder):
         open_folder(folder, "verification", as_stored({**identity, "seed": seed, "attack": str(attack)}))
-        if (folder / "summary.json").exists():
-            return read_json(folder / "summary.json")
+        path, summary = folder / "records.jsonl", folder / "summary.json"
+        done = read_lines(path)
+        if len(done) > len(records) or not all(_is_line(line, number) for number, line in enumerate(done)):
+            raise RunError(f"{path} holds lines that do not belong to this verification")
+        if summary.exists():
+            if len(done) < len(records):
+                raise RunError(f"{path} holds {len(done)} lines of a verification of {len(records)} records")
+            return stored_summary(summary, _summed(done, folder), {"environment"})
         record_start(folder, device)
         study = _Study(model, split.to(device), claims, records, attack, seed)
-        path = folder / "records.jsonl"
-        done = whole_batches(path, read_lines(path), len(records), _BATCH)
+        done = whole_batches(path, done, len(records), _BATCH)
         for begin in range(len(done), len(records), _BATCH):
             watch(Progress(begin, len(records), "checking"))
             found = study.batch(begin, min(begin + _BATCH, len(records)))
             append_lines(path, *found)
             done += found
         watch(Progress(len(records), len(records), "done"))
-        result = {
-            "n": len(records),
-            "claims": sum(line["claims"] for line in done),
-            "attacked": sum(line["attacked"] is not None for line in done),
-            "least_room": min((line["room"] for line in done if line["room"] is not None), default=None),
-            "settings": read_json(folder / "verification.json"),
-            "environment": read_lines(folder / "environment.jsonl")[-1],
-        }
-        write_json(folder / "summary.json", result)
+        result = {**_summed(done, folder), "environment": read_lines(folder / "environment.jsonl")[-1]}
+        write_json(summary, result)
         return result
+
+
+def _summed(done: list[Json], folder: Path) -> Json:
+    return {
+        "n": len(done),
+        "claims": sum(line["claims"] for line in done),
+        "attacked": sum(line["attacked"] is not None for line in done),
+        "least_room": min((line["room"] for line in done if line["room"] is not None), default=None),
+        "settings": read_json(folder / "verification.json"),
+    }
+
+
+def _is_line(line: Json, sample: int) -> bool:
+    """Whether this is what was found right in the record of that image."""
+    match line:
+        case {
+            "sample": int(number),
+            "claims": int(),
+            "room": float() | None,
+            "attacked": float() | int() | None,
+        } if number == sample and len(line) == 4:
+            return True
+    return False
 
 
 def _check_study(file: Path, claims: Json, records: list[Json], model: str, data: str, images: int) -> None:
@@ -104,6 +120,15 @@ def _check_study(file: Path, claims: Json, records: list[Json], model: str, data
             pass
         case _:
             raise RunError(f"{file.parent / 'certification.json'} does not say what was certified")
+    radii, families = claims["radii"], claims["families"]
+    if not all(
+        isinstance(radius, int | float) and 0 <= radius < math.inf for radius in radii
+    ):  # NaN compares false
+        raise RunError(f"{file.parent / 'certification.json'} holds radii that are none")
+    if unknown := [family for family in families if family not in FAMILIES]:
+        raise RunError(f"{file.parent / 'certification.json'} names the family {unknown[0]!r}, which is unknown")
+    if claims.get("failure_probability", 0) != 0:
+        raise RunError(f"{file} is about certificates that hold with a probability, which nobody can prove again")
     if claims["model"] != model:
         raise SoundnessError(f"{file} is about another model: the hashes of the weights differ")
     if claims["data"] != data:
@@ -132,21 +157,32 @@ class _Study:
         for i, record in enumerate(chosen):
             if not is_record(record, begin + i, int(labels[i]), self.radii, self.families):
                 raise RunError(f"the record of image {begin + i} is not one of this study")
-        attacked = [_largest_certified(record) for record in chosen]
-        self._attacked(images, labels, attacked, begin)
+        attacked = [self._largest_certified(record) for record in chosen]
+        self._attacked(images, labels, attacked, begin, self.norm)
+        if self.norm != "l2":  # what was searched for are l2 radii
+            self._attacked(images, labels, [_largest_found(record) for record in chosen], begin, "l2")
         pixels = images.double().cpu().numpy()
         found = []
         for i, record in enumerate(chosen):
-            claims, room = _checked(Image.of(self.steps, pixels[i], int(labels[i])), record, pixels[i], self.norm)
+            image = Image.of(self.steps, pixels[i], int(labels[i]))
+            claims, room = proved_claims(image, record, pixels[i], self.norm)
             found.append({"sample": begin + i, "claims": claims, "room": room, "attacked": attacked[i]})
         return found
 
-    def _attacked(self, images: Tensor, labels: Tensor, radii: list[float | None], begin: int) -> None:
-        """No certified image is broken at its largest certified radius; balls lie in each other."""
+    def _largest_certified(self, record: Json) -> float | None:
+        """Of the curve, and in l2 of the search too."""
+        curve = max((row["radius"] for row in record["radii"] if row["verdict"] == "certified"), default=None)
+        found = _largest_found(record) if self.norm == "l2" else None
+        return max((radius for radius in (curve, found) if radius is not None), default=None)
+
+    def _attacked(
+        self, images: Tensor, labels: Tensor, radii: Sequence[float | None], begin: int, norm: Norm
+    ) -> None:
+        """No image is broken at its radius; balls lie in each other, so that the smaller ones need no attack."""
         for radius in sorted({radius for radius in radii if radius}):
             members = torch.tensor([i for i, r in enumerate(radii) if r == radius], device=images.device)
             x, y = images[members].double(), labels[members]
-            ball = Ball(self.norm, radius)
+            ball = Ball(norm, radius)
             found = self.attack(self.exact, x, y, ball, ids=members + begin, seed=self.seed).images
             offset = found - x
             size = ball.distance(offset, torch.zeros_like(offset))
@@ -161,93 +197,5 @@ class _Study:
                 raise SoundnessError(f"image {sample} is certified at radius {radius:g}, and an attack breaks it")
 
 
-def _largest_certified(record: Json) -> float | None:
-    return max((row["radius"] for row in record["radii"] if row["verdict"] == "certified"), default=None)
-
-
-def _checked(image: Image, record: Json, pixels: Array, norm: str) -> tuple[int, float | None]:
-    """How many claims of a record were proved again, and the least of the proved margins."""
-    sample = record["sample"]
-
-    def agree(what: str, right: bool) -> None:
-        if not right:
-            raise SoundnessError(f"image {sample}: {what}")
-
-    agree("the hash of its pixels is another", hashlib.sha256(pixels.tobytes()).hexdigest() == record["input"])
-    agree("its class is another", int(np.argmax(image.output)) == record["predicted"])
-    least = float(image.margins.min())
-    agree("its margin is another", abs(least - record["margin"]) <= _CLOSE * (1 + np.abs(image.output).max()))
-    claims, rooms = 0, []
-    for row in record["radii"]:
-        radius, entry = row["radius"], math.inf
-        if norm == "linf":  # through the l2 ball around it
-            radius, entry = radius * math.sqrt(pixels.size) * (1 + 1e-15), radius
-        for family, claimed in row["lower"].items():
-            if claimed is None:
-                continue
-            left = float((image.margins - image.proof(radius, family, entry).falls).min())
-            near = _CLOSE * (abs(claimed) + np.abs(image.output).max())
-            agree(f"{family} claims a margin of {claimed:.6g} at radius {row['radius']:g}", left >= claimed - near)
-            claims += 1
-            if claimed > 0:
-                agree(f"{family} does not certify radius {row['radius']:g}", left > 0)
-                rooms.append(left)
-    for family, radius in record["largest"].items():
-        if radius > 0:
-            left = float((image.margins - image.proof(radius, family).falls).min())
-            agree(f"{family} does not certify its largest radius {radius:g}", left > 0)
-            rooms.append(left)
-            claims += 1
-    for family, stored in record["proofs"].items():
-        claims += _same_proof(image, family, stored, agree)
-    for layer, name, own in _norms(image.path):
-        claimed = record["norms"].get(layer, {}).get(name)
-        if claimed is not None:
-            right = np.shape(claimed) == np.shape(own) and bool((own <= np.asarray(claimed) * (1 + _CLOSE)).all())
-            agree(f"{layer} claims a smaller {name}", right)
-            claims += 1
-    return claims, min(rooms, default=None)
-
-
-def _same_proof(image: Image, family: str, stored: Json, agree: Any) -> int:
-    """Every radius and every term of a stored proof is no smaller than the checker's own."""
-    proof: Proof = image.proof(stored["radius"], family)
-    agree(f"the proof of {family} names no rival", stored["rival"] in image.rivals)
-    rival = image.rivals.index(stored["rival"])
-    size = 1 + np.abs(image.output).max()
-    same = abs(stored["margin"] - image.margins[rival]) <= _CLOSE * size
-    agree(f"the proof of {family} claims another margin", same)
-    agree(f"the proof of {family} does not hold", stored["fall"] < stored["margin"])
-    agree(f"{family} claims a smaller fall", proof.falls[rival] <= stored["fall"] * (1 + _CLOSE) + 1e-12 * size)
-    agree(f"the proof of {family} has other layers", stored["radii"].keys() == proof.radii.keys())
-    for layer, own in proof.radii.items():
-        agree(f"{family} claims a smaller radius at {layer}", own <= stored["radii"][layer] * (1 + _CLOSE))
-    for (layer, term), values in proof.terms.items():
-        claimed = stored["terms"].get(f"{layer}: {term}" if layer else term, 0.0)
-        small = term == "rounding" or values[rival] <= claimed * (1 + _CLOSE) + 1e-12
-        agree(f"{family} claims a smaller {term} at {layer or 'the whole'}", bool(small or np.isinf(values[rival])))
-    return 1 + len(proof.radii) + len(proof.terms)
-
-
-def _norms(path: Walk) -> list[tuple[str, str, Any]]:
-    """The checker's own norms, by layer and by the names that records use, as far as proofs have asked for them."""
-    found: list[tuple[str, str, Any]] = []
-    for place in path:
-        if isinstance(place, Fork):
-            found += _norms(place.branch)
-            continue
-        known: Mapping[str, Any] = vars(place.point)
-        for name in (
-            "norm",
-            "zeta",
-            "derivative_norm",
-            "mu",
-            "mu_uncentred",
-            "xi",
-            "norm_cv",
-            "norm_xvo",
-            "norm_p",
-        ):
-            if known.get(name) is not None:
-                found.append((place.name, name, known[name]))
-    return found
+def _largest_found(record: Json) -> float | None:
+    return max(record["largest"].values(), default=0.0) or None

@@ -1,7 +1,7 @@
 """The proof for one image once more, from its pixels on: margins, and how far each can fall by each family."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -12,6 +12,7 @@ from specguard.evaluate.checker.network import Path, Place, Pulled, Step, names,
 Terms = dict[tuple[str, str], Array]  # (layer, term): per rival
 _MOST = 64
 _METHODS = {"naive": "naive", "specformer": "specformer", "lofast": "lofast"}
+FAMILIES = (*_METHODS, "local", "adjoint", "mixed")
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,14 @@ class Image:
     def proof(self, radius: float, family: str, largest_entry: float = math.inf) -> "Proof":
         """How far every margin can fall within `radius` by this family, and what that rests on.
 
-        `largest_entry` bounds every entry of the perturbation as well, as in an linf ball.
+        `largest_entry` bounds every entry of the perturbation as well, as in an linf ball. Where numbers overflow,
+        margins can fall without end.
         """
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = self._proof(radius, family, largest_entry)
+        return replace(found, falls=np.where(np.isnan(found.falls), np.inf, found.falls))
+
+    def _proof(self, radius: float, family: str, largest_entry: float) -> "Proof":
         at, out = radii(self.path, radius, _METHODS.get(family, "local"))
         output = {("", "output radius"): np.full(len(self.rivals), outward(math.sqrt(2) * out))}
         if family in _METHODS or (family == "local" and self._tail is None):
