@@ -16,7 +16,7 @@ from specguard.geometry import Ball
 from specguard.linalg import UNIT
 
 ARITHMETIC = "float64, rounding included"
-_MOST_RIVALS = 32  # taken back through the whole network; the rest have the local bound
+_SOME_RIVALS = 32  # taken back through the whole network; of the rest, those that the local bound leaves open
 _OCTAVES = 50  # how far below the first guess a radius is looked for
 _STEPS = 16  # of bisection: a radius is known to a part in a thousand
 
@@ -113,7 +113,7 @@ def posed(
     path, output = located(steps, images.double())
     if output.ndim == 2 and int(labels.max()) >= output.shape[1]:
         raise DataError(f"label {int(labels.max())} is out of range for {output.shape[1]} classes")
-    return problem(path, output, labels, _MOST_RIVALS if {"adjoint", "mixed"} & set(families) else 0)
+    return problem(path, output, labels, _SOME_RIVALS if {"adjoint", "mixed"} & set(families) else 0)
 
 
 def l2_radius(ball: Ball, size: int) -> float:
@@ -154,7 +154,7 @@ def lower_radius(p: Problem, family: Family) -> Float[Tensor, " batch"]:
 def _first_guess(p: Problem) -> Float[Tensor, " batch"]:
     """About where the first-order bound of the hardest rival ends: only where to look, not a bound."""
     if p.whole is not None:
-        size = p.whole.before[0][1]
+        size = p.whole.part(0).before[0][1]
     else:
         size = p.tail.before[0][1] if p.tail.before else torch.ones_like(p.margins)
     ratio = p.margins[: len(size)] / torch.where(size > 0, size, 1.0)
