@@ -122,7 +122,7 @@ def test_eq_25_as_printed_is_caught(monkeypatch):
     def printed(self):
         a, _, wrong, _ = self._a_and_b
         a = self._uncentred
-        return self._operator_norm(a, a, wrong, wrong, centred=False)
+        return self._operator_norm(a, a, attention.upper_spectral(a), wrong, wrong, centred=False)
 
     monkeypatch.setattr(AttentionPoint, "mu_uncentred", property(printed))
     assert "the spread by lofast" in case.caught()

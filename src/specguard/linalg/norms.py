@@ -72,13 +72,13 @@ def upper_gram(A: Matrices, squarings: int = 12) -> Norms:
         raise ValueError(f"Gram iteration needs at least one squaring, not {squarings}")
     G = _double(A if A.shape[1] >= A.shape[2] else A.mT)
     sizes, errors = [], []
-    for _ in range(squarings):
-        size = upper_frobenius(G)
+    for step in range(squarings):
+        size = _upper_sum(G) if step else upper_frobenius(G)
         H = G / _nonzero(size)[:, None, None]
         sizes.append(size)
         errors.append(gamma(H.shape[1] + 3))  # ||H||_F <= 1 + u, so the product is off by this much at most
         G = H.mT @ H
-    bound = upper_frobenius(G)
+    bound = _upper_sum(G)
     for size, error in zip(reversed(sizes), reversed(errors), strict=True):
         bound = lifted(size * ((bound + error).sqrt() + UNIT), 8)
     return torch.where(sizes[0] > 0, bound, 0.0)
@@ -189,6 +189,14 @@ def upper_randomised(
     if (rest <= 0).any():
         raise ValueError(f"products of accuracy {accuracy} are too coarse for {powers} powers of such an operator")
     return ((largest + factor - rest.log()) / count).exp() * (1 + 1e-12)
+
+
+def _upper_sum(G: Tensor) -> Tensor:
+    """The Frobenius norms of Gram matrices of `||H||_F = 1`, rounded up, in one pass.
+
+    They lie between 1 / sqrt(side) and 1, so that squares that vanish are nothing beside them.
+    """
+    return lifted(torch.linalg.vector_norm(G, dim=(1, 2)), G.shape[1] * G.shape[2] + 16)
 
 
 def _unit(x: Tensor) -> tuple[Tensor, Tensor]:
