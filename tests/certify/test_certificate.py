@@ -9,7 +9,8 @@ from jaxtyping import config
 from torch import nn
 
 from specguard.attacks import APGD, PGD
-from specguard.certify import FAMILIES, certify, families, program
+from specguard.certify import FAMILIES, certificate, certify, families, program
+from specguard.certify.certificate import lower_radius, posed
 from specguard.data import digits
 from specguard.errors import ConfigError, DataError
 from specguard.geometry import Ball
@@ -247,6 +248,20 @@ def test_the_largest_radius_is_certified_and_little_more_is_not(models):
                 )
                 assert there.all()
                 assert not beyond.any()
+
+
+def test_a_radius_does_not_depend_on_where_the_search_starts_and_a_near_start_saves_steps(models, monkeypatch):
+    images, labels = some_images(4)
+    p = posed(program(models("smooth")), images, labels, ("mixed",))
+    wanted = lower_radius(p, "mixed")
+    asked, falls = [], certificate.upper_falls
+    monkeypatch.setattr(certificate, "upper_falls", lambda *given: asked.append(1) or falls(*given))
+    for factor, most in ((0.0, 18), (1e-9, 18), (0.9, 15), (1.0, 15), (1.1, 18), (1e9, 18)):
+        asked.clear()
+        found = lower_radius(p, "mixed", wanted * factor)
+        torch.testing.assert_close(found, wanted, rtol=1.2e-3, atol=0)
+        assert (p.margins > falls(p, found, ("mixed",))["mixed"].total).all(0)[found > 0].all()
+        assert len(asked) <= most, factor
 
 
 def test_the_terms_of_the_best_family_add_up_to_the_fall(models):

@@ -331,10 +331,11 @@ def test_a_study_that_cannot_be_is_refused(change, named, study):
 def test_records_in_another_order_twice_or_cut_short_are_refused(study):
     file = study / "records.jsonl"
     lines = file.read_text().splitlines(keepends=True)
-    for changed_lines in ([lines[1], lines[0], *lines[2:]], [lines[0], *lines[:-1]], [*lines, lines[0]]):
+    forged = ([lines[1], lines[0], *lines[2:]], [lines[0], *lines[:-1]], [*lines, lines[0]])
+    for number, changed_lines in enumerate(forged):
         file.write_text("".join(changed_lines))
         with pytest.raises(RunError, match=r"image [01]|6 records of 5"):
-            verified(file)
+            verified(file, folder=study / f"checked{number}")
     file.write_text("".join(lines)[:-9])
     with pytest.raises(RunError, match="4 records of 5"):
         verified(file)

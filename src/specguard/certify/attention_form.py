@@ -90,4 +90,4 @@ def _top(half: Tensor) -> Float[Tensor, "rival batch"]:
     matrix = half + half.mT
     finite = matrix.isfinite().all(-1).all(-1)
     matrix = torch.where(finite[..., None, None], matrix, 0.0)
-    return torch.where(finite, upper_eigenvalue(matrix.flatten(0, 1)).view(finite.shape), torch.inf)
+    return torch.where(finite, upper_eigenvalue(matrix.flatten(0, 1), 4e-3, 16).view(finite.shape), torch.inf)

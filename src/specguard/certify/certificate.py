@@ -18,7 +18,8 @@ from specguard.linalg import UNIT
 ARITHMETIC = "float64, rounding included"
 _SOME_RIVALS = 32  # taken back through the whole network; of the rest, those that the local bound leaves open
 _OCTAVES = 50  # how far below the first guess a radius is looked for
-_STEPS = 16  # of bisection: a radius is known to a part in a thousand
+_STEPS = 16  # of bisection, at most
+_WIDTH = (_OCTAVES + 1) / 2**_STEPS  # in octaves: a radius is known to a part in a thousand
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,11 @@ def certify(
     radius = torch.full((len(images),), size, dtype=torch.float64, device=images.device)
     falls = upper_falls(p, radius, families, largest_entry(ball))
     lower = {family: p.margins - fall.total for family, fall in falls.items()}
-    zero = torch.zeros_like(radius)
-    largest = {family: lower_radius(p, family) if search else zero for family in families}
+    largest: dict[Family, Tensor] = {}
+    start = torch.zeros_like(radius)
+    for family in families:
+        largest[family] = lower_radius(p, family, start) if search else torch.zeros_like(radius)
+        start = torch.maximum(start, largest[family])
     return Certificate(
         ball,
         labels,
@@ -126,10 +130,13 @@ def largest_entry(ball: Ball) -> float:
     return ball.radius if ball.norm == "linf" else math.inf
 
 
-def lower_radius(p: Problem, family: Family) -> Float[Tensor, " batch"]:
+def lower_radius(
+    p: Problem, family: Family, start: Float[Tensor, " batch"] | None = None
+) -> Float[Tensor, " batch"]:
     """The largest radius that this family certifies, from below to a part in a thousand; 0 where it certifies none.
 
-    Bisection on the logarithm of the radius, for all images together, below the first guess `margin / ||g||`.
+    Bisection on the logarithm of the radius, for all images together, below the first guess `margin / ||g||`. Radii
+    that may be near, such as another family's, are a `start`: whether they hold or not, less is left to search.
 
     Guarantee: every positive radius returned was certified itself.
     """
@@ -142,12 +149,22 @@ def lower_radius(p: Problem, family: Family) -> Float[Tensor, " batch"]:
     low = torch.full_like(guess, -float(_OCTAVES))  # logarithms to the base 2, relative to the guess
     high = torch.full_like(guess, 1.0)
     best = torch.zeros_like(guess)
+    near = low
+    if start is not None:
+        known = (guess > 0) & (start > 0)
+        ratio = torch.where(known, start, 1.0) / torch.where(known, guess, 1.0)
+        near = torch.where(known, ratio.log2().clamp(-float(_OCTAVES), 1.0), low)
+    open_ = guess > 0
     for step in range(_STEPS + 2):
-        middle = high if step == 0 else low if step == 1 else (low + high) / 2
+        middle = high if step == 0 else near if step == 1 else (low + high) / 2
         radius = guess * torch.exp2(middle)
         good = holds(radius) & (guess > 0)
-        best = torch.where(good & (radius > best), radius, best)
-        low, high = torch.where(good, middle, low), torch.where(good, high, middle)
+        best = torch.where(open_ & good & (radius > best), radius, best)
+        low = torch.where(open_ & good, middle, low)
+        high = torch.where(open_ & ~good, middle, high)
+        open_ = open_ & (high - low > _WIDTH)  # each image has steps of its own, whatever it is searched with
+        if not open_.any():
+            break
     return best
 
 

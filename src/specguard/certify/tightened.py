@@ -118,7 +118,7 @@ def attention_remainder(
         still = (bent * beta.square()).sum(-1)
         third = 2 * ((bent * (w.tau * node.mu).square()).sum(-1) * still).sqrt() + (most * beta * norm_n).sum(-1)
         together = up((second + (third + still * delta) * delta) * delta.square())
-        better = together < up(sum(found.values()))
+        better = together < up(torch.stack(torch.broadcast_tensors(*found.values())).sum(0))
         zero = torch.zeros_like(together)
         return {name: torch.where(better, zero, term) for name, term in found.items()} | {
             "together": torch.where(better, together, zero)

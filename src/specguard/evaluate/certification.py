@@ -196,6 +196,7 @@ class _Study:
         seconds["network"] = _since(begun, images)
         lower: dict[Family, list[Tensor]] = {}
         largest: dict[Family, Tensor] = {}
+        start = torch.zeros_like(p.margins[0])
         terms: dict[Family, list[dict[str, float | None]]] = {}
         proofs: dict[Family, list[Json | None]] = {}
         for family in settings.families:
@@ -203,7 +204,8 @@ class _Study:
             lower[family], terms[family] = self._lower(p, family, images[0].numel())
             seconds[family] = _since(begun, images)
             begun = time.perf_counter()
-            largest[family] = lower_radius(p, family) if settings.search else torch.zeros(len(images))
+            largest[family] = lower_radius(p, family, start) if settings.search else torch.zeros_like(start)
+            start = torch.maximum(start, largest[family])
             seconds[f"{family} search"] = _since(begun, images)
             begun = time.perf_counter()
             proofs[family] = self._proofs(p, family, lower[family], largest[family], images[0].numel())

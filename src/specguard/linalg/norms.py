@@ -135,17 +135,19 @@ def _verified_top(gram: Tensor, guess: Tensor, excess: float, off: float, negati
     side = gram.shape[1]
     eye = torch.eye(side, dtype=gram.dtype, device=gram.device)
     bound = torch.full_like(guess, torch.inf)
-    while bound.isinf().any():
-        top = guess * (1 + excess) ** 2 + 2 * off
+    left = torch.arange(len(guess), device=guess.device)  # those without a bound yet
+    while len(left):
+        top = guess[left] * (1 + excess) ** 2 + 2 * off
         # The trace is at most side (top + negative); the factorisation is off by gamma(side + 2) of it, the
         # diagonal by 3u.
         shift = off + (gamma(side + 2) / (1 - gamma(side + 2)) + 4 * UNIT) * side * (top + negative)
-        shifted = (top - shift)[:, None, None] * eye - gram
+        shifted = (top - shift)[:, None, None] * eye - (gram if len(left) == len(gram) else gram[left])
         passed = torch.linalg.cholesky_ex(shifted).info == 0
-        bound = torch.where(passed & bound.isinf(), top, bound)
+        bound[left[passed]] = top[passed]
+        left = left[~passed]
         excess *= 4
         if excess > 1e6:  # the trivial bound needs no factorisation
-            bound = torch.where(bound.isinf(), 1.0, bound)
+            bound[left], left = 1.0, left[:0]
     return bound
 
 

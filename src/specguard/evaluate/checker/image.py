@@ -90,7 +90,8 @@ class Image:
         """The identity for the rivals with the least room, and for all that the local bound leaves open."""
         local = _sum(output if self._tail is None else self._local(at))
         near = _NEAR * (1 + np.abs(self.output).max())
-        falls, terms = local.copy(), {}
+        falls = local.copy()
+        terms: Terms = {}
         for begin in range(0, len(self._order), _SOME):
             rows = self._order[begin : begin + _SOME]
             lost = (self.margins - falls)[self._order[:begin]] < -near
