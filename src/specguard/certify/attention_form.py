@@ -9,7 +9,8 @@ one by one, for every head and by its worst row, each may have a worst D of its 
     values     |L_i D| |C D N_i| / 2  <=  (alpha_i |L_i D|^2 + |C D N_i|^2 / alpha_i) / 4    for any alpha_i > 0
     product    tau <K, D B D^T>
 
-So their sum is at most the largest eigenvalue of one symmetric matrix times `||D||^2`.
+So their sum is at most the largest eigenvalue of one symmetric matrix times `||D||^2`. The product has a sign, and
+either sign may make a margin fall: there are two such matrices, and the larger eigenvalue counts.
 """
 
 import torch
@@ -37,7 +38,7 @@ def upper_form(
 
     The matrix, tokens m and m' outer, with `omega_i = w_i + alpha_i / 4`, summed over the heads:
     `tau^2 (delta_mm' omega_m a^T a + omega_m a_m' b_m^T + omega_m' b_m' a_m^T + C_mm' b^T diag(omega) b)
-    + C_mm' N^T diag(1 / (4 alpha)) N + tau / 2 (K_mm' B + K_m'm B^T)`.
+    + C_mm' N^T diag(1 / (4 alpha)) N +- tau / 2 (K_mm' B + K_m'm B^T)`.
 
     `wrong_k` and `wrong_n` are what K and N may be wrong by, in the Frobenius norm; `weights` are w, from above.
 
@@ -54,7 +55,7 @@ def upper_form(
     omega, share = up(weights + alpha / 4), up(0.25 / alpha)
     some = max(1, _ENTRIES // (len(a) * node.X[0].numel() ** 2))
     parts = zip(*(x.split(some) for x in (K, N, omega, share)), strict=True)
-    top = torch.cat([_top(_matrix(node, *part)) for part in parts])
+    top = torch.cat([_both_signs(*_matrices(node, *part)) for part in parts])
     # Every entry is a sum of products, whose sizes bound what rounding can do; then what a, b, N and K are off by.
     n, d, heads = *node.X.shape[1:], a.shape[1]
     both, off = size_a + upper_length(b.flatten(-2)), wrong_a + wrong_b
@@ -67,8 +68,10 @@ def upper_form(
     return up(top + (wrong + tau * wrong_k * w.size_q * w.size_k).sum(-1))
 
 
-def _matrix(node: AttentionPoint, K: Tensor, N: Tensor, omega: Rows, share: Rows) -> Tensor:
-    """Half of the matrix of the form: its transpose is the other half."""
+def _matrices(
+    node: AttentionPoint, K: Tensor, N: Tensor, omega: Rows, share: Rows
+) -> tuple[Float[Tensor, "rival batch entry entry"], Float[Tensor, "rival batch entry entry"]]:
+    """Half of the matrix of curvature and values, and of the product's: the transposes are the other halves."""
     w, tau = node.w, node.w.tau
     a, b, _, _ = node._a_and_b
     n = a.shape[2]
@@ -81,8 +84,12 @@ def _matrix(node: AttentionPoint, K: Tensor, N: Tensor, omega: Rows, share: Rows
     whole *= tau**2
     inner = torch.einsum("rbhi,rbhid,rbhie->rbde", share, N, N) / 2
     whole += torch.einsum("mk,rbde->rbmdke", C, inner)
-    whole += tau / 2 * torch.einsum("rbhmk,hde->rbmdke", K, w.Wq @ w.Wk.mT)
-    return whole.flatten(4, 5).flatten(2, 3)
+    product = tau / 2 * torch.einsum("rbhmk,hde->rbmdke", K, w.Wq @ w.Wk.mT)
+    return whole.flatten(4, 5).flatten(2, 3), product.flatten(4, 5).flatten(2, 3)
+
+
+def _both_signs(moves: Tensor, product: Tensor) -> Float[Tensor, "rival batch"]:
+    return torch.maximum(_top(moves + product), _top(moves - product))
 
 
 def _top(half: Tensor) -> Float[Tensor, "rival batch"]:
