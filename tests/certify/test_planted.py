@@ -242,19 +242,19 @@ def test_a_part_that_is_missing_in_the_form_of_attentions_remainders_is_caught(t
 def test_a_product_of_one_sign_alone_in_the_form_of_attentions_remainders_is_caught(monkeypatch):
     """Queries and keys from one channel: which sign the product's eigenvalues have depends on the functional."""
     layer = one_head(3, unit(3, 0, 0), unit(3, 0, 0), unit(3, 2, 2, 1e-3))
-    X = torch.zeros(1, 3, 3, dtype=torch.float64)
-    X[0, :, 2] = torch.tensor([1000.0, -500.0, 0.0])
-    case, caught = Case(layer, X, (0.1,)), 0
-    case.check()
+    X = torch.zeros(1, 2, 3, dtype=torch.float64)
+    X[0, :, 2] = torch.tensor([1000.0, -1000.0])
+
+    def check():
+        check_rule(layer, X, radii=(0.1,), methods=("local",), functionals=5)
+
+    check()
     for sign in (1, -1):
         monkeypatch.setattr(
             attention_form, "_both_signs", lambda moves, product, s=sign: attention_form._top(moves + s * product)
         )
-        try:
-            case.check()
-        except BrokenLawError:
-            caught += 1
-    assert caught
+        with pytest.raises(BrokenLawError, match="the remainder"):
+            check()
 
 
 def test_queries_that_do_not_move_in_the_form_of_attentions_remainders_are_caught(monkeypatch):
