@@ -3,10 +3,11 @@
     python benchmarks/certify_speed.py --device cpu --sizes 4x128x3,4x128x6,64x256x6 --batch 4 --out FILE
     python benchmarks/certify_speed.py --device cuda --sizes 4x128x12,64x256x6,196x192x12 --batch 64 --out FILE
 
-A size is TOKENSxDIMxBLOCKS: a ViT with smooth projections and random weights, as at the start of training, on
-images of 32 pixels (4 or 64 tokens) or 224 (196 tokens). Every family is timed from the images on, forward pass
-included; the norms of the weights, which are found once per model, are not. `local` and `lofast` include the dense
-norms where tokens x dim is at most 1024. Each number is the median of the rounds.
+A size is TOKENSxDIMxBLOCKS, for ten classes, or TOKENSxDIMxBLOCKSxCLASSES: a ViT with smooth projections and
+random weights, as at the start of training, on images of 32 pixels (4 or 64 tokens) or 224 (196 tokens). Every
+family is timed from the images on, forward pass included; the norms of the weights, which are found once per
+model, are not. Where tokens x dim is at most 1024, `local` and `lofast` include the dense norms, and `local` also
+T2; above, `local` is LoFAST and T1. Each number is the median of the rounds.
 """
 
 import argparse
@@ -27,7 +28,7 @@ FAMILIES: tuple[Family, ...] = ("lofast", "local", "adjoint", "mixed")
 RADIUS = 0.1
 
 
-def model(tokens: int, dim: int, depth: int) -> ViT:
+def model(tokens: int, dim: int, depth: int, classes: int = 10) -> ViT:
     side = {4: (32, 16), 64: (32, 4), 196: (224, 16)}
     if tokens not in side:
         raise SystemExit(f"there is no model of {tokens} tokens; choose among {', '.join(map(str, side))}")
@@ -35,6 +36,7 @@ def model(tokens: int, dim: int, depth: int) -> ViT:
     config = ViTConfig(
         image=image,
         patch=patch,
+        classes=classes,
         dim=dim,
         depth=depth,
         heads=4,
@@ -46,12 +48,12 @@ def model(tokens: int, dim: int, depth: int) -> ViT:
 
 
 def measured(size: str, batch: int, rounds: int, device: torch.device) -> dict[str, object]:
-    tokens, dim, depth = (int(part) for part in size.split("x"))
-    made = model(tokens, dim, depth).to(device)
+    made = model(*(int(part) for part in size.split("x"))).to(device)
     steps = program(made)
     shape = (batch, 3, made.config.image, made.config.image)
     images = torch.rand(shape, generator=torch.Generator().manual_seed(1)).to(device)
-    labels = torch.zeros(batch, dtype=torch.long, device=device)
+    with torch.no_grad():
+        labels = made(images).argmax(1)
     radius = torch.full((batch,), RADIUS, dtype=torch.float64, device=device)
     found: dict[str, object] = {"batch": batch}
     milliseconds, memory = {}, {}

@@ -412,3 +412,53 @@ def test_equal_tokens_and_a_sink_break_no_bound(as_shipped):
             true = found(layer, X, radius)
             for method in ("naive", "specformer", "lofast", "lofast2", "local"):
                 assert (true <= node.spread(full(radius), method) * (1 + 1e-12)).all()
+
+
+# The remainders together ------------------------------------------------------------------------------------------
+
+
+def second_order(node, g, D, sign):
+    """Curvature, values and product of one functional, as bounded row by row, to second order in D; one image."""
+    w, tau, total = node.w, node.w.tau, 0.0
+    C = torch.eye(node.X.shape[1], dtype=torch.float64) - 1 / node.X.shape[1]
+    for head in range(w.Wq.shape[0]):
+        G = g @ w.Wo[head].mT
+        M, N, P = G @ node.v[0, head].mT * w.mix[head], G @ w.Wv[head].mT * w.mix[head], node.softmax[0, head]
+        K = P * (M - (P * M).sum(-1, keepdim=True))
+        q, k = D @ w.Wq[head], D @ w.Wk[head]
+        moves = tau * (q @ node.k[0, head].mT + node.q[0, head] @ k.mT) @ C
+        weights = torch.minimum((M.amax(-1) - M.amin(-1)) / 4, math.sqrt(6) / 18 * (M @ C).norm(dim=-1))
+        total += (weights * moves.square().sum(-1)).sum() + sign * tau * (K * (q @ k.mT)).sum()
+        total += (moves.norm(dim=-1) * (N @ D.mT @ C).norm(dim=-1)).sum() / 2
+    return float(total)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_form_of_attentions_remainders_is_above_them_in_every_direction(kind, monkeypatch, as_shipped):
+    layer, X = filled(KINDS[kind](), 1.5, seed=3), tokens(1, 4, 6, seed=4)
+    forms, true = [], tightened.upper_form
+    monkeypatch.setattr(tightened, "upper_form", lambda *given: forms.append(true(*given)) or forms[-1])
+    node = node_of(layer, X)
+    generator = torch.Generator().manual_seed(5)
+    g = torch.randn(1, 1, 4, 6, generator=generator, dtype=torch.float64)
+    node.pull(g)
+    largest = 0.0
+    for _ in range(200):
+        D = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+        largest = max(largest, *(second_order(node, g[0, 0], D / D.norm(), sign) for sign in (1, -1)))
+    assert largest <= float(forms[0][0, 0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_remainders_together_are_never_more_than_one_by_one(kind, monkeypatch, as_shipped):
+    layer, X = filled(KINDS[kind](), seed=6), tokens(2, 4, 6, seed=7)
+    g = torch.randn(3, 2, 4, 6, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    together = node_of(layer, X).pull(g)
+    monkeypatch.setattr(tightened, "FORMED", 0)
+    alone = node_of(layer, X).pull(g)
+    smaller = 0
+    for radius in (1e-3, 0.1, 1.0, 30.0):
+        new, old = (sum(pull.remainder(full(radius, 2)).values()) for pull in (together, alone))
+        assert (new <= old * (1 + 1e-9)).all()
+        smaller += int((new < 0.8 * old).sum())
+    assert smaller or kind == "all skip"

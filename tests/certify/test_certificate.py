@@ -9,7 +9,8 @@ from jaxtyping import config
 from torch import nn
 
 from specguard.attacks import APGD, PGD
-from specguard.certify import FAMILIES, certify, program
+from specguard.certify import FAMILIES, certificate, certify, families, program
+from specguard.certify.certificate import lower_radius, posed
 from specguard.data import digits
 from specguard.errors import ConfigError, DataError
 from specguard.geometry import Ball
@@ -249,6 +250,20 @@ def test_the_largest_radius_is_certified_and_little_more_is_not(models):
                 assert not beyond.any()
 
 
+def test_a_radius_does_not_depend_on_where_the_search_starts_and_a_near_start_saves_steps(models, monkeypatch):
+    images, labels = some_images(4)
+    p = posed(program(models("smooth")), images, labels, ("mixed",))
+    wanted = lower_radius(p, "mixed")
+    asked, falls = [], certificate.upper_falls
+    monkeypatch.setattr(certificate, "upper_falls", lambda *given: asked.append(1) or falls(*given))
+    for factor, most in ((0.0, 18), (1e-9, 18), (0.9, 15), (1.0, 15), (1.1, 18), (1e9, 18)):
+        asked.clear()
+        found = lower_radius(p, "mixed", wanted * factor)
+        torch.testing.assert_close(found, wanted, rtol=1.2e-3, atol=0)
+        assert (p.margins > falls(p, found, ("mixed",))["mixed"].total).all(0)[found > 0].all()
+        assert len(asked) <= most, factor
+
+
 def test_the_terms_of_the_best_family_add_up_to_the_fall(models):
     model, (images, labels) = models("two blocks"), some_images(5)
     given = certify(model, images, labels, Ball("l2", 0.02), search=False)
@@ -392,6 +407,60 @@ def test_more_rivals_than_are_taken_back_are_certified_soundly():
     assert (given.radius > 0).all()
     for better, worse in (("mixed", "adjoint"), ("mixed", "local"), ("local", "lofast")):
         assert (given.lower[better] >= given.lower[worse] - 1e-9).all()
+
+
+def linear_maps(classes=70):
+    """Linear maps one after the other: exact for the adjoint, a product of norms for the local bound.
+
+    What the first map makes large the second makes small, and the rivals of the first image are all equally far.
+    """
+    generator = torch.Generator().manual_seed(4)
+    maps = [nn.Linear(12, 9), nn.Linear(9, 9), nn.Linear(9, classes)]
+    model = nn.Sequential(nn.Flatten(), *maps).double().eval().requires_grad_(False)
+    for p in model.parameters():
+        p.copy_(torch.randn(p.shape, generator=generator))
+    images = torch.rand(1, 1, 3, 4, generator=generator, dtype=torch.float64).repeat(5, 1, 1, 1)
+    images[1:] += 1e-3 * torch.rand(4, 1, 3, 4, generator=generator, dtype=torch.float64)
+    maps[0].weight[0] *= 0.1
+    maps[1].weight.copy_(torch.diag(torch.tensor([1.0] + [0.01] * 8)))
+    maps[2].bias -= model(images[:1])[0]
+    maps[2].bias[0] += 1.0
+    W = maps[2].weight @ maps[1].weight @ maps[0].weight
+    logits = model(images)
+    labels = logits.argmax(1)
+    gaps = (logits.gather(1, labels[:, None]) - logits) / (W[labels][:, None] - W[None]).norm(dim=2)
+    return model, images, labels, gaps.nan_to_num(nan=math.inf).amin(1)
+
+
+def test_the_adjoint_runs_for_every_rival_that_the_local_bound_leaves_open_and_for_no_other(monkeypatch):
+    model, images, labels, exact = linear_maps()
+    asked, part = [], families.Backward.part
+    monkeypatch.setattr(families.Backward, "part", lambda self, number: asked.append(number) or part(self, number))
+    given = certify(model, images, labels, Ball("l2", float(exact.min()) * 0.9), ("local", "adjoint"), search=False)
+    left = (given.lower["local"] <= 0).sum(1)
+    assert (left > 64).any()  # more than two parts of 32 are open
+    assert given.certified_by("adjoint").all()
+    assert set(asked) == {0, 1, 2}
+    asked.clear()
+    given = certify(
+        model, images, labels, Ball("l2", float(exact.min()) * 1e-4), ("local", "adjoint"), search=False
+    )
+    assert given.certified_by("local").all()
+    assert set(asked) == {0}
+    asked.clear()
+    certify(model, images, labels, Ball("l2", float(exact.max()) * 1.1), ("adjoint",), search=False)
+    assert set(asked) == {0}  # an image that is lost to one rival is lost
+
+
+def test_many_rivals_are_certified_to_the_exact_distance_where_the_network_is_linear():
+    model, images, labels, exact = linear_maps()
+    given = certify(model, images, labels, Ball("l2", 0.1), ("adjoint", "mixed"))
+    for family in ("adjoint", "mixed"):
+        assert (given.largest[family] <= exact).all()
+        assert (given.largest[family] >= exact * 0.998).all()
+    alone = certify(model, images[3:4], labels[3:4], Ball("l2", 0.1), ("adjoint", "mixed"))
+    for family in ("adjoint", "mixed"):
+        torch.testing.assert_close(alone.lower[family][0], given.lower[family][3], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-4, 1e2, 1e4])

@@ -3,6 +3,7 @@
 Every case passes as it is; with the error planted, a law or a sandwich fails.
 """
 
+import copy
 from fractions import Fraction
 
 import pytest
@@ -15,6 +16,7 @@ from specguard.certify import (
     activations,
     affine,
     attention,
+    attention_form,
     certify,
     families,
     foreign,
@@ -120,7 +122,7 @@ def test_eq_25_as_printed_is_caught(monkeypatch):
     def printed(self):
         a, _, wrong, _ = self._a_and_b
         a = self._uncentred
-        return self._operator_norm(a, a, wrong, wrong, centred=False)
+        return self._operator_norm(a, a, attention.upper_spectral(a), wrong, wrong, centred=False)
 
     monkeypatch.setattr(AttentionPoint, "mu_uncentred", property(printed))
     assert "the spread by lofast" in case.caught()
@@ -212,15 +214,67 @@ def test_a_forgotten_product_of_moving_queries_and_keys_is_caught(monkeypatch):
     assert "says" in case.caught()
 
 
-@pytest.mark.parametrize("term", ["product", "curvature", "values"])
-def test_a_forgotten_remainder_of_attention_is_caught(term, monkeypatch):
+def one_remainder(term):
+    """A head of which linearising leaves out, almost alone, this."""
     value = 1.0 if term == "values" else 1e-3
     layer = one_head(3, unit(3, 0, 0), unit(3, 1, 0), unit(3, 2, 2, value))
     X = torch.zeros(1, 3, 3, dtype=torch.float64)
     X[0, :, 0] = 0.0 if term == "product" else 5.0
     X[0, :, 1] = torch.tensor([1.0, 0.0, -0.5]) if term == "curvature" else 0.0
     X[0, :, 2] = 0.0 if term == "values" else torch.tensor([1000.0, -500.0, 0.0])
-    case = Case(layer, X, (0.1,))
+    return Case(layer, X, (0.1,))
+
+
+@pytest.mark.parametrize("term", ["product", "curvature", "values"])
+def test_a_part_that_is_missing_in_the_form_of_attentions_remainders_is_caught(term, monkeypatch):
+    case, true = one_remainder(term), tightened.upper_form
+    case.check()
+
+    def without(node, K, N, weights, *wrong):
+        parts = {"product": K, "values": N, "curvature": weights}
+        parts[term] = 1e-3 * parts[term]
+        return true(node, parts["product"], parts["values"], parts["curvature"], *wrong)
+
+    monkeypatch.setattr(tightened, "upper_form", without)
+    assert "the remainder" in case.caught()
+
+
+def test_a_product_of_one_sign_alone_in_the_form_of_attentions_remainders_is_caught(monkeypatch):
+    """Queries and keys from one channel: which sign the product's eigenvalues have depends on the functional."""
+    layer = one_head(3, unit(3, 0, 0), unit(3, 0, 0), unit(3, 2, 2, 1e-3))
+    X = torch.zeros(1, 2, 3, dtype=torch.float64)
+    X[0, :, 2] = torch.tensor([1000.0, -1000.0])
+
+    def check():
+        check_rule(layer, X, radii=(0.1,), methods=("local",), functionals=5)
+
+    check()
+    for sign in (1, -1):
+        monkeypatch.setattr(
+            attention_form, "_both_signs", lambda moves, product, s=sign: attention_form._top(moves + s * product)
+        )
+        with pytest.raises(BrokenLawError, match="the remainder"):
+            check()
+
+
+def test_queries_that_do_not_move_in_the_form_of_attentions_remainders_are_caught(monkeypatch):
+    case, true = one_remainder("curvature"), attention_form._matrices
+    case.check()
+
+    def keys_alone(node, *given):
+        still = copy.copy(node)
+        a, b, *wrong = node._a_and_b
+        vars(still)["_a_and_b"] = (a, 0 * b, *wrong)
+        return true(still, *given)
+
+    monkeypatch.setattr(attention_form, "_matrices", keys_alone)
+    assert "the remainder" in case.caught()
+
+
+@pytest.mark.parametrize("term", ["product", "curvature", "values"])
+def test_a_forgotten_remainder_of_attention_is_caught(term, monkeypatch):
+    case = one_remainder(term)
+    monkeypatch.setattr(tightened, "FORMED", 0)
     case.check()
     true = tightened.attention_remainder
 

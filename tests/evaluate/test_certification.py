@@ -200,6 +200,19 @@ def test_settings_that_make_no_sense_are_refused(changes, named):
         Certification(**changes)
 
 
+def test_a_summary_names_the_step_at_which_radii_grow_most_and_counts_vacuous_radii():
+    radii = {"patches": 1.0, "blocks.0.mlp": 2.0, "blocks.0.mlp.branch.norm": 2.0, "head": 10.0, "end": 20.0}
+    proof = {"radius": 1.0, "rival": 1, "margin": 1.0, "fall": 0.5, "radii": radii, "terms": {}}
+    record = {"predicted": 0, "label": 0, "radii": [{"verdict": "unknown", "lower": {"local": -1.0}}], "loses": {}}
+    records = [
+        record | {"largest": {"local": size}, "proofs": {"local": proof} if size else {}}
+        for size in (0.0, 1e-9, 2.0**-24)
+    ]
+    found = certified_summary(records, (0.1,), ("local",))
+    assert found["growth"] == [{"step": "blocks.0.mlp", "images": 2, "factor": 5.0}]
+    assert found["largest"]["local"] == {"median": 1e-9, "vacuous": 2}
+
+
 def test_a_summary_of_no_right_image_has_no_median():
     wrong = {"predicted": 1, "label": 0, "radii": [{"verdict": "broken", "lower": {"local": -1.0}}], "loses": {}}
     found = certified_summary([wrong | {"largest": {"local": 0.0}}], (0.1,), ("local",))

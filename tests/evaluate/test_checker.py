@@ -108,6 +108,10 @@ MODELS = {
     ),
     "normalised heads, gated, registers": (lambda: foreign(HeadNorm(8, 2), MeanPool(3)), (1, 4, 4)),
     "rms heads, class and mean": (lambda: foreign(HeadNorm(8, 2, 1e-3, False), ClassAndMean(3), 16), (1, 4, 4)),
+    "linear maps, many classes": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 8), nn.Linear(8, 70)),
+        (1, 4, 4),
+    ),
     "first tokens": (lambda: foreign(HeadNorm(8, 4, 1e-3), FirstTokens(2), 16), (1, 4, 4)),
     "no affine end": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.Tanh()), (1, 4, 4)),
 }

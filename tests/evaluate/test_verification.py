@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from specguard.attacks import APGD
 from specguard.certify import activations, affine, attention, families, tightened
 from specguard.data import Dataset
 from specguard.errors import RunError, SoundnessError
 from specguard.evaluate import Certification, certification, verification
+from specguard.evaluate.certified_summary import is_record
+from specguard.evaluate.checker import Image, read
+from specguard.evaluate.claims import proved_claims
 from specguard.nn import ViT, ViTConfig, fingerprint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -49,7 +53,7 @@ def certified(folder: Path, settings: Certification = SETTINGS) -> Path:
 
 
 def verified(file: Path, **changes):
-    options = {"data": "the data", "device": CPU} | changes
+    options = {"data": "the data", "device": CPU, "attack": APGD(steps=8, loss="margin")} | changes
     folder = options.pop("folder", file.parent / "checked")
     return verification(file, options.pop("model", model()), options.pop("split", data()), folder, **options)
 
@@ -77,8 +81,12 @@ def changed(study: Path, change) -> Path:
 def test_true_certificates_are_right(study):
     result = verified(study / "records.jsonl")
     records = [json.loads(line) for line in (study / "records.jsonl").read_text().splitlines()]
-    certified = sum(record["radii"][0]["verdict"] == "certified" for record in records)
-    assert certified >= 3
+    certified = sum(max(record["largest"].values()) > 0 for record in records)
+    assert certified >= sum(record["radii"][0]["verdict"] == "certified" for record in records) >= 3
+    lines = [json.loads(line) for line in (study / "checked" / "records.jsonl").read_text().splitlines()]
+    for line, record in zip(lines, records, strict=True):  # attacked where it is certified farthest
+        curve = [row["radius"] for row in record["radii"] if row["verdict"] == "certified"]
+        assert (line["attacked"] or 0.0) == max([*record["largest"].values(), *curve])
     assert (result["n"], result["attacked"]) == (5, certified)
     assert result["claims"] > 100 * certified
     assert result["least_room"] > 0
@@ -113,7 +121,8 @@ SIZES = {
     "a radius": ("proofs", "local", "radii", "blocks.1.mlp"),
     "a fall": ("proofs", "adjoint", "fall"),
     "a remainder": ("proofs", "adjoint", "terms", "blocks.0.mlp.branch.inner.activation: bend"),
-    "attention's remainder": ("proofs", "adjoint", "terms", "blocks.1.attention.branch.inner: product"),
+    "attention's remainder": ("proofs", "adjoint", "terms", "blocks.1.attention.branch.inner: together"),
+    "a remainder of the mixed proof": ("proofs", "mixed", "terms", "first order"),
     "the first order": ("proofs", "adjoint", "terms", "first order"),
 }
 
@@ -161,9 +170,51 @@ def fewer_heads(record):
     record["norms"]["blocks.0.attention.branch.inner"]["mu"].pop()
 
 
-@pytest.mark.parametrize(
-    "change", [other_pixels, other_class, larger_radius, no_such_rival, a_layer_less, a_term_less, fewer_heads]
+def a_norm_less(record):
+    del record["norms"]["blocks.0.attention.branch.inner"]["zeta"]
+
+
+def a_norm_of_no_layer(record):
+    record["norms"]["blocks.7"] = {"norm": 1.0}
+
+
+def a_proof_less(record):
+    del record["proofs"]["adjoint"]
+
+
+def a_class_less(record):
+    record["proofs"]["local"]["lower"].pop()
+
+
+def a_better_class(record):
+    lower = record["proofs"]["local"]["lower"]
+    lower[(record["label"] + 1) % 4] += 0.1
+
+
+def a_term_moved(record):
+    """From one layer to another, where nobody looks."""
+    terms = record["proofs"]["mixed"]["terms"]
+    terms["blocks.9: bend"] = terms.pop("first order") * 1.01
+
+
+FORGED = (
+    other_pixels,
+    other_class,
+    larger_radius,
+    no_such_rival,
+    a_layer_less,
+    a_term_less,
+    fewer_heads,
+    a_norm_less,
+    a_norm_of_no_layer,
+    a_proof_less,
+    a_class_less,
+    a_better_class,
+    a_term_moved,
 )
+
+
+@pytest.mark.parametrize("change", FORGED)
 def test_a_record_that_was_forged_is_an_error(change, study):
     with pytest.raises(SoundnessError, match="image 0"):
         verified(changed(study, change))
@@ -172,6 +223,133 @@ def test_a_record_that_was_forged_is_an_error(change, study):
 def test_a_record_of_another_form_is_an_error(study):
     with pytest.raises(RunError, match="image 0"):
         verified(changed(study, lambda record: record.pop("norms")))
+
+
+# One field after the other ---------------------------------------------------------------------------------------
+
+VALUES = (
+    None,
+    True,
+    "x",
+    "\ud800",
+    float("nan"),
+    float("inf"),
+    1e308,
+    -1e308,
+    1e-320,
+    0,
+    -1,
+    10**400,
+    [],
+    {},
+    [1],
+    "gone",
+)
+
+
+def fields(value, path=()):
+    """The paths of all values of a record, leaves and containers."""
+    if path:
+        yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        yield from fields(each, (*path, key))
+
+
+def harmless(path, old, new):
+    """Whether a claim only became weaker, or was none: what limits an image, and rounding, are merely told."""
+    if path[0] == "loses" or new == old or str(path[-1]).endswith(": rounding"):
+        return True
+    if new == "gone":
+        return path[0] == "proofs" and path[-1] == "lower"  # as in records of an earlier version
+    if path[-2] in ("lower", "largest"):
+        return new is None or (old is not None and new <= old)
+    return path[0] in ("norms", "proofs") and not isinstance(old, dict | list) and new > old
+
+
+@pytest.fixture(scope="module")
+def checked(true):
+    """The first record, and its image as the checker sees it, which remembers its proofs."""
+    record = json.loads((true / "records.jsonl").read_text().splitlines()[0])
+    images, labels = data().batch(slice(0, 1))
+    image, known = Image.of(read(model()), images[0].double().numpy(), int(labels[0])), {}
+
+    class Remembered:
+        def __getattr__(self, name):
+            return getattr(image, name)
+
+        def proof(self, *given):
+            if given not in known:
+                known[given] = image.proof(*given)
+            return known[given]
+
+    return record, Remembered(), images[0].double().numpy()
+
+
+def test_no_field_can_be_changed_into_nonsense_or_into_a_better_claim(checked):
+    record, image, pixels = checked
+    tried, passed = 0, []
+    for path in fields(record):
+        for value in VALUES:
+            tried += 1
+            if tried % 5:  # a fifth of all, evenly
+                continue
+            forged = copy.deepcopy(record)
+            holder, key = first(forged, *path)
+            old = holder[key]
+            if value == "gone":
+                del holder[key]
+            else:
+                holder[key] = value
+            if is_record(forged, 0, image.label, list(SETTINGS.radii), list(SETTINGS.families)):
+                try:
+                    proved_claims(image, forged, pixels, "l2")
+                except SoundnessError:  # which names the image, as above
+                    continue
+                if not harmless(path, old, value):
+                    passed.append((path, old, value))
+    assert not passed
+    assert tried > 4000
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"radii": [float("inf"), 0.03]}, "radii"), ({"radii": [-0.1, 0.03]}, "radii"), ({"radii": ["1"]}, "radii"),
+        ({"families": ["magic"]}, "magic"), ({"families": [["local"]]}, "local"), ({"norm": "l1"}, "does not say"),
+        ({"n": "5"}, "does not say"), ({"failure_probability": 1e-3}, "probability"), ({"n": 4}, "5 records of 4"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_study_that_cannot_be_is_refused(change, named, study):
+    path = study / "certification.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(RunError, match=named):
+        verified(study / "records.jsonl")
+
+
+def test_records_in_another_order_twice_or_cut_short_are_refused(study):
+    file = study / "records.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    forged = ([lines[1], lines[0], *lines[2:]], [lines[0], *lines[:-1]], [*lines, lines[0]])
+    for number, changed_lines in enumerate(forged):
+        file.write_text("".join(changed_lines))
+        with pytest.raises(RunError, match=r"image [01]|6 records of 5"):
+            verified(file, folder=study / f"checked{number}")
+    file.write_text("".join(lines)[:-9])
+    with pytest.raises(RunError, match="4 records of 5"):
+        verified(file)
+
+
+def test_what_was_found_right_before_is_not_taken_on_trust(study):
+    whole = verified(study / "records.jsonl")
+    summary, lines = study / "checked" / "summary.json", study / "checked" / "records.jsonl"
+    summary.write_text(json.dumps(whole | {"claims": whole["claims"] + 1}))
+    with pytest.raises(RunError, match="does not hold the summary"):
+        verified(study / "records.jsonl")
+    lines.write_text(lines.read_text().replace('"claims"', '"clams"', 1))
+    with pytest.raises(RunError, match="do not belong to this verification"):
+        verified(study / "records.jsonl")
 
 
 def half(function):

@@ -24,6 +24,7 @@ from specguard.linalg import (
     power_step,
     top_right_vectors,
     upper_cholesky,
+    upper_eigenvalue,
     upper_frobenius,
     upper_gram,
     upper_randomised,
@@ -401,6 +402,36 @@ def law_a_stack_of_none_is_a_stack(bound: Bound) -> None:
 
 
 LAWS = {name.removeprefix("law_"): law for name, law in list(globals().items()) if name.startswith("law_")}
+
+
+def by_dilation(A: Tensor, excess: float = 1e-9) -> Tensor:
+    """`[[0, A], [A^T, 0]]` has the singular values of A, and their opposites, as eigenvalues."""
+    A = A.double()
+    rows, columns = A.shape[1:]
+    whole = torch.zeros(len(A), rows + columns, rows + columns, dtype=torch.float64)
+    whole[:, :rows, rows:], whole[:, rows:, :rows] = A, A.mT
+    return upper_eigenvalue(whole, excess)
+
+
+def test_no_eigenvalue_is_larger_than_its_bound_and_a_bound_a_millionth_too_small_is_caught():
+    law_no_vector_is_stretched_by_more(by_dilation)
+    law_it_is_at_least_a_norm_that_is_known(lambda A: by_dilation(A) if max(A.shape[1:]) < 99 else upper_gram(A))
+    with pytest.raises(AssertionError):
+        law_no_vector_is_stretched_by_more(lambda A: by_dilation(A, 1e-12) * (1 - 1e-6))
+
+
+def test_the_largest_eigenvalue_of_a_symmetric_matrix_is_nearly_attained_and_never_negative():
+    S = torch.randn(9, 7, 7, generator=seeded(3), dtype=torch.float64)
+    S = S @ S.mT - 0.5 * torch.eye(7, dtype=torch.float64)
+    true = torch.linalg.eigvalsh(S)[:, -1]
+    assert (true <= upper_eigenvalue(S)).all()
+    assert (upper_eigenvalue(S) <= true * 1.05).all()
+    turned = S + torch.randn(9, 7, 7, generator=seeded(4), dtype=torch.float64)
+    assert (upper_eigenvalue(turned) >= torch.linalg.eigvalsh((turned + turned.mT) / 2)[:, -1]).all()
+    assert (upper_eigenvalue(-torch.eye(3, dtype=torch.float64)[None]) >= 0).all()
+    assert upper_eigenvalue(torch.zeros(1, 3, 3)).item() == 0
+    with pytest.raises(ValueError, match="excess"):
+        upper_eigenvalue(S, 0.0)
 
 
 @pytest.mark.parametrize("name", BOUNDS)

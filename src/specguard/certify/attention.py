@@ -157,24 +157,31 @@ class AttentionPoint:
     def mu(self) -> PerHead:
         """`||D -> D (C a)^T + b (C D)^T||`, the first-order change of the logits but for shifts of rows."""
         a, b, wrong_a, wrong_b = self._a_and_b
-        return self._operator_norm(a, b, wrong_a, wrong_b, centred=True)
+        return self._operator_norm(a, b, self._queries_norm, wrong_a, wrong_b, centred=True)
 
     @cached_property
     def mu_uncentred(self) -> PerHead:
         """`||M_l(X)||` of LoFAST, in the form of its appendix B.4, with biases."""
         _, b, wrong_a, wrong_b = self._a_and_b
-        return self._operator_norm(self._uncentred, b, wrong_a, wrong_b, centred=False)
+        return self._operator_norm(self._uncentred, b, self._queries_norm, wrong_a, wrong_b, centred=False)
 
     @cached_property
     def xi(self) -> PerHead:
         """`xi_l(X)` of LoFAST, Eq. (26), with biases: `||W^Q K^T|| + ||Q W^K^T||`."""
-        _, b, wrong_a, wrong_b = self._a_and_b
-        return up(upper_spectral(self._uncentred) + wrong_a + upper_spectral(b) + wrong_b)
+        _, _, wrong_a, wrong_b = self._a_and_b
+        return up(upper_spectral(self._uncentred) + wrong_a + self._queries_norm + wrong_b)
 
-    def _operator_norm(self, a: Tensor, b: Tensor, wrong_a: Tensor, wrong_b: Tensor, *, centred: bool) -> PerHead:
+    @cached_property
+    def _queries_norm(self) -> PerHead:
+        """Of b as computed."""
+        return upper_spectral(self._a_and_b[1])
+
+    def _operator_norm(
+        self, a: Tensor, b: Tensor, norm_b: Tensor, wrong_a: Tensor, wrong_b: Tensor, *, centred: bool
+    ) -> PerHead:
         """`||M|| <= sqrt(||a^T a + b^T b|| + 2 ||a|| ||b||)`, or the matrix itself where it is small."""
         stacked = upper_spectral(torch.cat([a, b], -2)) + wrong_a + wrong_b
-        norm_a, norm_b = upper_spectral(a) + wrong_a, upper_spectral(b) + wrong_b
+        norm_a, norm_b = upper_spectral(a) + wrong_a, norm_b + wrong_b
         bound = up((stacked.square() + 2 * norm_a * norm_b).sqrt())
         if not self._small:
             return bound

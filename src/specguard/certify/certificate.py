@@ -15,9 +15,11 @@ from specguard.errors import ConfigError, DataError
 from specguard.geometry import Ball
 from specguard.linalg import UNIT
 
-_MOST_RIVALS = 32  # taken back through the whole network; the rest have the local bound
+ARITHMETIC = "float64, rounding included"
+_SOME_RIVALS = 32  # taken back through the whole network; of the rest, those that the local bound leaves open
 _OCTAVES = 50  # how far below the first guess a radius is looked for
-_STEPS = 16  # of bisection: a radius is known to a part in a thousand
+_STEPS = 16  # of bisection, at most
+_WIDTH = (_OCTAVES + 1) / 2**_STEPS  # in octaves: a radius is known to a part in a thousand
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class Certificate:
     `lower[family][b, j]` bounds `f_y - f_j` from below for every perturbation of image b in the ball; at the label
     it is infinite. `certified` is where all are positive. `largest` is 0 where nothing is certified, the image is
     misclassified, or rounding alone could change the verdict. `terms` say, for the family that certifies most and
-    the rival that is closest to winning, what the margin can lose by which layer. All of it is deterministic, and
-    about the exact function of the stored weights.
+    the rival that is closest to winning, what the margin can lose by which layer. All of it is about the exact
+    function of the stored weights, computed in `arithmetic`, and wrong with `failure_probability`: never.
     """
 
     ball: Ball
@@ -38,6 +40,8 @@ class Certificate:
     lower: Mapping[Family, Float[Tensor, "batch class_"]]
     largest: Mapping[Family, Float[Tensor, " batch"]]
     terms: tuple[Mapping[str, float], ...]
+    arithmetic: str = ARITHMETIC
+    failure_probability: float = 0.0
 
     @property
     def certified(self) -> Bool[Tensor, " batch"]:
@@ -87,8 +91,11 @@ def certify(
     radius = torch.full((len(images),), size, dtype=torch.float64, device=images.device)
     falls = upper_falls(p, radius, families, largest_entry(ball))
     lower = {family: p.margins - fall.total for family, fall in falls.items()}
-    zero = torch.zeros_like(radius)
-    largest = {family: lower_radius(p, family) if search else zero for family in families}
+    largest: dict[Family, Tensor] = {}
+    start = torch.zeros_like(radius)
+    for family in families:
+        largest[family] = lower_radius(p, family, start) if search else torch.zeros_like(radius)
+        start = torch.maximum(start, largest[family])
     return Certificate(
         ball,
         labels,
@@ -114,7 +121,7 @@ def posed(
     path, output = located(steps, images.double())
     if output.ndim == 2 and int(labels.max()) >= output.shape[1]:
         raise DataError(f"label {int(labels.max())} is out of range for {output.shape[1]} classes")
-    return problem(path, output, labels, _MOST_RIVALS if {"adjoint", "mixed"} & set(families) else 0, proved)
+    return problem(path, output, labels, _SOME_RIVALS if {"adjoint", "mixed"} & set(families) else 0, proved)
 
 
 def l2_radius(ball: Ball, size: int) -> float:
@@ -127,10 +134,13 @@ def largest_entry(ball: Ball) -> float:
     return ball.radius if ball.norm == "linf" else math.inf
 
 
-def lower_radius(p: Problem, family: Family) -> Float[Tensor, " batch"]:
+def lower_radius(
+    p: Problem, family: Family, start: Float[Tensor, " batch"] | None = None
+) -> Float[Tensor, " batch"]:
     """The largest radius that this family certifies, from below to a part in a thousand; 0 where it certifies none.
 
-    Bisection on the logarithm of the radius, for all images together, below the first guess `margin / ||g||`.
+    Bisection on the logarithm of the radius, for all images together, below the first guess `margin / ||g||`. Radii
+    that may be near, such as another family's, are a `start`: whether they hold or not, less is left to search.
 
     Guarantee: every positive radius returned was certified itself.
     """
@@ -143,19 +153,29 @@ def lower_radius(p: Problem, family: Family) -> Float[Tensor, " batch"]:
     low = torch.full_like(guess, -float(_OCTAVES))  # logarithms to the base 2, relative to the guess
     high = torch.full_like(guess, 1.0)
     best = torch.zeros_like(guess)
+    near = low
+    if start is not None:
+        known = (guess > 0) & (start > 0)
+        ratio = torch.where(known, start, 1.0) / torch.where(known, guess, 1.0)
+        near = torch.where(known, ratio.log2().clamp(-float(_OCTAVES), 1.0), low)
+    open_ = guess > 0
     for step in range(_STEPS + 2):
-        middle = high if step == 0 else low if step == 1 else (low + high) / 2
+        middle = high if step == 0 else near if step == 1 else (low + high) / 2
         radius = guess * torch.exp2(middle)
         good = holds(radius) & (guess > 0)
-        best = torch.where(good & (radius > best), radius, best)
-        low, high = torch.where(good, middle, low), torch.where(good, high, middle)
+        best = torch.where(open_ & good & (radius > best), radius, best)
+        low = torch.where(open_ & good, middle, low)
+        high = torch.where(open_ & ~good, middle, high)
+        open_ = open_ & (high - low > _WIDTH)  # each image has steps of its own, whatever it is searched with
+        if not open_.any():
+            break
     return best
 
 
 def _first_guess(p: Problem) -> Float[Tensor, " batch"]:
     """About where the first-order bound of the hardest rival ends: only where to look, not a bound."""
     if p.whole is not None:
-        size = p.whole.before[0][1]
+        size = p.whole.part(0).before[0][1]
     else:
         size = p.tail.before[0][1] if p.tail.before else torch.ones_like(p.margins)
     ratio = p.margins[: len(size)] / torch.where(size > 0, size, 1.0)

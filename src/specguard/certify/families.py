@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specguard.certify.network import Path, Place, Pulled, Radii, pulled, upper_radii
-from specguard.certify.node import Method, Radius, length, up
+from specguard.certify.node import Adjoint, Method, Radius, length, up
 from specguard.errors import ConfigError
 from specguard.linalg import UNIT, lifted
 
@@ -28,12 +28,32 @@ Drops = Float[Tensor, "*point rival batch"]
 Term = tuple[str, str]  # a layer and what it adds; no layer for what belongs to the whole
 
 
+class Backward:
+    """The functionals of all rivals, taken back through the whole network by so many at a time, when asked for."""
+
+    def __init__(self, path: Path, g: Adjoint, some: int) -> None:
+        self.path, self.g, self.some = path, g, some
+        self.known: dict[int, Pulled] = {}
+
+    def __len__(self) -> int:
+        """How many parts there are."""
+        return math.ceil(len(self.g) / self.some)
+
+    def part(self, number: int) -> Pulled:
+        if number not in self.known:
+            self.known[number] = pulled(self.path, self.g[self.rows(number)])
+        return self.known[number]
+
+    def rows(self, number: int) -> slice:
+        return slice(number * self.some, min((number + 1) * self.some, len(self.g)))
+
+
 @dataclass(frozen=True)
 class Problem:
     """Images at which a network is looked at, the margins there, and the functionals of all rivals taken back.
 
     `rivals[r, b]` is the r-th rival class of image b. `tail` has gone through the last linear layer only, for every
-    rival; `whole` through the network, for the first `whole.adjoint.shape[0]` of them.
+    rival; `whole` goes through the network, for those that need it.
     """
 
     path: Path
@@ -42,20 +62,20 @@ class Problem:
     rivals: Int[Tensor, "rival batch"]
     margins: Float[Tensor, "rival batch"]  # as computed, lowered by the rounding of the difference
     tail: Pulled
-    whole: Pulled | None
+    whole: Backward | None
 
 
 def problem(
     path: Path,
     output: Float[Tensor, "batch class_"],
     labels: Int[Tensor, " batch"],
-    most_rivals: int,
+    some_rivals: int,
     proved: Bool[Tensor, "batch class_"] | None = None,
 ) -> Problem:
     """The margins of every rival, those first that the local bound leaves the least room.
 
-    `most_rivals` of them are taken back through the whole network; zero leaves the adjoint out. Those that are
-    `proved` already come last, and only as many as some image has open are taken back.
+    `some_rivals` of them at a time are taken back through the whole network; zero leaves the adjoint out. Those
+    that are `proved` already come last, and no more at a time are taken back than some image has open.
     """
     if output.ndim != 2 or output.shape[1] < 2:
         raise ConfigError(f"a classifier gives at least two logits for every image, not {tuple(output.shape[1:])}")
@@ -71,11 +91,11 @@ def problem(
     if proved is not None:
         shut = proved.gather(1, rivals.mT).mT
         room = torch.where(shut, torch.inf, room)
-        most_rivals = min(most_rivals, int((~shut).sum(0).amax()))
+        some_rivals = min(some_rivals, max(int((~shut).sum(0).amax()), 1))
     order = room.argsort(0)
     rivals, margins = rivals.gather(0, order), margins.gather(0, order)
     g = g.gather(0, order[..., None].expand_as(g))
-    whole = pulled(path, g[:most_rivals]) if most_rivals else None
+    whole = Backward(path, g, some_rivals) if some_rivals else None
     return Problem(path, labels, output.argmax(1), rivals, margins, pulled(tail, g), whole)
 
 
@@ -153,20 +173,60 @@ def _local(p: Problem, radii: Radii) -> Fall:
 
 
 def _adjoint(p: Problem, radii: Radii, largest_entry: float, mixed: bool) -> Fall:
-    """The identity from the first step on, or from the best; rivals beyond those taken back fall as in `local`."""
+    """The identity for the rivals with the least room, and for every other that the local bound leaves open.
+
+    An image of which one margin may be lost is not certified, whatever becomes of the rivals behind. All that are
+    not taken back fall as in `local`.
+    """
     if p.whole is None:
         raise ValueError("the functionals were not taken back through the network")
-    terms = _contributions(p.whole, radii)
+    first = _identity(p, 0, radii, largest_entry, mixed)
+    done = first.total.shape[-2]
+    if done == len(p.margins):
+        return first
+    rest = _local(p, radii)
+    local = torch.zeros_like(rest.total)
+    local[..., done:, :] = rest.total[..., done:, :]
+    total = torch.cat([first.total, rest.total[..., done:, :]], -2)
+    terms = {key: _placed(term, rest.total, slice(0, done)) for key, term in first.terms.items()}
+    for number in range(1, len(p.whole)):
+        rows = p.whole.rows(number)
+        alive = (p.margins > total)[..., : rows.start, :].all(-2)
+        needed = alive & (p.margins <= rest.total)[..., rows, :].any(-2)
+        if not needed.any():  # rivals are in the order of their room
+            break
+        fall = _identity(p, number, radii, largest_entry, mixed)
+        here = needed[..., None, :]
+        total[..., rows, :] = torch.where(here, fall.total, total[..., rows, :])
+        local[..., rows, :] = torch.where(here, 0.0, local[..., rows, :])
+        for key, term in fall.terms.items():
+            placed = _placed(torch.where(here, term, 0.0), rest.total, rows)
+            terms[key] = terms[key] + placed if key in terms else placed
+    return Fall(total, {**terms, ("", "local"): local})
+
+
+def _placed(term: Drops, like: Float[Tensor, "*point all batch"], rows: slice) -> Float[Tensor, "*point all batch"]:
+    """The values of these rivals among zeros for all others."""
+    whole = torch.zeros_like(like)
+    whole[..., rows, :] = term
+    return whole
+
+
+def _identity(p: Problem, number: int, radii: Radii, largest_entry: float, mixed: bool) -> Fall:
+    """The identity from the first step on, or from the best, for one part of the rivals."""
+    assert p.whole is not None
+    part = p.whole.part(number)
+    terms = _contributions(part, radii)
     order = list(radii.at)  # as the network is walked through
     best: Drops | None = None
     kept: dict[Term, Drops] = {}
-    for number, (name, size) in enumerate(p.whole.before if mixed else p.whole.before[:1]):
+    for step, (name, size) in enumerate(part.before if mixed else part.before[:1]):
         behind = set(order[order.index(name) :])
         first = up(size * radii.at[name][..., None, :])
-        if number == 0 and math.isfinite(largest_entry):
-            entries = p.whole.adjoint.flatten(2)
+        if step == 0 and math.isfinite(largest_entry):
+            entries = part.adjoint.flatten(2)
             first = torch.minimum(first, up(lifted(entries.abs().sum(-1), entries.shape[-1]) * largest_entry))
-        label = ("", "first order") if number == 0 else (name, "first order from here on")
+        label = ("", "first order") if step == 0 else (name, "first order from here on")
         here = {label: first, **{key: term for key, term in terms.items() if key[0] in behind}}
         total = _sum(here)
         if best is None:
@@ -180,22 +240,12 @@ def _adjoint(p: Problem, radii: Radii, largest_entry: float, mixed: bool) -> Fal
         }
     assert best is not None
     if mixed:  # where the last layer is not affine, Proposition 1 may still be better
-        output = _at_the_output(p, radii).total[..., : len(p.whole.adjoint), :]
+        output = _at_the_output(p, radii).total[..., p.whole.rows(number), :]
         better, zero = output < best, torch.zeros_like(best)
         best = torch.where(better, output, best)
         kept = {key: torch.where(better, zero, term) for key, term in kept.items()}
         kept["", "output radius"] = torch.where(better, output, zero)
-    if len(p.margins) == len(p.whole.adjoint):
-        return Fall(best, kept)
-    rest = _local(p, radii)
-    count = len(p.whole.adjoint)
-    kept = {key: _padded(term, rest.total) for key, term in kept.items()}
-    kept["", "local"] = torch.cat([torch.zeros_like(best), rest.total[..., count:, :]], -2)
-    return Fall(torch.cat([best, rest.total[..., count:, :]], -2), kept)
-
-
-def _padded(term: Drops, like: Float[Tensor, "*point all batch"]) -> Float[Tensor, "*point all batch"]:
-    return torch.cat([term, torch.zeros_like(like[..., term.shape[-2] :, :])], -2)
+    return Fall(best, kept)
 
 
 def _contributions(pulls: Pulled, radii: Radii) -> dict[Term, Drops]:

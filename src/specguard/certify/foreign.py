@@ -249,7 +249,10 @@ class CoreNode:
         adjoint = parts.permute(0, 1, 3, 4, 2, 5).flatten(3)
 
         def remainder(radius: Radius) -> Terms:
-            return {name: self._worst(term) for name, term in through.remainder(self._each(radius)).items()}
+            terms = through.remainder(self._each(radius))
+            found = {name: term.unflatten(-1, (-1, self.heads)) for name, term in terms.items()}
+            worst = torch.stack(list(found.values())).sum(0).argmax(-1, keepdim=True)
+            return {name: term.gather(-1, worst)[..., 0] for name, term in found.items()}
 
         return Pull(adjoint, up(upper_length(through.slack.unflatten(1, (-1, self.heads)))), remainder)
 

@@ -1,36 +1,31 @@
 """The records of a cascade checked: every rival that one of our families shuts out is shut out again."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from specguard.evaluate.checker import Image
+from specguard.evaluate.checker.enclosure import Array
+from specguard.evaluate.claims import CLOSE, agreement, l2_ball, same_image
 from specguard.geometry import Norm
 from specguard.runs import Json
 
-Agree = Callable[[str, bool], None]
-CLOSE = 1e-7  # two programs that round differently agree to this
 
-
-def l2_ball(radius: float, size: int, norm: Norm) -> tuple[float, float]:
-    """The l2 radius around a ball of images of `size` numbers, and what bounds every entry beyond that."""
-    return (radius, math.inf) if norm == "l2" else (radius * math.sqrt(size) * (1 + 1e-15), radius)
-
-
-def checked_cascade(
-    image: Image, record: Json, size: int, norm: Norm, rests_on: Mapping[str, str], agree: Agree
+def proved_cascade(
+    image: Image, record: Json, pixels: Array, norm: Norm, rests_on: Mapping[str, str]
 ) -> tuple[int, float | None]:
     """How many claims of a record were proved again, and the least of the proved margins.
 
     Each rival that a family shuts out is a claim. Those of a verifier of others are no claims of ours: they are
     counted only to see that no rival is missing.
     """
+    agree = agreement(record["sample"])
+    same_image(image, record, pixels, agree)
     claims, rooms = 0, []
     for row in record["radii"]:
         if row["verdict"] != "certified":
             continue
-        radius, entry = l2_ball(row["radius"], size, norm)
+        radius, entry = l2_ball(row["radius"], pixels.size, norm)
         shut = [rival for claim in row["proved"] for rival in claim["rivals"]]
         agree(f"not every rival is shut out once at radius {row['radius']:g}", sorted(shut) == image.rivals)
         for claim in (claim for claim in row["proved"] if claim["by"] not in rests_on):

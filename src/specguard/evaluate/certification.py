@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specguard.attacks import PGD
 from specguard.certify import FAMILIES, Family
-from specguard.certify.certificate import l2_radius, largest_entry, lower_radius, posed
+from specguard.certify.certificate import ARITHMETIC, by_class, l2_radius, largest_entry, lower_radius, posed
 from specguard.certify.families import Problem, upper_falls
 from specguard.certify.families import described as in_words
 from specguard.certify.network import norms
@@ -97,7 +97,8 @@ def certification(
     both certified and broken ends everything with an error. A `shard` proves its own batches, and while others have
     some to do, returns how many are `pending`, of how many, in place of a summary.
     """
-    stored = as_stored({**identity, "n": len(split), **described(settings)})
+    proof = {"arithmetic": ARITHMETIC, "failure_probability": 0.0}
+    stored = as_stored({**identity, "n": len(split), **described(settings), **proof})
     path = folder / "summary.json"
 
     def known(records: list[Json]) -> Json:
@@ -175,6 +176,7 @@ class _Study:
         seconds["network"] = _since(begun, images)
         lower: dict[Family, list[Tensor]] = {}
         largest: dict[Family, Tensor] = {}
+        start = torch.zeros_like(p.margins[0])
         terms: dict[Family, list[dict[str, float | None]]] = {}
         proofs: dict[Family, list[Json | None]] = {}
         for family in settings.families:
@@ -182,7 +184,8 @@ class _Study:
             lower[family], terms[family] = self._lower(p, family, images[0].numel())
             seconds[family] = _since(begun, images)
             begun = time.perf_counter()
-            largest[family] = lower_radius(p, family) if settings.search else torch.zeros(len(images))
+            largest[family] = lower_radius(p, family, start) if settings.search else torch.zeros_like(start)
+            start = torch.maximum(start, largest[family])
             seconds[f"{family} search"] = _since(begun, images)
             begun = time.perf_counter()
             proofs[family] = self._proofs(p, family, lower[family], largest[family], images[0].numel())
@@ -232,7 +235,10 @@ class _Study:
     def _proofs(
         self, p: Problem, family: Family, lower: list[Tensor], largest: Tensor, size: int
     ) -> list[Json | None]:
-        """For every image what its largest certified radius rests on: radii, and the terms of the closest rival."""
+        """For every image what its largest certified radius rests on: radii, and the terms of the closest rival.
+
+        With it the lower bound on the margin over every class, nothing at the label's own place.
+        """
         radius = largest.to(p.margins)
         for bound, ball in zip(lower, self.settings.balls, strict=True):
             certified = torch.full_like(radius, l2_radius(ball, size))
@@ -248,10 +254,12 @@ class _Study:
         }
         radii = {name: values.tolist() for name, values in fall.radii.items()}
         terms = {in_words(key): term.gather(0, hardest)[0].tolist() for key, term in fall.terms.items()}
+        bounds = [[None if b == math.inf else b for b in row] for row in by_class(p, left).tolist()]
         held = ((left > 0).all(0) & (radius > 0)).tolist()
         whole = {name: values.tolist() for name, values in columns.items()}
         return [
             {name: values[i] for name, values in whole.items()}
+            | {"lower": bounds[i]}
             | {"radii": {name: values[i] for name, values in radii.items()}}
             | {"terms": {name: values[i] for name, values in terms.items() if values[i] > 0}}
             if held[i]

@@ -1,5 +1,6 @@
 """Records of certified images, whether they can be true, and what they say together."""
 
+import itertools
 import math
 import statistics
 from collections import Counter
@@ -10,6 +11,7 @@ from specguard.proportion import Proportion
 from specguard.runs import Json
 
 VERDICTS = ("certified", "broken", "unknown")
+VACUOUS = 2.0**-24  # a radius below this says nothing: so much rounding a pixel to float32 can move it
 
 
 def is_record(record: Json, sample: int, label: int, radii: Sequence[float], families: Sequence[str]) -> bool:
@@ -25,17 +27,19 @@ def is_record(record: Json, sample: int, label: int, radii: Sequence[float], fam
             "family": str(best),
             "loses": dict(loses),
             "largest": dict(largest),
-            "norms": dict(),
+            "norms": dict(norms),
             "proofs": dict(proofs),
         } if (number, stored) == (sample, label) and len(record) == 11:
             return (
-                math.isfinite(margin)
+                _number(margin)
                 and best in families
                 and list(largest) == list(families)
                 and all(_number(value) and value >= 0 for value in largest.values())
                 and all(value is None or (_number(value) and value >= 0) for value in loses.values())
                 and len(rows) == len(radii)
                 and all(_is_row(row, radius, families) for row, radius in zip(rows, radii, strict=True))
+                and _room(rows[-1]["lower"][best]) == max(map(_room, rows[-1]["lower"].values()))
+                and all(isinstance(known, dict) and all(map(_sizes, known.values())) for known in norms.values())
                 and all(family in families and is_proof(proof) for family, proof in proofs.items())
             )
     return False
@@ -43,7 +47,7 @@ def is_record(record: Json, sample: int, label: int, radii: Sequence[float], fam
 
 def _is_row(row: Any, radius: float, families: Sequence[str]) -> bool:
     match row:
-        case {"radius": float() | int() as stored, "verdict": str(verdict), "lower": dict(lower)}:
+        case {"radius": float() | int() as stored, "verdict": str(verdict), "lower": dict(lower)} if len(row) == 3:
             bounds = list(lower.values())
             proved = any(bound is not None and bound > 0 for bound in bounds if bound is None or _number(bound))
             return (
@@ -66,13 +70,31 @@ def is_proof(proof: Any) -> bool:
             "fall": fall,
             "radii": dict(radii),
             "terms": dict(terms),
-        } if len(proof) == 6:
-            return all(map(_number, (radius, margin, fall, *radii.values(), *terms.values())))
+        } if len(proof) - ("lower" in proof) == 6:  # records of an earlier version have no bound for every class
+            lower = proof.get("lower", [])
+            return (
+                all(_number(value) and value >= 0 for value in (radius, fall, *radii.values(), *terms.values()))
+                and _number(margin)
+                and isinstance(lower, list)
+                and all(value is None or _number(value) for value in lower)
+            )
     return False
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether this is a finite number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) if isinstance(value, float) else abs(value) < 2**1000
+
+
+def _sizes(value: Any) -> bool:
+    """Whether this is a norm, or a list of norms, one for every head."""
+    return all(_number(each) and each >= 0 for each in (value if isinstance(value, list) else [value]))
+
+
+def _room(bound: float | None) -> float:
+    return -math.inf if bound is None else bound
 
 
 def certified_summary(records: Sequence[Json], radii: Sequence[float], families: Sequence[str]) -> Json:
@@ -98,7 +120,7 @@ def certified_summary(records: Sequence[Json], radii: Sequence[float], families:
     largest = {
         family: {
             "median": statistics.median(record["largest"][family] for record in right) if right else None,
-            "vacuous": sum(record["largest"][family] == 0 for record in right),
+            "vacuous": sum(record["largest"][family] < VACUOUS for record in right),
         }
         for family in families
     }
@@ -108,8 +130,31 @@ def certified_summary(records: Sequence[Json], radii: Sequence[float], families:
         "clean": Proportion(len(right), n).record(),
         "radii": rows,
         "largest": largest,
+        "vacuous_below": VACUOUS,
         "limits": [{"term": term, "images": count} for term, count in limits.most_common(5)],
+        "growth": _growth(right),
     }
+
+
+def _growth(records: Sequence[Json]) -> list[Json]:
+    """The steps of the network at which the radius of most images grows most, with the median factor."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        proof = record["proofs"].get("local") or next(iter(record["proofs"].values()), None)
+        if proof is not None and (steps := _steps(proof["radii"])):
+            step, factor = max(steps, key=lambda pair: pair[1])
+            found.setdefault(step, []).append(factor)
+    ordered = sorted(found.items(), key=lambda item: -len(item[1]))[:5]
+    return [{"step": step, "images": len(f), "factor": statistics.median(f)} for step, f in ordered]
+
+
+def _steps(radii: dict[str, float]) -> list[tuple[str, float]]:
+    """Every step of the network itself, branches being part of theirs, and what the radius grows by in it."""
+    outer: list[tuple[str, float]] = []
+    for name, radius in radii.items():
+        if not (outer and name.startswith(f"{outer[-1][0]}.branch")):
+            outer.append((name, radius))
+    return [(one[0], other[1] / one[1]) for one, other in itertools.pairwise(outer) if one[1] > 0]
 
 
 def _proved(record: Json, number: int, family: str) -> bool:

@@ -4,6 +4,7 @@ from specguard.linalg.jacobian import exact_row_column, jacobian
 from specguard.linalg.lanczos import SingularTriplets, lower_singular_values
 from specguard.linalg.norms import (
     upper_cholesky,
+    upper_eigenvalue,
     upper_frobenius,
     upper_gram,
     upper_randomised,
@@ -29,6 +30,7 @@ __all__ = [
     "power_step",
     "top_right_vectors",
     "upper_cholesky",
+    "upper_eigenvalue",
     "upper_frobenius",
     "upper_gram",
     "upper_length",

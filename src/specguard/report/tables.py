@@ -55,7 +55,7 @@ def _table(result: Json, baseline: Json | None, rows: list[Json], title: str | N
     table.add_row("attacked", *(_percent(row["attacked"]) for row in rows))
     for family in rows[0]["by"]:
         milliseconds = 1e3 * result["seconds_per_image"].get(family, 0.0) / len(result["radii"])
-        found = _median(result["largest"][family]) if result["settings"]["search"] else ""
+        found = _found(result, family) if result["settings"]["search"] else ""
         table.add_row(
             family,
             *(_percent(row["by"][family]) for row in rows),
@@ -63,19 +63,35 @@ def _table(result: Json, baseline: Json | None, rows: list[Json], title: str | N
         )
     table.add_row("certified", *(_percent(row["certified"]) for row in rows))
     if baseline is not None:
-        median = _median({"median": baseline["median_radius"]})
+        median = _median(baseline["median_radius"])
         table.add_row(*baseline_row(baseline, rows, _percent), *((median,) if last else ()))
     return table
 
 
 def certification_verdict(result: Json) -> list[str]:
-    """At the last radius: how many are certified, how many broken, and what limits the certificates if few are."""
+    """At the last radius: how many are certified and how many broken.
+
+    If few are certified, also how far proofs reach, and what limits them: by which term margins lose most, and in
+    which block radii grow most.
+    """
     last, n = result["radii"][-1], result["n"]
     certified = last["certified"]["count"]
     lines = [f"radius {last['radius']:.4g}: {certified} certified, {last['broken']} broken, 0 both, of {n}"]
-    if certified < n / 2 and result["limits"]:
+    if certified >= n / 2:
+        return lines
+    if result["settings"]["search"]:
+        best = max(result["largest"], key=lambda family: result["largest"][family]["median"] or 0.0)
+        radius, vacuous = _found(result, best), result["largest"][best]["vacuous"]
+        right = result["clean"]["count"]
+        lines.append(f"median certified radius: {radius} ({best}); vacuous for {vacuous} of {right} images")
+    if result["limits"]:
         terms = ", ".join(f"{entry['term']} ({entry['images']} images)" for entry in result["limits"][:3])
         lines.append(f"what margins lose most by: {terms}")
+    if growth := result.get("growth"):
+        steps = ", ".join(
+            f"{entry['step']} (x {entry['factor']:.3g}, {entry['images']} images)" for entry in growth[:3]
+        )
+        lines.append(f"where radii grow most: {steps}")
     return lines
 
 
@@ -89,5 +105,12 @@ def _percent(record: Json) -> str:
     return f"{100 * record['value']:.1f}"
 
 
-def _median(record: Json) -> str:
-    return f"{record['median']:.3g}" if record["median"] else "vacuous"
+def _found(result: Json, family: str) -> str:
+    return _median(result["largest"][family]["median"], result.get("vacuous_below", 0.0))
+
+
+def _median(median: float | None, vacuous_below: float = 0.0) -> str:
+    """The median radius of the images that are right, or what is to be said of one that is below rounding."""
+    if median is None:
+        return ""
+    return f"{median:.3g}" if median >= vacuous_below and median > 0 else "vacuous"

@@ -1,6 +1,6 @@
 """The checker of certificates: the same theorems, written down a second time, in NumPy, one image at a time."""
 
-from specguard.evaluate.checker.image import Image, Proof
+from specguard.evaluate.checker.image import FAMILIES, Image, Proof
 from specguard.evaluate.checker.network import read
 
-__all__ = ["Image", "Proof", "read"]
+__all__ = ["FAMILIES", "Image", "Proof", "read"]

@@ -13,10 +13,10 @@ from functools import cached_property
 
 import numpy as np
 
-from specguard.evaluate.checker.enclosure import Array, Box, joined, longest, outward, spectral
+from specguard.evaluate.checker.enclosure import Array, Box, joined, largest_eigenvalue, longest, outward, spectral
 from specguard.evaluate.checker.layers import Remainder
 
-DENSE = 1024
+DENSE, FORMED = 1024, 512
 _SECOND = math.sqrt(6) / 18
 
 
@@ -199,8 +199,7 @@ class Attention:
         n, d = self.X.shape
         total = Box.exact(np.eye(n * d) if self.w.skip else np.zeros((n * d, n * d)))
         for P, VO in zip(_each(self.P), _each(self.w.VO), strict=True):
-            product = P[:, None, :, None] * VO.T[None, :, None, :]
-            total = total + product.moved(lambda x: x.reshape(n * d, n * d))
+            total = total + _kronecker(P, VO.T)
         return total
 
     @cached_property
@@ -323,20 +322,64 @@ class Attention:
         N = G @ w.Wv.T * w.mix[:, None, None]
         norm_n = np.minimum(spectral(N), outward(spectral(G) * w.v * mix))
         rows = outward((M.mid + M.rad).max(-1) - (M.mid - M.rad).min(-1))
-        centred = longest(M - M.mean(-1, True), 3).max(-1)
+        centred = outward(_SECOND * longest(M - M.mean(-1, True), 3))
         product = outward((w.most_tau * norm_k * w.B).sum(1))
+        steepest = np.minimum(outward(rows / 4), centred)
+        form = None
+        if self.X.shape[0] * self.X.shape[1] <= FORMED:
+            form = np.array([self._form(K[r], N[r], steepest[r]) for r in range(len(steepest))])
 
         def terms(radius: float) -> dict[str, Array]:
             lam, s = self.lam(radius), self._move(radius, self.mu)
-            bent = np.minimum(outward((lam * rows).max(-1) / 2), outward(_SECOND * centred)) * s * s
-            moving = outward(lam.max(-1) * s * radius) * norm_n
-            return {
+            weights = np.minimum(outward(lam * rows / 2), centred)
+            bent, most = weights.max(-1), lam.max(-1)
+            found = {
                 "product": np.asarray(outward(product * radius**2)),
-                "curvature": np.asarray(outward(bent.sum(-1))),
-                "values": np.asarray(outward(moving.sum(-1))),
+                "curvature": np.asarray(outward((bent * s * s).sum(-1))),
+                "values": np.asarray(outward((outward(most * s * radius) * norm_n).sum(-1))),
+            }
+            if form is None:
+                return found
+            part = np.divide(weights, steepest, out=np.zeros_like(weights), where=steepest > 0)
+            part = np.minimum(outward(np.maximum(part, 2 * lam).max((-1, -2))), 1.0)
+            beta = w.most_tau * w.B
+            fourth = (bent * beta**2).sum(-1)
+            third = 2 * np.sqrt((bent * (w.most_tau * self.mu) ** 2).sum(-1) * fourth)
+            third = third + (most * beta * norm_n).sum(-1)
+            whole = part * form + (1 - part) * product + third * radius + fourth * radius**2
+            together = outward(outward(whole) * radius**2)
+            better = together < sum(found.values())
+            return {name: np.where(better, 0.0, term) for name, term in found.items()} | {
+                "together": np.where(better, together, 0.0)
             }
 
         return terms
+
+    def _form(self, K: Box, N: Box, weights: Array) -> float:
+        """The three remainders of second order for one rival: the largest eigenvalue of their quadratic form.
+
+        Row i of the logits changes by `L_i D`, and `2 |L_i D| |C D N_i| <= alpha |L_i D|^2 + |C D N_i|^2 / alpha`.
+        """
+        n, d = self.X.shape
+        centre = Box.exact(np.eye(n)) - Box.exact(1.0) / float(n)
+        total = product = Box.exact(np.zeros((n * d, n * d)))
+        for head, L in enumerate(_each(self._logit_operator(self.centred_a, True))):
+            a, b = longest(self.centred_a[head]), longest(self.b[head], 1)
+            size, reach = longest(N[head], 1), self.w.most_tau * np.sqrt(a * a + b * b)
+            alpha = np.where((size > 0) & (reach > 0), size / np.where(reach > 0, reach, 1.0), 1.0)
+            alpha = np.clip(alpha, 1e-100, 1e100)
+            scale = Box.exact(np.repeat(outward(weights[head] + alpha / 4), n)[:, None])
+            total = total + L.T @ (L * scale) * (self.w.tau * self.w.tau)
+            values = N[head].T @ (N[head] * Box.exact(outward(0.25 / alpha)[:, None]))
+            total = total + _kronecker(centre, values)
+            product = product + _kronecker(K[head], self.w.Wq[head] @ self.w.Wk[head].T) * self.w.tau
+        both = (total + product, total - product)  # either sign of the product may make a margin fall
+        return max(largest_eigenvalue((matrix + matrix.T) * 0.5) for matrix in both)
+
+
+def _kronecker(A: Box, B: Box) -> Box:
+    product = A[:, None, :, None] * B[None, :, None, :]
+    return product.moved(lambda x: x.reshape(A.shape[0] * B.shape[0], -1))
 
 
 def _each(x: Box) -> list[Box]:

@@ -166,3 +166,26 @@ def spectral(A: Box) -> Any:
         raise SoundnessError("the checker's eigenvectors are not orthogonal")
     rows = outward(rotated.size.sum(1).max() / (1 - outward(defect)))
     return outward(np.ldexp(np.sqrt(outward(rows + longest(Box.exact(G.rad)))), int(np.frexp(top)[1])) + around)
+
+
+def largest_eigenvalue(S: Box) -> float:
+    """The largest eigenvalue of a symmetric matrix, or 0 if that is larger, from above.
+
+    With V from any eigensolver and `x = V y`, `x^T S x = y^T (V^T S V) y`, and `|y|^2 <= |x|^2 / (1 - d)` for
+    `d = ||V^T V - I||`. The discs of Gershgorin bound the rotated matrix. The radius adds its Frobenius norm.
+    """
+    top = np.abs(S.mid).max(initial=0.0)
+    around = longest(Box.exact(S.rad))
+    if not top:
+        return float(around)
+    exponent = int(np.frexp(top)[1])
+    B = Box.exact(np.ldexp((S.mid + S.mid.T) / 2, -exponent))
+    V = Box.exact(np.linalg.eigh(B.mid)[1])
+    rotated = V.T @ (B @ V)
+    defect = longest(V.T @ V - Box.exact(np.eye(len(V.mid))))
+    if not defect < 0.5:
+        raise SoundnessError("the checker's eigenvectors are not orthogonal")
+    discs = rotated.size.sum(1) - np.abs(np.diag(rotated.mid)) + np.diag(rotated.mid)
+    edge = outward(np.maximum(discs + 1e-15 * rotated.size.sum(1), 0.0).max() / (1 - outward(defect)))
+    lost = 2.0**-52 * longest(Box.exact(S.mid))  # adding and halving
+    return float(outward(np.ldexp(edge, exponent) + around + lost))

@@ -140,7 +140,8 @@ class HeadNorms:
         return joined([self._both.output, self._given[:, 2:]], 1).moved(lambda a: a.reshape(len(a), -1))
 
     def spread(self, radius: float, method: str) -> float:
-        return max(radius, *(self._scaled(slice(i, i + 1)).spread(radius, method) for i in (0, 1)))
+        normed = [self._scaled(slice(i, i + 1)).spread(radius, method) for i in (0, 1)]
+        return float(np.max([radius, *normed]))  # which hands on what is no number
 
     def pull(self, g: Box) -> tuple[Box, Remainder]:
         parts = g.moved(lambda a: a.reshape(len(a), *self._given.shape))
@@ -208,7 +209,7 @@ class Core:
         return joined([head.output[:, : self.width] for head in self.heads], 1)
 
     def spread(self, radius: float, method: str) -> float:
-        return max(head.spread(radius, method) for head in self.heads)
+        return float(np.max([head.spread(radius, method) for head in self.heads]))
 
     def pull(self, g: Box) -> tuple[Box, Remainder]:
         back, remainders = [], []
@@ -222,7 +223,8 @@ class Core:
 
         def worst(radius: float) -> Terms:
             found = [remainder(radius) for remainder in remainders]
-            return {term: np.max([each[term] for each in found], axis=0) for term in found[0]}
+            hardest = np.argmax([np.sum(list(each.values()), axis=0) for each in found], axis=0)
+            return {term: np.choose(hardest, [each[term] for each in found]) for term in found[0]}
 
         return whole, worst
 

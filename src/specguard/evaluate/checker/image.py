@@ -1,7 +1,7 @@
 """The proof for one image once more, from its pixels on: margins, and how far each can fall by each family."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -10,8 +10,10 @@ from specguard.evaluate.checker.enclosure import Array, Box, longest, outward
 from specguard.evaluate.checker.network import Path, Place, Pulled, Step, names, pulled, radii, walked
 
 Terms = dict[tuple[str, str], Array]  # (layer, term): per rival
-_MOST = 64
+_SOME = 32  # rivals that are taken back through the whole network at a time
+_NEAR = 1e-6  # of the logits: what is so close to being open is taken to be
 _METHODS = {"naive": "naive", "specformer": "specformer", "lofast": "lofast"}
+FAMILIES = (*_METHODS, "local", "adjoint", "mixed")
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,20 @@ class Image:
         return np.asarray(eye[self.label] - eye[self.rivals])
 
     @cached_property
-    def _close(self) -> Array:
-        """The rivals that are taken back through the whole network: those with the least room, of many."""
+    def _order(self) -> Array:
+        """Rivals by the room that the last linear layer leaves them."""
         size = longest(Box.exact(self._functionals), 1) if self._tail is None else self._tail.before[0][1]
-        return np.asarray(np.argsort(self.margins / np.where(size > 0, size, 1.0), kind="stable")[:_MOST])
+        return np.asarray(np.argsort(self.margins / np.where(size > 0, size, 1.0), kind="stable"))
 
     @cached_property
-    def _whole(self) -> Pulled:
-        return pulled(self.path, self._functionals[self._close])
+    def _known(self) -> dict[int, Pulled]:
+        return {}
+
+    def _whole(self, begin: int) -> Pulled:
+        """Some rivals, in this order from `begin` on, taken back through the whole network."""
+        if begin not in self._known:
+            self._known[begin] = pulled(self.path, self._functionals[self._order[begin : begin + _SOME]])
+        return self._known[begin]
 
     @cached_property
     def _tail(self) -> Pulled | None:
@@ -61,8 +69,14 @@ class Image:
     def proof(self, radius: float, family: str, largest_entry: float = math.inf) -> "Proof":
         """How far every margin can fall within `radius` by this family, and what that rests on.
 
-        `largest_entry` bounds every entry of the perturbation as well, as in an linf ball.
+        `largest_entry` bounds every entry of the perturbation as well, as in an linf ball. Where numbers overflow,
+        margins can fall without end.
         """
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = self._proof(radius, family, largest_entry)
+        return replace(found, falls=np.where(np.isnan(found.falls), np.inf, found.falls))
+
+    def _proof(self, radius: float, family: str, largest_entry: float) -> "Proof":
         at, out = radii(self.path, radius, _METHODS.get(family, "local"))
         output = {("", "output radius"): np.full(len(self.rivals), outward(math.sqrt(2) * out))}
         if family in _METHODS or (family == "local" and self._tail is None):
@@ -70,26 +84,45 @@ class Image:
         if family == "local":
             local = self._local(at)
             return Proof(_sum(local), local, at)
+        return self._identity(at, output, family == "mixed", largest_entry)
+
+    def _identity(self, at: dict[str, float], output: Terms, mixed: bool, largest_entry: float) -> "Proof":
+        """The identity for the rivals with the least room, and for all that the local bound leaves open."""
+        local = _sum(output if self._tail is None else self._local(at))
+        near = _NEAR * (1 + np.abs(self.output).max())
+        falls = local.copy()
+        terms: Terms = {}
+        for begin in range(0, len(self._order), _SOME):
+            rows = self._order[begin : begin + _SOME]
+            lost = (self.margins - falls)[self._order[:begin]] < -near
+            if begin and (lost.any() or not (self.margins - local)[rows].min() <= near):
+                break  # nothing is certified any more, or nothing is open
+            best, some = self._part(begin, at, mixed, largest_entry)
+            falls[rows] = np.minimum(np.minimum(best, local[rows]), _sum(output)[rows]) if mixed else best
+            for key, values in some.items():
+                terms.setdefault(key, np.full(len(self.rivals), np.inf))[rows] = values
+        return Proof(falls, {} if mixed else terms, at)
+
+    def _part(self, begin: int, at: dict[str, float], mixed: bool, largest_entry: float) -> tuple[Array, Terms]:
+        """How far some rivals can fall, from the best step on if `mixed`, and the terms from the first step on."""
+        whole = self._whole(begin)
         remainders: Terms = {
-            (name, term): self._among_all(value)
-            for name, remainder in self._whole.remainders.items()
+            (name, term): value
+            for name, remainder in whole.remainders.items()
             for term, value in remainder(at[name]).items()
         }
-        order, best = names(self.path), np.full(len(self.rivals), np.inf)
-        for name, size in reversed(self._whole.before if family == "mixed" else self._whole.before[:1]):
+        order, best = names(self.path), np.full(len(whole.g), np.inf)
+        terms: Terms = {}
+        for name, size in reversed(whole.before if mixed else whole.before[:1]):
             behind = set(order[order.index(name) :])
             first = outward(size * at[name])
-            if name == self._whole.before[0][0] and math.isfinite(largest_entry):
-                entries = np.abs(self._whole.g).reshape(len(first), -1)
+            if name == whole.before[0][0] and math.isfinite(largest_entry):
+                entries = np.abs(whole.g).reshape(len(first), -1)
                 first = np.minimum(first, outward(entries.sum(1) * largest_entry))
-            terms = {("", "first order"): self._among_all(first)}
+            terms = {("", "first order"): first}
             terms |= {key: value for key, value in remainders.items() if key[0] in behind}
             best = np.minimum(best, _sum(terms))
-        if family == "mixed" or len(self._close) < len(self.rivals):
-            best = np.minimum(best, _sum(output if self._tail is None else self._local(at)))
-        if family == "mixed":
-            best = np.minimum(best, _sum(output))
-        return Proof(best, terms if family == "adjoint" else {}, at)
+        return best, terms
 
     def _local(self, at: dict[str, float]) -> Terms:
         """`||g|| r` before the last linear layer."""
@@ -97,12 +130,6 @@ class Image:
         name, size = self._tail.before[0]
         rounding = self._tail.remainders[name](at[name])["rounding"]
         return {(name, "radius"): np.asarray(outward(size * at[name])), (name, "rounding"): rounding}
-
-    def _among_all(self, values: Array) -> Array:
-        """Values of the close rivals in the places of all, infinite elsewhere."""
-        whole = np.full(len(self.rivals), np.inf)
-        whole[self._close] = values
-        return whole
 
 
 @dataclass(frozen=True)

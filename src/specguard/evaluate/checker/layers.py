@@ -404,10 +404,6 @@ class MaxMin:
         steep, weight = outward(math.sqrt(2) * self.map.norm), (upper - lower).size
         if self.map.W is not None:
             steep = min(steep, float(spectral(self.map.W[:half] - self.map.W[half:])))
-        if self.map.W is not None:
-            steep = min(steep, float(spectral(self.map.W[:half] - self.map.W[half:])))
-        if self.map.W is not None:
-            steep = min(steep, float(spectral(self.map.W[:half] - self.map.W[half:])))
         return self.map.back(joined([first, second], -1)), lambda radius: {
             "kink": crossing(weight, gap, between, steep, radius)
         }

@@ -1,0 +1,158 @@
+"""The claims of one record, each proved again or compared with what the checker of certificates finds itself."""
+
+import hashlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from specguard.errors import SoundnessError
+from specguard.evaluate.checker import Image
+from specguard.evaluate.checker.attention import Attention
+from specguard.evaluate.checker.enclosure import Array
+from specguard.evaluate.checker.layers import Linear
+from specguard.evaluate.checker.network import Fork, Path, Place
+from specguard.geometry import Norm
+from specguard.runs import Json
+
+CLOSE = 1e-7  # two programs that round differently agree to this
+_TINY = 1e-12  # where the exact value is zero, such as values that one token has to itself, only rounding is left
+_NORMS = ("norm", "zeta", "derivative_norm", "mu", "mu_uncentred", "xi", "norm_cv", "norm_xvo", "norm_p")
+Agree = Callable[[str, Any], None]
+
+
+def agreement(sample: int) -> Agree:
+    """What is not right ends everything with a `SoundnessError` that names the image and the claim."""
+
+    def agree(what: str, right: Any) -> None:
+        if not right:
+            raise SoundnessError(f"image {sample}: {what}")
+
+    return agree
+
+
+def same_image(image: Image, record: Json, pixels: Array, agree: Agree) -> None:
+    """The record is about this image, its class and its margin."""
+    agree("the hash of its pixels is another", hashlib.sha256(pixels.tobytes()).hexdigest() == record["input"])
+    agree("its class is another", int(np.argmax(image.output)) == record["predicted"])
+    least = float(image.margins.min())
+    agree("its margin is another", abs(least - record["margin"]) <= CLOSE * (1 + np.abs(image.output).max()))
+
+
+def l2_ball(radius: float, size: int, norm: Norm) -> tuple[float, float]:
+    """The l2 radius around a ball of images of `size` numbers, and what bounds every entry beyond that."""
+    return (radius, math.inf) if norm == "l2" else (radius * math.sqrt(size) * (1 + 1e-15), radius)
+
+
+def proved_claims(image: Image, record: Json, pixels: Array, norm: Norm) -> tuple[int, float | None]:
+    """How many claims of a record were proved again, and the least of the proved margins."""
+    agree = agreement(record["sample"])
+    same_image(image, record, pixels, agree)
+    claims, rooms = 0, []
+    for row in record["radii"]:
+        radius, entry = l2_ball(row["radius"], pixels.size, norm)
+        for family, claimed in row["lower"].items():
+            if claimed is None:
+                continue
+            left = float((image.margins - image.proof(radius, family, entry).falls).min())
+            near = CLOSE * (abs(claimed) + np.abs(image.output).max())
+            agree(f"{family} claims a margin of {claimed:.6g} at radius {row['radius']:g}", left >= claimed - near)
+            claims += 1
+            if claimed > 0:
+                agree(f"{family} does not certify radius {row['radius']:g}", left > 0)
+                rooms.append(left)
+    for family, radius in record["largest"].items():
+        if radius > 0:
+            left = float((image.margins - image.proof(radius, family).falls).min())
+            agree(f"{family} does not certify its largest radius {radius:g}", left > 0)
+            rooms.append(left)
+            claims += 1
+    for family in record["largest"]:
+        stored, farthest = record["proofs"].get(family), _farthest(record, family)
+        if norm == "l2":  # what certifies an linf ball need not certify the l2 ball around it
+            agree(f"{family} certifies a radius without a proof", stored is not None or not farthest)
+            agree(f"the proof of {family} is about another radius", stored is None or stored["radius"] == farthest)
+        if stored is not None:
+            claims += _same_proof(image, family, stored, agree)
+    return claims + _same_norms(image.path, record["norms"], agree), min(rooms, default=None)
+
+
+def _farthest(record: Json, family: str) -> float:
+    """The largest radius that this family certifies, of the curve and of the search."""
+    bounds = {row["radius"]: row["lower"][family] for row in record["radii"]}
+    curve = [radius for radius, bound in bounds.items() if bound is not None and bound > 0]
+    return float(max([record["largest"][family], *curve]))
+
+
+def _same_proof(image: Image, family: str, stored: Json, agree: Agree) -> int:
+    """Every radius, every layer's terms and every class's bound of a proof are no better than the checker's own."""
+    proof = image.proof(stored["radius"], family)
+    agree(f"the proof of {family} names no rival", stored["rival"] in image.rivals)
+    rival = image.rivals.index(stored["rival"])
+    size = 1 + np.abs(image.output).max()
+    same = abs(stored["margin"] - image.margins[rival]) <= CLOSE * size
+    agree(f"the proof of {family} claims another margin", same)
+    agree(f"the proof of {family} does not hold", stored["fall"] < stored["margin"])
+    agree(f"{family} claims a smaller fall", proof.falls[rival] <= stored["fall"] * (1 + CLOSE) + 1e-12 * size)
+    total = sum(stored["terms"].values())
+    agree(f"the terms of {family} are not its fall", abs(total - stored["fall"]) <= CLOSE * stored["fall"] + 1e-12)
+    agree(f"the proof of {family} has other layers", stored["radii"].keys() == proof.radii.keys())
+    for layer, own in proof.radii.items():
+        agree(f"{family} claims a smaller radius at {layer}", own <= stored["radii"][layer] * (1 + CLOSE))
+    layers: dict[str, list[str]] = {}
+    for layer, term in proof.terms:
+        if term != "rounding":  # which two programs need not agree on
+            layers.setdefault(layer, []).append(term)
+    for layer, terms in layers.items():
+        found = sum(proof.terms[layer, term][rival] for term in terms)
+        claimed = sum(stored["terms"].get(f"{layer}: {term}" if layer else term, 0.0) for term in terms)
+        right = found <= claimed * (1 + CLOSE) + 1e-12 or np.isinf(found)
+        agree(f"{family} claims a smaller {' + '.join(terms)} at {layer or 'the whole'}", right)
+    return 1 + len(proof.radii) + len(layers) + _same_bounds(image, family, stored, proof.falls, agree)
+
+
+def _same_bounds(image: Image, family: str, stored: Json, falls: Array, agree: Agree) -> int:
+    """The bounds on the margins of all classes, nothing at the label, if a record has them."""
+    if "lower" not in stored:
+        return 0
+    claimed = stored["lower"]
+    agree(f"the proof of {family} has another number of classes", len(claimed) == len(image.output))
+    agree(f"the proof of {family} bounds the label itself", claimed[image.label] is None)
+    for rival, margin, fall in zip(image.rivals, image.margins, falls, strict=True):
+        bound = claimed[rival]
+        agree(f"{family} has no bound for class {rival}", bound is not None)
+        near = CLOSE * (abs(bound) + np.abs(image.output).max())
+        agree(
+            f"{family} claims a margin of {bound:.6g} over class {rival}",
+            bound > 0 and margin - fall >= bound - near,
+        )
+    return len(falls)
+
+
+def _same_norms(path: Path, stored: Json, agree: Agree) -> int:
+    """No stored norm is smaller than the checker's own; none is missing, and none belongs to no layer."""
+    places, claims = _places(path), 0
+    for layer, known in stored.items():
+        agree(f"it has norms of {layer!r}, which is no layer", layer in places)
+        for name in known:
+            agree(f"{layer} has no norm {name!r}", name in _NORMS)
+    for layer, place in places.items():
+        for name in _NORMS:
+            own, claimed = vars(place.point).get(name), stored.get(layer, {}).get(name)
+            if claimed is None:
+                kept = type(place.point) in (Linear, Attention)
+                agree(f"{layer} is without its {name}", own is None or not kept)
+            elif own is not None:
+                right = np.shape(claimed) == np.shape(own)
+                enough = right and (own <= np.asarray(claimed) * (1 + CLOSE) + _TINY).all()
+                agree(f"{layer} claims a smaller {name}", enough)
+                claims += 1
+    return claims
+
+
+def _places(path: Path) -> dict[str, Place]:
+    found: dict[str, Place] = {}
+    for place in path:
+        found |= _places(place.branch) if isinstance(place, Fork) else {place.name: place}
+    return found
