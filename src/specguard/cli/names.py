@@ -24,7 +24,7 @@ def named_data(name: str, root: Path | None, verify: bool, size: int) -> Data:
         raise ConfigError(f"data {name!r} is text, which only a model of text takes, such as text_small")
     if name not in DATA:
         if not Path(name).is_dir():
-            raise ConfigError(f"there is no data set {name!r}: it is none of {', '.join(DATA)}, and no folder")
+            raise ConfigError(f"--data {name!r} is no data set: none of {', '.join(DATA)}, and no folder")
         if root is not None:
             raise ConfigError(f"--data-root has no effect where --data is itself a folder, {name}")
         return image_folder(Path(name), size)
@@ -55,7 +55,7 @@ def run_data(run: Path, model: Classifier, name: DataName | None, root: Path | N
     stored = runs.read_json(path) if path.exists() else {}
     if name is None:
         known = stored.get("data")
-        if not isinstance(known, str):
+        if not isinstance(known, str) or not (known in DATA or Path(known).is_dir()):
             raise RunError(f"{run} does not say which data it was trained on; name it with --data")
         place = stored.get("data_root")
         root = root if root is not None or place is None else Path(str(place))
