@@ -44,14 +44,10 @@ from specguard.evaluate.shards import Ledger, Place
 from specguard.evaluate.spectral_summary import PartForm
 from specguard.evaluate.spectral_summary import is_record as is_spectrum
 from specguard.geometry import Ball
-from specguard.nn import ViT, ViTConfig
 from specguard.train.state import TrainingState
+from studies import model
 
 CASES = int(os.environ.get("SPECGUARD_FUZZ", "40"))
-CONFIG = ViTConfig(
-    image=4, patch=2, channels=1, classes=5, dim=6, depth=1, heads=2, mlp_ratio=2.0, mean=(0.4,), std=(0.3,),
-    norm="none", activation="squareplus", pool="mean",
-)  # fmt: skip
 
 # What strangers write ------------------------------------------------------------------------------------------
 
@@ -131,15 +127,6 @@ class Reader:
 def data() -> Dataset:
     images = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(4))
     return Dataset(images, torch.tensor([0, 1, 4]))
-
-
-@cache
-def model() -> ViT:
-    made, g = ViT(CONFIG), torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.copy_(0.4 * torch.randn(parameter.shape, generator=g))
-    return made.eval()
 
 
 EVALUATION = Evaluation(Suite((("pgd", PGD(steps=1)),)), (Ball("l2", 0.1),), batch=2, diagnose=False)

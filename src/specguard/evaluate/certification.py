@@ -25,7 +25,7 @@ from specguard.certify.families import Problem, upper_falls
 from specguard.certify.families import described as in_words
 from specguard.certify.network import norms
 from specguard.data import Split
-from specguard.errors import ConfigError, SoundnessError
+from specguard.errors import ConfigError, RunError, SoundnessError
 from specguard.evaluate.certified_summary import certified_summary, is_record
 from specguard.evaluate.folder import Progress, Watcher, as_stored, stored_summary
 from specguard.evaluate.memory import first_proof, images_within
@@ -293,7 +293,12 @@ def _since(begun: float, like: Tensor) -> float:
 
 def _seconds(place: Place, count: int) -> dict[str, float]:
     """Seconds per image of every stage; of the last time a batch was done, if it was done twice."""
-    batches = {line["begin"]: line for _, lines in place.lines("seconds.jsonl") for line in lines}
+    batches: dict[float, Json] = {}
+    for path, lines in place.lines("seconds.jsonl"):
+        for line in lines:
+            if "begin" not in line or not all(isinstance(value, float | int) for value in line.values()):
+                raise RunError(f"{path} does not hold the seconds of batches")
+            batches[line["begin"]] = line
     totals: dict[str, float] = {}
     for line in batches.values():
         for name, value in line.items():

@@ -108,14 +108,14 @@ def evaluate(
         if shard.index == 0:
             work.diagnose(place)
         work.complete(state)
-        with place.together():
-            state = state if place.alone else _State(place, split, evaluation)
-            if path.exists():
-                return _stored_summary(path, settings)
-            if state.pending:
-                return {"pending": state.pending, "of": state.total}
+        if not place.alone:
+            state = _State(place, split, evaluation)
+            if left := state.pending:
+                return {"pending": left, "of": state.total}
         work.diagnose(place)  # if no first shard has done it
         with place.together():
+            if path.exists():  # two shards may be the last at once
+                return _stored_summary(path, settings)
             return _finish(state, settings, classes, device)
 
 
