@@ -44,11 +44,13 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"specguard.{module}"), name)
-    raise AttributeError(f"module 'specguard' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker shall see that other names do not exist
+
+    def __getattr__(name: str) -> Any:
+        for module, names in _HOMES.items():
+            if name in names:
+                return getattr(import_module(f"specguard.{module}"), name)
+        raise AttributeError(f"module 'specguard' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

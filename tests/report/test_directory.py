@@ -204,6 +204,15 @@ def test_a_summary_too_large_to_be_one_is_not_read(run, monkeypatch):
     assert any("result.json is too large to be read" in problem for problem in problems)
 
 
+def test_what_is_no_file_is_not_waited_for(run):
+    for name in ("attacks/quick/summary.json", "metrics.jsonl", "certificates/proofs/environment.jsonl"):
+        (run / name).unlink()
+        os.mkfifo(run / name)
+    found = read_run(run, "a")
+    assert found.attacked == ()
+    assert sum("is no file" in problem for problem in found.problems) == 3
+
+
 def test_other_json_files_of_a_user_are_none_of_its_business(run):
     write_json(run / "notes.json", {"by": "hand"})
     assert read_run(run, "a").problems == ()

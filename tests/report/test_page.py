@@ -18,7 +18,7 @@ from sample_runs import FAMILIES, RADII, changed, sample_run
 from specguard.errors import ConfigError
 from specguard.proportion import Proportion
 from specguard.report import report, write_report
-from specguard.runs import append_lines
+from specguard.runs import append_lines, rewrite_lines
 
 HOSTILE = "\"'></script><script>alert(1)</script>\x00\u202e<b onmouseover=alert(1)>"
 
@@ -174,6 +174,22 @@ def test_three_files_are_written_and_only_html_is_called_a_report(run, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.csv", "x.html", "x.robustbench.json"]
     with pytest.raises(ConfigError, match=r"a report is an \.html file"):
         write_report({"a": run}, tmp_path / "x.pdf")
+
+
+def test_sizes_that_no_model_has_are_drawn_or_named(copy):
+    """Numbers near the ends of the range, settings nested deeply, and radii of families that differ."""
+    lines = copy / "spectrum" / "looked" / "records.jsonl"
+    records = [json.loads(line) for line in lines.read_text().splitlines()]
+    for number, record in enumerate(records):
+        record["parts"]["blocks.0"] |= {"sigma": [1e-200 * (1 + number)], "step": 1e299}
+    rewrite_lines(lines, records)
+    nested = json.loads("[" * 400 + "]" * 400)
+    changed(copy / "result.json", settings={"deep": nested})
+    path = copy / "certificates" / "proofs" / "summary.json"
+    rows = json.loads(path.read_text())["radii"]
+    del rows[0]["by"]["lofast"]
+    changed(path, radii=rows)
+    assert "certified by different families" in Elements(report({"a": copy}).html).text
 
 
 def test_an_unfinished_study_is_named_with_what_there_is_of_it(copy):

@@ -32,6 +32,13 @@ _LARGEST = 64 * 2**20  # bytes of a summary
 
 def run_directories(path: Path) -> list[Path]:
     """The run at `path`, or the runs below a folder that is none itself; an error where there is neither."""
+    try:
+        return _runs_at(path)
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _runs_at(path: Path) -> list[Path]:
     if not path.is_dir():
         raise RunError(f"{path} is not a run directory" if path.exists() else f"{path} does not exist")
     if any((path / name).exists() for name in _MARKS):
@@ -104,7 +111,7 @@ class _Reader:
         for folder in _folders(self.run):
             if folder != self.run and (folder / "run.json").exists():
                 continue  # another run
-            names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))
+            names = self._names(folder)
             for name in names:
                 if name in _STUDIES and "summary.json" not in names:
                     self._begun(folder, name)
@@ -114,15 +121,30 @@ class _Reader:
 
     def json(self, path: Path) -> Json | None:
         """A JSON object; None, and a problem where there is one, if it cannot be had."""
-        if not path.exists():
+        if not os.path.lexists(path):
             return None
         try:
+            if not path.is_file():
+                raise RunError(f"{path} is no file")
             if path.stat().st_size > _LARGEST:
                 raise RunError(f"{path} is too large to be read")
             return read_json(path)
         except (RunError, OSError) as error:
             self._wrong(path, error)
             return None
+
+    def _names(self, folder: Path) -> list[str]:
+        try:
+            return sorted(name for name in os.listdir(folder) if name.endswith(".json"))
+        except OSError as error:
+            self._wrong(folder, f"it cannot be read: {error.strerror or error}")
+            return []
+
+    def _lines(self, path: Path) -> list[Json]:
+        """The complete records of a small file."""
+        if path.exists() and not path.is_file():
+            raise RunError(f"{path} is no file")
+        return read_lines(path)
 
     def _study(self, path: Path) -> list[Summary]:
         if path.name.startswith("report"):
@@ -145,13 +167,13 @@ class _Reader:
         lines = folder / "records.jsonl"
         try:
             if isinstance(study, Training):
-                return replace(study, epochs=tuple(read_lines(folder / "metrics.jsonl")))
+                return replace(study, epochs=tuple(self._lines(folder / "metrics.jsonl")))
             if isinstance(study, Attacked) and own:
                 lines = folder / "gallery"
                 return replace(study, gallery=read_gallery(folder))
-            if isinstance(study, Certified) and own and lines.exists():
+            if isinstance(study, Certified) and own and lines.is_file():
                 return replace(study, margins=margins_of(lines, study))
-            if isinstance(study, Looked) and own and lines.exists():
+            if isinstance(study, Looked) and own and lines.is_file():
                 return replace(study, records=looked_records(lines, study))
         except (Malformed, RunError) as error:
             self._wrong(lines, error)
@@ -177,7 +199,7 @@ class _Reader:
         starts: list[Any] = []
         if folder is not None:
             try:
-                starts = list(read_lines(folder / "environment.jsonl"))
+                starts = list(self._lines(folder / "environment.jsonl"))
             except RunError as error:
                 self._wrong(folder / "environment.jsonl", error)
         last = record.get("environment")
@@ -187,7 +209,7 @@ class _Reader:
         try:
             if "seconds" in record:
                 return size(record["seconds"], "seconds")
-            lines = read_lines(folder / "timing.jsonl")
+            lines = self._lines(folder / "timing.jsonl")
             return sum(size(line.get("seconds"), "seconds") for line in lines) if lines else None
         except (Malformed, RunError) as error:
             self._wrong(folder / "timing.jsonl", error)
@@ -198,7 +220,7 @@ class _Reader:
         if settings is None:
             return
         done = 0
-        for path in sorted(folder.glob("records*.jsonl")):
+        for path in sorted(path for path in folder.glob("records*.jsonl") if path.is_file()):
             try:
                 with open(path, "rb") as handle:
                     done += sum(line.endswith(b"\n") for line in handle)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specguard.proportion import Proportion
 from specguard.report.robustbench import robustbench_record
-from specguard.report.studies import Run
+from specguard.report.studies import Attacked, AttackRow, Run
 from specguard.runs import Json
 
 _COLUMNS = ("run", "study", "what", "class", "norm", "radius", "accuracy", "low95", "high95", "count", "n")
@@ -92,11 +92,30 @@ def robustbench_entries(runs: Sequence[Run]) -> list[Json]:
     """A leaderboard entry for every evaluation under attack."""
     return [
         robustbench_record(
-            study.summary, name=run.label, architecture=architecture(run), dataset=study.origin.dataset or "unknown"
+            _summary(study),
+            name=run.label,
+            architecture=architecture(run),
+            dataset=study.origin.dataset or "unknown",
         )
         for run in runs
         for study in run.attacked
     ]
+
+
+def _summary(study: Attacked) -> Json:
+    """What an entry is made from, of fields that have been read."""
+
+    def rows(found: Sequence[AttackRow]) -> list[Json]:
+        return [vars(row) | {"accuracy": row.accuracy.record()} for row in found]
+
+    return {
+        "n": study.n,
+        "clean": study.clean.record(),
+        "attacks": rows(study.rows),
+        "worst_case": rows(study.worst),
+        "flags": study.flags,
+        "warnings": study.warnings,
+    }
 
 
 def architecture(run: Run) -> str:

@@ -101,7 +101,7 @@ def _names(runs: Mapping[str, Sequence[Json]], groups: Sequence[str]) -> list[st
 def _values(records: Sequence[Json], part: str, key: str) -> list[float]:
     rows = [record["parts"][part] for record in records if part in record["parts"]]
     values = [row[key][0] if key == "sigma" else row[key] for row in rows]
-    return [value for value in values if value > 0 and math.isfinite(value)]  # a zero has no place on a log axis
+    return [value for value in values if 1e-100 < value < 1e100]  # a zero has no place on a log axis
 
 
 def _violins(axis: Any, values: list[list[float]], number: int, runs: int, colour: str) -> None:

@@ -52,6 +52,8 @@ def _two(values: tuple[float, ...]) -> tuple[float, float]:
 
 def _arrays(path: Path, pictures: int) -> dict[str, Array]:
     try:
+        if not path.is_file():
+            raise Malformed("its images are missing")
         if path.stat().st_size > _LARGEST:
             raise Malformed("its images are too large")
         tensors: dict[str, Any] = load(path.read_bytes())

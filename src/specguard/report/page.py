@@ -151,8 +151,15 @@ def _run_view(run: Run, number: int) -> View:
         classes=sections.class_table(run),
         stages=sections.stages(run),
         fingerprint=run.fingerprint,
-        settings=json.dumps(training.settings, indent=2)[:20_000] if training is not None else "",
+        settings="" if training is None else _indented(training.settings),
     )
+
+
+def _indented(settings: Json) -> str:
+    try:
+        return json.dumps(settings, indent=2)[:20_000]
+    except RecursionError:
+        return ""  # no training has such settings
 
 
 def _figures(runs: Sequence[Run], views: Sequence[View]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from specguard.report.exports import class_rows
 from specguard.report.studies import Attacked, Certified, Checked, Looked, Run, Training
 from specguard.runs import Json
 
-_BALLS, _CLASSES = 4, 100
+_BALLS, _CLASSES, _COMMANDS = 4, 100, 20  # of each, so many are shown
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def stages(run: Run) -> list[Stage]:
 
 def _stage(name: str, place: str, seconds: float | None, environments: Sequence[Json]) -> Stage:
     commands = dict.fromkeys(str(e["command"])[:2000] for e in environments if isinstance(e.get("command"), str))
-    return Stage(name, place, seconds, tuple(commands), described_environment(environments))
+    return Stage(name, place, seconds, tuple(commands)[-_COMMANDS:], described_environment(environments))
 
 
 def described_environment(environments: Sequence[Json]) -> str:

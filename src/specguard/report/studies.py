@@ -81,7 +81,6 @@ class Attacked:
     classes: tuple[ClassRow, ...]
     flags: tuple[tuple[str, str], ...]
     warnings: tuple[str, ...]
-    summary: Json
     gallery: Gallery | None = None
 
 

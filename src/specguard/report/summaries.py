@@ -51,7 +51,6 @@ def attacked(record: Json, origin: Origin) -> Attacked:
             for flag in field(record, "flags", many(table))
         ),
         warnings=field(record, "warnings", many(text)),
-        summary=record,
     )
     if not found.worst:
         raise Malformed("'worst_case' is empty")
@@ -62,8 +61,10 @@ def proved(record: Json, origin: Origin) -> Certified:
     settings = field(record, "settings", table)
     largest = {shown(name): table(entry, name) for name, entry in field(record, "largest", table).items()}
     rows = field(record, "radii", many(_radius_row))
-    if not rows:
+    if not rows or not rows[0].by:
         raise Malformed("'radii' is empty")
+    if any(row.by.keys() != rows[0].by.keys() for row in rows):
+        raise Malformed("its radii are certified by different families")
     clean = field(record, "clean", share)
     return Certified(
         origin,
