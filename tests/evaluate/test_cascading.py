@@ -218,7 +218,7 @@ def test_what_a_third_party_certifies_at_a_large_radius_is_ours_at_a_small_one_w
 def test_a_third_party_that_is_refuted_ends_everything(tmp_path, monkeypatch):
     """The study's own attack is blind here; the second, harder one is not."""
     monkeypatch.setattr(
-        module._Prover, "_broken", lambda self, images, *_: torch.zeros(len(images), dtype=torch.bool)
+        module._Prover, "_broken", lambda self, group, radius: torch.zeros(len(group.labels), dtype=torch.bool)
     )
     with pytest.raises(SoundnessError, match=r"by a third party, hearsay 1\.0, and broken"):
         start(tmp_path / "study", replace(SETTINGS, radii=(2.0,), families=("lofast",)), (Oracle(),))
@@ -237,7 +237,7 @@ def test_it_is_not_asked_about_broken_images_and_its_failures_are_in_the_records
 
 def test_an_image_that_is_certified_and_broken_ends_everything(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        module._Prover, "_broken", lambda self, images, *_: torch.ones(len(images), dtype=torch.bool)
+        module._Prover, "_broken", lambda self, group, radius: torch.ones(len(group.labels), dtype=torch.bool)
     )
     with pytest.raises(SoundnessError, match=r"image 0 is certified by .* and broken at radius 0\.01"):
         start(tmp_path / "study", replace(SETTINGS, radii=(0.01,)))

@@ -315,7 +315,8 @@ def test_no_field_can_be_changed_into_nonsense_or_into_a_better_claim(checked):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"radii": [float("inf"), 0.03]}, "radii"), ({"radii": [-0.1, 0.03]}, "radii"), ({"radii": ["1"]}, "radii"),
+        ({"radii": [float("inf"), 0.03]}, "not a finite number"), ({"radii": ["1"]}, "radii"),
+        ({"radii": [-0.1, 0.03]}, "radii"),
         ({"families": ["magic"]}, "magic"), ({"families": [["local"]]}, "local"), ({"norm": "l1"}, "does not say"),
         ({"n": "5"}, "does not say"), ({"failure_probability": 1e-3}, "probability"), ({"n": 4}, "5 records of 4"),
     ],

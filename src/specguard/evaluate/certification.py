@@ -11,6 +11,7 @@ summary.json        the numbers; its presence means that the study is complete
 import copy
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,23 +26,17 @@ from specguard.certify.families import Problem, upper_falls
 from specguard.certify.families import described as in_words
 from specguard.certify.network import norms
 from specguard.data import Split
-from specguard.errors import ConfigError, RunError, SoundnessError
+from specguard.errors import ConfigError, SoundnessError
 from specguard.evaluate.certified_summary import certified_summary, is_record
-from specguard.evaluate.folder import Progress, Watcher, as_stored, stored_summary
+from specguard.evaluate.folder import Watcher, as_stored
 from specguard.evaluate.memory import first_proof, images_within
 from specguard.evaluate.refutation import broken, digest
-from specguard.evaluate.shards import WHOLE, Ledger, Place, Shard, opened
+from specguard.evaluate.shards import WHOLE, Shard
+from specguard.evaluate.study import Study, carried_out
 from specguard.evaluate.subjects import Group, subject
 from specguard.geometry import Ball, Norm
 from specguard.nn import Classifier
-from specguard.runs import (
-    Json,
-    append_lines,
-    described,
-    read_lines,
-    record_start,
-    rewrite_lines,
-)
+from specguard.runs import Json, described
 
 _TERMS = 8  # of a margin's losses that a record keeps, the largest first
 
@@ -98,69 +93,39 @@ def certification(
     some to do, returns how many are `pending`, of how many, in place of a summary.
     """
     proof = {"arithmetic": ARITHMETIC, "failure_probability": 0.0}
-    stored = as_stored({**identity, "n": len(split), **described(settings), **proof})
-    path = folder / "summary.json"
-
-    def known(records: list[Json]) -> Json:
-        return {**certified_summary(records, settings.radii, settings.families), "settings": stored}
-
-    with opened(folder, "certification", stored, shard) as place:
-        study = _Study(model, split, settings, device, memory, watch)
-        ledger = Ledger(place, len(split), settings.batch, study.fits)
-        if not path.exists():
-            record_start(place.own, device)
-            study.complete(ledger)
-        return ledger.ended(
-            device,
-            lambda records: stored_summary(path, known(records), {"seconds_per_image", "environment"}),
-            lambda records: {**known(records), "seconds_per_image": _seconds(place, len(split))},
-        )
+    prover, labels = _Prover(model, split.to(device), settings, device), split.labels.tolist()
+    part = settings.batch if memory is None else images_within(memory, prover.tried)
+    study = Study(
+        "certification",
+        as_stored({**identity, "n": len(split), **described(settings), **proof}),
+        len(split),
+        settings.batch,
+        work=lambda begin, end: prover.batch(begin, end, part),
+        belongs=lambda record, i: is_record(record, i, labels[i], settings.radii, settings.families),
+        summary=lambda records: certified_summary(records, settings.radii, settings.families),
+        seconds=lambda batches: _seconds(batches, len(split)),
+        doing="certifying",
+        timing="seconds_per_image",
+    )
+    return carried_out(study, folder, device, watch, shard)
 
 
-class _Study:
-    """The batches of a study, from wherever the records on disk stand."""
+class _Prover:
+    """A model with its samples, and what is to be proved of them."""
 
-    def __init__(
-        self,
-        model: Classifier,
-        split: Split,
-        settings: Certification,
-        device: torch.device,
-        memory: int | None,
-        watch: Watcher,
-    ) -> None:
-        self.split, self.labels = split.to(device), split.labels.tolist()
-        self.subject = subject(copy.deepcopy(model).to(device).eval(), self.split)
-        self.settings, self.watch = settings, watch
-        self.part = settings.batch if memory is None else images_within(memory, self._tried)
+    def __init__(self, model: Classifier, split: Split, settings: Certification, device: torch.device) -> None:
+        self.split, self.settings = split, settings
+        self.subject = subject(copy.deepcopy(model).to(device).eval(), split)
 
-    def _tried(self, count: int) -> None:
+    def tried(self, count: int) -> None:
         """The proofs of a few images, to see what memory they take."""
         first_proof(self.subject, count, self.settings.families, self.settings.balls[-1])
 
-    def fits(self, record: Json, sample: int) -> bool:
-        """Whether this can be the record of that image."""
-        return is_record(record, sample, self.labels[sample], self.settings.radii, self.settings.families)
-
-    def complete(self, ledger: Ledger) -> None:
-        """Prove what is missing."""
-        total, seconds_path = len(ledger.begins), ledger.place.own / "seconds.jsonl"
-        rewrite_lines(seconds_path, read_lines(seconds_path))  # a line cut short must not be written on
-        for number, begin in ledger.missing():
-            self.watch(Progress(number, total, "certifying"))
-            found, seconds = self.batch(begin)
-            append_lines(seconds_path, {"begin": begin, **seconds})
-            ledger.add(found)
-        self.watch(Progress(total, total, "done"))
-
-    def batch(self, begin: int) -> tuple[list[Json], dict[str, float]]:
-        """The records of a batch, and the seconds of every family; in parts, if memory is short."""
-        samples = torch.arange(
-            begin, min(begin + self.settings.batch, len(self.split)), device=self.split.labels.device
-        )
+    def batch(self, begin: int, end: int, part: int) -> tuple[list[Json], Json]:
+        """The records of these images, taken in parts, and the seconds of every family."""
         records: list[Json] = []
         seconds: dict[str, float] = {}
-        for some in samples.split(self.part):
+        for some in torch.arange(begin, end, device=self.split.labels.device).split(part):
             for group in self.subject.groups(some):
                 found, taken = self.proved(group)
                 records += found
@@ -291,14 +256,8 @@ def _since(begun: float, like: Tensor) -> float:
     return time.perf_counter() - begun
 
 
-def _seconds(place: Place, count: int) -> dict[str, float]:
-    """Seconds per image of every stage; of the last time a batch was done, if it was done twice."""
-    batches: dict[float, Json] = {}
-    for path, lines in place.lines("seconds.jsonl"):
-        for line in lines:
-            if "begin" not in line or not all(isinstance(value, float | int) for value in line.values()):
-                raise RunError(f"{path} does not hold the seconds of batches")
-            batches[line["begin"]] = line
+def _seconds(batches: Mapping[int, Json], count: int) -> dict[str, float]:
+    """Seconds per image of every stage."""
     totals: dict[str, float] = {}
     for line in batches.values():
         for name, value in line.items():

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from specguard.errors import RunError
 from specguard.evaluate.folder import Progress, Watcher, stored_summary
 from specguard.evaluate.shards import WHOLE, Ledger, Place, Shard, opened
 from specguard.runs import Json, append_lines, read_lines, record_start, rewrite_lines
@@ -51,7 +52,7 @@ def carried_out(study: Study, folder: Path, device: torch.device, watch: Watcher
         return ledger.ended(
             device,
             lambda records: stored_summary(path, known(records), {study.timing, "environment"}),
-            lambda records: {**known(records), study.timing: study.seconds(_taken(place))},
+            lambda records: {**known(records), study.timing: _seconds(study, place)},
         )
 
 
@@ -67,6 +68,9 @@ def _complete(study: Study, ledger: Ledger, watch: Watcher) -> None:
     watch(Progress(total, total, "done"))
 
 
-def _taken(place: Place) -> dict[int, Json]:
-    """What was kept about the time of every batch; of the last time, if it was done twice."""
-    return {line["begin"]: line for _, lines in place.lines("seconds.jsonl") for line in lines}
+def _seconds(study: Study, place: Place) -> Any:
+    """What the study makes of the times of its batches; of the last time, if one was done twice."""
+    try:
+        return study.seconds({line["begin"]: line for _, lines in place.lines("seconds.jsonl") for line in lines})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{place.folder} holds a seconds.jsonl without the seconds of batches") from error
