@@ -70,10 +70,17 @@ def ended(process: int, within: float = 120.0) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-def killed_at_random(jobs: list[Callable[[], object]], chance: random.Random, most: float) -> list[int]:
-    """Start all jobs and kill one, or all, at a random moment; how they ended."""
+def killed_at_random(
+    jobs: list[Callable[[], object]],
+    chance: random.Random,
+    most: float,
+    ready: Callable[[], bool] = lambda: True,
+) -> list[int]:
+    """Start all jobs and kill one, or all, at a random moment after they are ready; how they ended."""
     processes = [child(job) for job in jobs]
     victims = processes if chance.random() < 0.3 else [chance.choice(processes)]
+    while not ready():
+        time.sleep(0.01)
     time.sleep(chance.uniform(0, most))
     for process in victims:
         os.kill(process, signal.SIGKILL)  # one that has ended waits to be asked how
@@ -108,6 +115,7 @@ def test_a_soak_of_shards_killed_at_random_ends_like_one_uninterrupted_process(t
 def rank(folder: Path, index: int, port: int) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with joined(index, 2, companions.CPU, timedelta(seconds=60)) as ranks:
+        (folder.parent / f"met-{port}-{index}").touch()
         companions.trained(folder, "everything", ranks, resume=True)
 
 
@@ -124,22 +132,26 @@ def trained_files(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_soak_of_ranks_killed_at_random_ends_like_uninterrupted_ones(tmp_path):
-    def jobs(folder: Path) -> list[Callable[[], object]]:
-        port = free_port()
+    def jobs(folder: Path, port: int) -> list[Callable[[], object]]:
         return [lambda i=i: rank(folder, i, port) for i in range(2)]
 
+    def met(port: int) -> bool:
+        """Before, a process waits patiently for one that is gone; a launcher would end it."""
+        return len(list(tmp_path.glob(f"met-{port}-*"))) == 2
+
     begun = time.perf_counter()
-    assert [ended(process) for process in [child(job) for job in jobs(tmp_path / "whole")]] == [0, 0]
+    assert [ended(process) for process in [child(job) for job in jobs(tmp_path / "whole", free_port())]] == [0, 0]
     length, deaths, chance = time.perf_counter() - begun, 0, random.Random(5)
     expected, folder = trained_files(tmp_path / "whole"), tmp_path / "soaked"
     while deaths < DEATHS:
-        codes = killed_at_random(jobs(folder), chance, 1.2 * length)
+        port = free_port()
+        codes = killed_at_random(jobs(folder, port), chance, 1.2 * length, lambda port=port: met(port))
         assert set(codes) <= {0, 2, -signal.SIGKILL}  # who is left alone says so, and does not hang
         deaths += codes.count(-signal.SIGKILL)
         if codes == [0, 0]:
             assert trained_files(folder) == expected
             shutil.rmtree(folder)
-    assert [ended(process) for process in [child(job) for job in jobs(folder)]] == [0, 0]
+    assert [ended(process) for process in [child(job) for job in jobs(folder, free_port())]] == [0, 0]
     assert trained_files(folder) == expected
 
 
