@@ -17,7 +17,8 @@ import pytest
 from sample_runs import FAMILIES, RADII, changed, sample_run
 from specguard.errors import ConfigError
 from specguard.proportion import Proportion
-from specguard.report import report, write_report
+from specguard.report import read_run, report, write_report
+from specguard.report.sections import verdict
 from specguard.runs import append_lines, rewrite_lines
 
 HOSTILE = "\"'></script><script>alert(1)</script>\x00\u202e<b onmouseover=alert(1)>"
@@ -135,6 +136,18 @@ def test_a_certification_counts_as_checked_only_if_its_very_file_was(copy, made)
     assert b"checked, but not this file" in page
     shutil.rmtree(copy / "verification")
     assert b"not checked</span>" in report({"a run": copy}).html
+
+
+def test_the_verdict_speaks_of_the_largest_radius_at_which_something_is_proved(copy):
+    path = copy / "certificates" / "proofs" / "summary.json"
+    rows = json.loads(path.read_text())["radii"]
+    none = Proportion(0, 40).record()
+    rows[2] |= {"certified": none, "unknown": 38}
+    changed(path, radii=rows)
+    count = rows[1]["certified"]["count"]
+    assert f"{count} are certified at l2 0.05: no attack" in verdict(read_run(copy, "a"))
+    changed(path, radii=[row | {"certified": none} for row in rows])
+    assert "none is certified, even at l2 0.02." in verdict(read_run(copy, "a"))
 
 
 def test_commands_times_and_flags_are_shown(made):
