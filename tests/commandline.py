@@ -36,6 +36,7 @@ Command = Callable[..., Ended]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below `folder` but the lock, which is empty."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock")
+    """Every file below `folder` but the lock, which is empty, and times, which are never the same."""
+    apart = (".lock", "elapsed.jsonl")
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in apart)
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}

@@ -45,7 +45,7 @@ def settings(n: int, **more: Any) -> Json:
 def begun(folder: Path, command: str, seconds: float = 2.0) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rewrite_lines(folder / "environment.jsonl", [ENVIRONMENT | {"command": command}])
-    append_lines(folder / "timing.jsonl", {"seconds": seconds})
+    append_lines(folder / "elapsed.jsonl", {"seconds": seconds})
 
 
 def training(run: Path, classes: list[str], n: int, name: str) -> None:

@@ -93,21 +93,21 @@ def test_a_gallery_that_is_there_is_left_as_it_is(model, studied):
 
 def test_only_work_that_was_done_is_timed(studied):
     folder, _, _ = studied
-    (line,) = read_lines(folder / "timing.jsonl")
+    (line,) = read_lines(folder / "elapsed.jsonl")
     assert line["seconds"] > 0
     with timed(folder):  # complete already
         pass
-    assert len(read_lines(folder / "timing.jsonl")) == 1
+    assert len(read_lines(folder / "elapsed.jsonl")) == 1
 
 
 def test_an_interrupted_study_is_timed_and_a_refused_one_is_not(tmp_path):
     (tmp_path / "environment.jsonl").touch()
     with pytest.raises(KeyboardInterrupt), timed(tmp_path):
         raise KeyboardInterrupt
-    assert len(read_lines(tmp_path / "timing.jsonl")) == 1
+    assert len(read_lines(tmp_path / "elapsed.jsonl")) == 1
     with pytest.raises(ValueError, match="refused"), timed(tmp_path):
         raise ValueError("refused")
-    assert len(read_lines(tmp_path / "timing.jsonl")) == 1
+    assert len(read_lines(tmp_path / "elapsed.jsonl")) == 1
 
 
 def test_attention_is_rolled_out_to_shares_of_the_patches(model):

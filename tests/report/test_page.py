@@ -17,7 +17,8 @@ import pytest
 from sample_runs import FAMILIES, RADII, changed, sample_run
 from specguard.errors import ConfigError
 from specguard.proportion import Proportion
-from specguard.report import report, write_report
+from specguard.report import read_run, report, write_report
+from specguard.report.sections import verdict
 from specguard.runs import append_lines, rewrite_lines
 
 HOSTILE = "\"'></script><script>alert(1)</script>\x00\u202e<b onmouseover=alert(1)>"
@@ -68,7 +69,7 @@ def test_ten_thousand_images_are_read_without_torch_and_stay_below_three_megabyt
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.stdout.splitlines()[-1] == "0 False False", ended.stderr
     assert 50_000 < place.stat().st_size < 3_000_000
-    assert b"n = 10,000" in place.read_bytes()
+    assert b"n&nbsp;=&nbsp;10,000" in place.read_bytes()
 
 
 def test_the_same_records_make_the_same_bytes(run, made):
@@ -76,7 +77,7 @@ def test_the_same_records_make_the_same_bytes(run, made):
 
 
 def test_every_accuracy_has_its_interval_and_its_n(made):
-    page = made.html.decode()
+    page = made.html.decode().replace("&nbsp;", " ")
     cells = re.findall(r'<td class="num" data-value="0?1?\.\d+">.*?</td>', page)
     bars = re.findall(r'<div class="bar"><span>(?:classified|stands|certified).*?</div>', page)
     assert len(cells) > 30
@@ -91,7 +92,7 @@ def test_shares_are_those_of_the_records_and_intervals_are_computed_anew(copy):
     changed(path, test_accuracy={"count": 7, "n": 9, "value": 0.123, "interval95": [0.0, 1.0]})
     low, high = Proportion(7, 9).interval
     assert record["test_accuracy"]["n"] == 40
-    page = report({"a run": copy}).html.decode()
+    page = report({"a run": copy}).html.decode().replace("&nbsp;", " ")
     assert f'77.8 % <span class="interval">[{100 * low:.1f}, {100 * high:.1f}], n = 9</span>' in page
     assert "12.3 %" not in page
 
@@ -135,6 +136,18 @@ def test_a_certification_counts_as_checked_only_if_its_very_file_was(copy, made)
     assert b"checked, but not this file" in page
     shutil.rmtree(copy / "verification")
     assert b"not checked</span>" in report({"a run": copy}).html
+
+
+def test_the_verdict_speaks_of_the_largest_radius_at_which_something_is_proved(copy):
+    path = copy / "certificates" / "proofs" / "summary.json"
+    rows = json.loads(path.read_text())["radii"]
+    none = Proportion(0, 40).record()
+    rows[2] |= {"certified": none, "unknown": 38}
+    changed(path, radii=rows)
+    count = rows[1]["certified"]["count"]
+    assert f"{count} are certified at l2 0.05: no attack" in verdict(read_run(copy, "a"))
+    changed(path, radii=[row | {"certified": none} for row in rows])
+    assert "none is certified, even at l2 0.02." in verdict(read_run(copy, "a"))
 
 
 def test_commands_times_and_flags_are_shown(made):

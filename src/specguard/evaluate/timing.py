@@ -1,5 +1,6 @@
-"""How long a study took, for those who read about it: one line per start that ended, in timing.jsonl."""
+"""How long a study took, for those who read about it: one line per start that ended, in elapsed.jsonl."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,21 +15,21 @@ def timed(folder: Path) -> Iterator[None]:
 
     A study that is complete already, or that refuses the work, is left as it is.
     """
-    if (folder / "summary.json").exists():
+    if os.path.exists(folder / "summary.json"):  # a name that no system allows is refused elsewhere
         yield
         return
     begun = time.perf_counter()
     try:
         yield
     except KeyboardInterrupt:
-        if (folder / "environment.jsonl").exists():
+        if os.path.exists(folder / "environment.jsonl"):
             _add(folder, begun)
         raise
     _add(folder, begun)
 
 
 def _add(folder: Path, begun: float) -> None:
-    path = folder / "timing.jsonl"
+    path = folder / "elapsed.jsonl"
     if path.exists():
         rewrite_lines(path, read_lines(path))  # a line cut short must not be written on
     append_lines(path, {"seconds": time.perf_counter() - begun})

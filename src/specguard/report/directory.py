@@ -209,10 +209,10 @@ class _Reader:
         try:
             if "seconds" in record:
                 return size(record["seconds"], "seconds")
-            lines = self._lines(folder / "timing.jsonl")
+            lines = self._lines(folder / "elapsed.jsonl")
             return sum(size(line.get("seconds"), "seconds") for line in lines) if lines else None
         except (Malformed, RunError) as error:
-            self._wrong(folder / "timing.jsonl", error)
+            self._wrong(folder / "elapsed.jsonl", error)
             return None
 
     def _begun(self, folder: Path, name: str) -> None:

@@ -254,7 +254,7 @@ def _proof(run: Run, study: Certified, view: View, place: int) -> View:
         parts={} if margins is None else {term: share for term, _, share in margins.terms},
         medians=[(f, m, study.vacuous.get(f, 0)) for f, m in study.medians.items()] if study.searched else [],
         checked=sections.checks(run).get(study.origin.place),
-        checked_elsewhere=bool(run.checked) and margins is not None,
+        checked_elsewhere=bool(run.checked),
     )
 
 

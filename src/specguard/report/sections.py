@@ -108,11 +108,15 @@ def verdict(run: Run) -> str:
             "Nothing is proved about them."
         )
     study = max(run.certified, key=lambda study: study.n)
-    row = study.rows[-1]
+    proved = [row for row in study.rows if row.certified.count]
+    row = proved[-1] if proved else study.rows[0]
+    place = ball_text(study.norm, row.radius)
+    rest = f"{row.broken:,} are broken or wrong from the start; {row.unknown:,} are neither."
+    if not proved:
+        return f"Of {study.n:,} images, none is certified, even at {place}. {rest}"
     return (
-        f"Of {study.n:,} images, {row.certified.count:,} are certified at {ball_text(study.norm, row.radius)}: "
-        f"no attack of that size can change their class. "
-        f"{row.broken:,} are broken or wrong from the start; {row.unknown:,} are neither."
+        f"Of {study.n:,} images, {row.certified.count:,} are certified at {place}: "
+        f"no attack of that size can change their class. {rest}"
     )
 
 
