@@ -308,7 +308,11 @@ def test_no_module_of_reports_imports_torch_or_what_imports_it(path):
 def test_reports_are_drawn_where_there_is_no_torch():
     code = """
 import sys
-sys.modules["torch"] = None
+class NoTorch:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, NoTorch())
 from specguard.report import save_figure, violin_figure
 part = {"group": "head", "kind": "map", "sigma": [1.0], "step": 1.0}
 save_figure(violin_figure({"a": [{"parts": {"head": part}}]}))
