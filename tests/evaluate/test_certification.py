@@ -156,7 +156,7 @@ def test_other_settings_another_model_and_fewer_images_are_refused(complete):
 
 def test_an_image_that_is_certified_and_broken_ends_everything(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        module._Study, "_broken", lambda self, images, *_: torch.ones(len(images), dtype=torch.bool)
+        module._Study, "_broken", lambda self, group, _: torch.ones(len(group.labels), dtype=torch.bool)
     )
     with pytest.raises(SoundnessError, match="image 0 is certified by local and broken at radius 0"):
         start(tmp_path / "study", QUICK)
@@ -211,9 +211,9 @@ def test_a_study_within_a_budget_of_memory_is_taken_in_parts_and_is_the_same_stu
     start(tmp_path / "whole", QUICK)
     taken, proved = [], module._Study.proved
 
-    def noted(self, samples):
-        taken.append(len(samples))
-        return proved(self, samples)
+    def noted(self, group):
+        taken.append(len(group.samples))
+        return proved(self, group)
 
     monkeypatch.setattr(module._Study, "proved", noted)
     options = {"identity": IDENTITY, "device": CPU}
