@@ -1,11 +1,14 @@
 """The documentation says what the program does: its commands exist, with these options; its pages are found."""
 
+import importlib.util
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
+from mkdocs.exceptions import PluginError
 
 from specguard.cli import app
 
@@ -36,6 +39,18 @@ def test_every_command_that_is_shown_exists_with_its_options(path):
 def test_there_are_commands_to_check_and_a_wrong_one_is_noticed():
     assert sum(len(commands(path.read_text())) for path in PAGES) > 8
     assert "--radios" not in options("attack")
+
+
+def test_theory_pages_show_every_row_of_the_ledger_and_refuse_others():
+    specification = importlib.util.spec_from_file_location("ledger", ROOT / "docs" / "ledger.py")
+    hook = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(hook)
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="a page"))
+    texts = [hook.on_page_markdown(path.read_text(), page) for path in sorted((ROOT / "docs/theory").glob("*.md"))]
+    shown = re.findall(r"^\| \*\*(.+?)\*\* \|", "\n".join(texts), re.MULTILINE)
+    assert sorted(shown) == sorted(hook.ledger())
+    with pytest.raises(PluginError, match="names 'nothing', which is not in the ledger"):
+        hook.on_page_markdown("<!-- ledger: nothing -->", page)
 
 
 def test_every_page_is_in_the_navigation():

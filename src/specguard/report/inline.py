@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from specguard.report.figures import RUN_COLOURS
 
 CERTIFIED, ATTACKED, CLEAN, UNKNOWN = "#0f766e", "#c2410c", "#475569", "#94a3b8"
+# All different, because a colour is known by its value.
 FAMILIES = ("#0f766f", "#1d4ed8", "#7e22ce", "#be185d", "#a16207", "#57534e")
 # What is drawn in these colours takes the page's.
 _NAMES: Mapping[str, str] = {
@@ -45,9 +46,9 @@ def inline_svg(figure: Figure, name: str, says: str) -> Markup:
                 parent.remove(child)
     for element in root.iter():
         _rewrite(element, name)
-    width = root.attrib.pop("width").removesuffix("pt")
-    root.attrib.pop("height")
-    root.attrib |= {"class": "figure", "role": "img", "aria-label": says, "data-width": width}
+    for size in ("width", "height"):
+        del root.attrib[size]  # the page's to decide
+    root.attrib |= {"class": "figure", "role": "img", "aria-label": says}
     _strip_spaces(root)
     return Markup(ElementTree.tostring(root, encoding="unicode", method="xml"))  # escaped by its maker
 
