@@ -1,5 +1,6 @@
 """The checker and the prover say the same of every model: two programs, written apart, that agree to rounding."""
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -10,7 +11,10 @@ from specguard.certify.certificate import posed
 from specguard.certify.families import upper_falls
 from specguard.errors import ConfigError
 from specguard.evaluate.checker import Image, read
+from specguard.evaluate.checker import sll as checked_sll
+from specguard.evaluate.checker.enclosure import Box
 from specguard.nn import (
+    SLL,
     CertifiableConfig,
     ClassAndMean,
     ClassToken,
@@ -25,6 +29,8 @@ from specguard.nn import (
     Residual,
     SkipAttention,
     SmoothProject,
+    Softplus,
+    Squareplus,
     ViT,
     ViTConfig,
 )
@@ -77,6 +83,17 @@ def biased(size: float) -> nn.Module:
     return layer
 
 
+def residual(hidden: int, activation: nn.Module, q: float = 1.0, size: float = 0.4) -> SLL:
+    """SLL whose q differ by factors of about `exp(q)`."""
+    layer, g = SLL(8, hidden, activation), torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        layer.weight.copy_(size * torch.randn(hidden, 8, generator=g))
+        layer.bias.copy_(0.3 * torch.randn(hidden, generator=g))
+        layer.log_q.copy_(q * torch.randn(hidden, generator=g))
+    return layer
+
+
+LOFAST = {"mixing": "residual", "projection": "layer", "feedforward": "sll", "value_norm": 0.5, "hidden": 11}
 MODELS = {
     name: (lambda config=config: ViT(ViTConfig(**{**BASE, **config}), torch.Generator().manual_seed(0)), SHAPE)
     for name, config in CONFIGS.items()
@@ -106,6 +123,25 @@ MODELS = {
         lambda: CertifiableConfig(**SMALL, mean=(0.5,), std=(0.4,)).fresh(0),
         SHAPE,
     ),
+    "sll, relu": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), residual(11, nn.ReLU()), nn.Linear(8, 3)),
+        (1, 4, 4),
+    ),
+    "sll, tanh, fewer neurons than channels": (
+        lambda: nn.Sequential(PatchEmbedding(1, 2, 8), residual(5, nn.Tanh(), 4.0), MeanPool(), nn.Linear(8, 3)),
+        (1, 4, 4),
+    ),
+    "sll, softplus, squareplus": (
+        lambda: nn.Sequential(
+            PatchEmbedding(1, 2, 8),
+            residual(9, Softplus(3.0)),
+            residual(12, Squareplus(0.5)),
+            MeanPool(),
+            nn.Linear(8, 3),
+        ),
+        (1, 4, 4),
+    ),
+    "lofast": (lambda: CertifiableConfig(**SMALL, **LOFAST, mean=(0.5,), std=(0.4,)).fresh(0), SHAPE),
     "normalised heads, gated, registers": (lambda: foreign(HeadNorm(8, 2), MeanPool(3)), (1, 4, 4)),
     "rms heads, class and mean": (lambda: foreign(HeadNorm(8, 2, 1e-3, False), ClassAndMean(3), 16), (1, 4, 4)),
     "linear maps, many classes": (
@@ -144,3 +180,55 @@ def test_every_family_proves_the_same(name):
 def test_what_the_checker_cannot_read_is_named():
     with pytest.raises(ConfigError, match="1 is a CELU, which the checker cannot read"):
         read(nn.Sequential(nn.Linear(2, 2), nn.CELU()))
+    model = nn.Sequential(SLL(2, 2))
+    model[0].activation = nn.SiLU()  # which it does not take when it is made
+    with pytest.raises(ConfigError, match="0 is an SLL with SiLU, whose slopes may leave"):
+        read(model)
+
+
+@pytest.mark.parametrize("change", [{"q": 400.0}, {"size": float("nan")}], ids=str)
+def test_an_sll_whose_divisors_are_lost_in_rounding_is_refused(change):
+    with pytest.raises(ConfigError, match="lost in rounding"):
+        read(nn.Sequential(residual(6, nn.ReLU(), **change)))
+
+
+EXACT = {
+    nn.ReLU: lambda t: max(t, 0),
+    nn.Tanh: mpmath.tanh,
+    Softplus: lambda t: mpmath.log1p(mpmath.exp(3 * t)) / 3,
+}
+WILD = {"plain": {}, "tiny": {"size": 1e-7}, "huge": {"size": 1e6}, "zero": {"size": 0.0}, "far apart": {"q": 9.0}}
+
+
+def held(layer: SLL, widest: float) -> bool:
+    """Whether the output of an SLL, computed with sixty digits, lies in its box, which is narrow."""
+    x = np.random.default_rng(0).standard_normal(8)
+    (step,) = read(nn.Sequential(layer))
+    box = step.make(Box.exact(x)).output
+    assert box.rad.max() < widest
+    hidden, phi = range(len(layer.bias)), EXACT[type(layer.activation)]
+    with mpmath.workdps(60):
+        W, b = (mpmath.matrix(p.tolist()) for p in (layer.weight, layer.bias))
+        q = [mpmath.exp(t) for t in layer.log_q.tolist()]
+        G, s = W * W.T, [phi(h) for h in W * mpmath.matrix(x.tolist()) + b]
+        T = [mpmath.fsum(abs(G[i, j]) * q[j] / q[i] for j in hidden) + mpmath.mpf(1e-12) for i in hidden]
+        exact = [mpmath.mpf(x[k]) - 2 * mpmath.fsum(W[i, k] * s[i] / T[i] for i in hidden) for k in range(8)]
+        return all(abs(e - mpmath.mpf(m)) <= r for e, m, r in zip(exact, box.mid.tolist(), box.rad, strict=True))
+
+
+@pytest.mark.parametrize("weights", WILD)
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh(), Softplus(3.0)], ids=str)
+def test_the_exact_output_of_an_sll_lies_in_its_box(activation, weights):
+    assert held(residual(5, activation, **WILD[weights]), 1e-8)
+
+
+def test_what_cancels_in_the_divisors_of_an_sll_is_in_its_box_and_would_be_missed(monkeypatch):
+    """Rows at right angles, whose products are all rounding, times ratios of q."""
+    layer = residual(5, nn.Tanh()).double()
+    with torch.no_grad():
+        layer.log_q[-1] = 20.0
+        layer.weight.copy_(torch.linalg.qr(layer.weight.mT)[0].mT)
+    assert held(layer, 1e-3)
+    true = checked_sll._divisors
+    monkeypatch.setattr(checked_sll, "_divisors", lambda W, log_q: Box.exact(true(W, log_q).mid))
+    assert not held(layer, 1e-3)

@@ -42,6 +42,7 @@ def test_sums_products_and_quotients(scale, blur):
         assert holds(a * b, x * y)
         assert holds(a / b, x / y)
         assert holds(a.sum(1), x.sum(1))
+        assert holds(a.abs(), abs(x))
         assert holds(a.mean(0, True), x.sum(0, keepdims=True) / Fraction(3))
         assert holds(a @ b.T, x.dot(y.T))
         assert holds(joined([a, b], 0)[2:5].T, np.concatenate([x, y])[2:5].T)
@@ -65,6 +66,10 @@ def test_roots_exponentials_and_probabilities():
             for m, r, e in zip(positive.root().mid, positive.root().rad, corner(rng, positive), strict=True):
                 assert abs(mpmath.mpf(m) - mpmath.sqrt(max(mpmath.mpf(e.numerator) / e.denominator, 0))) <= r
             x = [mpmath.mpf(e.numerator) / e.denominator for e in corner(rng, a)]
+            with np.errstate(over="ignore"):
+                e = a.exp()
+            for m, r, t in zip(e.mid, e.rad, x, strict=True):
+                assert np.isinf(r) or abs(mpmath.mpf(float(m)) - mpmath.exp(t)) <= r
             whole = mpmath.fsum(mpmath.exp(t) for t in x)
             p = a.softmax()
             for m, r, t in zip(p.mid, p.rad, x, strict=True):

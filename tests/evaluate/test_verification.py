@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from specguard.attacks import APGD
-from specguard.certify import activations, affine, attention, families, tightened
+from specguard.certify import activations, affine, attention, families, sll, tightened
 from specguard.data import Dataset
 from specguard.errors import RunError, SoundnessError
 from specguard.evaluate import Certification, certification, verification
 from specguard.evaluate.certified_summary import is_record
 from specguard.evaluate.checker import Image, read
 from specguard.evaluate.claims import proved_claims
-from specguard.nn import ViT, ViTConfig, fingerprint
+from specguard.nn import SLL, CertifiableConfig, Network, ViT, ViTConfig, fingerprint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -26,6 +26,10 @@ CPU = torch.device("cpu")
 CONFIG = ViTConfig(
     image=4, patch=2, channels=1, classes=4, dim=6, depth=2, heads=2, mlp_ratio=2.0, mean=(0.4,), std=(0.3,),
     norm="smoothproject", activation="squareplus", pool="mean",
+)  # fmt: skip
+LOFAST = CertifiableConfig(
+    image=4, patch=2, channels=1, classes=4, dim=6, depth=1, heads=2, mean=(0.4,), std=(0.3,),
+    mixing="residual", projection="layer", feedforward="sll", value_norm=0.5, hidden=9,
 )  # fmt: skip
 SETTINGS = Certification(radii=(0.001, 0.03), batch=4)
 
@@ -38,17 +42,18 @@ def model() -> ViT:
     return made.eval()
 
 
-def data(count: int = 5) -> Dataset:
+def data(count: int = 5, made: ViT | Network | None = None) -> Dataset:
     images = torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(6))
     with torch.no_grad():
-        labels = model()(images).argmax(1)
+        labels = (made or model())(images).argmax(1)
     labels[1] = (labels[1] + 1) % 4  # one is wrong
     return Dataset((images * 255).round().to(torch.uint8), labels)
 
 
-def certified(folder: Path, settings: Certification = SETTINGS) -> Path:
-    identity = {"model": fingerprint(model()), "data": "the data", "dataset": "noise"}
-    certification(model(), data(), folder, settings, identity=identity, device=CPU)
+def certified(folder: Path, settings: Certification = SETTINGS, **changes) -> Path:
+    made, split = changes.get("model", model()), changes.get("split", data())
+    identity = {"model": fingerprint(made), "data": "the data", "dataset": "noise"}
+    certification(made, split, folder, settings, identity=identity, device=CPU)
     return folder / "records.jsonl"
 
 
@@ -376,6 +381,35 @@ def test_a_prover_that_is_wrong_is_found_out(name, tmp_path, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(SoundnessError, match="image"):
         verified(file)
+
+
+def test_certificates_of_a_network_with_sll_are_right(tmp_path):
+    made = LOFAST.fresh(0)
+    subject = {"model": made, "split": data(made=made)}
+    result = verified(certified(tmp_path / "study", **subject), **subject)
+    assert result["attacked"] >= 3
+    assert result["least_room"] > 0
+
+
+PLANTED_IN_SLL = {
+    "T": (SLL, "scale", lambda old: lambda self: 0.9 * old(self), "its margin"),
+    "the factor 2": (sll, "SLLNode", lambda old: lambda x, inner, B, *a: old(x, inner, B / 2, *a), "its margin"),
+    "its spread": (sll.SLLNode, "spread", half, "claims a"),
+    "its remainder": (sll.SLLNode, "pull", lambda old: lambda self, g: replace(
+        old(self, g), remainder=old(self, g / 2).remainder), "adjoint claims a"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED_IN_SLL)
+def test_a_prover_that_is_wrong_about_sll_is_found_out(name, tmp_path, monkeypatch):
+    where, attribute, planted, named = PLANTED_IN_SLL[name]
+    made = LOFAST.fresh(0)
+    subject = {"model": made, "split": data(made=made)}
+    monkeypatch.setattr(where, attribute, planted(getattr(where, attribute)))
+    file = certified(tmp_path / "study", replace(SETTINGS, search=False), **subject)
+    monkeypatch.undo()
+    with pytest.raises(SoundnessError, match=named):
+        verified(file, **subject)
 
 
 def test_an_image_that_breaks_is_found_by_the_attack_alone(study):

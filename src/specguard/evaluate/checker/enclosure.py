@@ -111,6 +111,14 @@ class Box:
         mid = function(self.mid)
         return Box(mid, outward(steepest * self.rad + 32 * _UNIT * (np.abs(mid) + np.abs(self.mid) + scale)))
 
+    def abs(self) -> "Box":
+        return Box(np.abs(self.mid), self.rad)
+
+    def exp(self) -> "Box":
+        """An exponent that is off by r makes a factor of `exp(r)` at most."""
+        mid = np.exp(self.mid)
+        return Box(mid, outward(mid * (np.expm1(outward(self.rad)) + 32 * _UNIT)))
+
     def softmax(self) -> "Box":
         """Over the last axis: logits that are off by r make probabilities off by a factor `exp(2 r)` at most."""
         top = self.mid.max(-1, keepdims=True)

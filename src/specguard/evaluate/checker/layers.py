@@ -284,7 +284,14 @@ TANH = Curve(
 
 
 def softplus(beta: float) -> Curve:
-    return Curve(lambda x: np.logaddexp(0, beta * x) / beta, lambda x: logistic(beta * x), 1.0, beta / 4, 1 / beta)
+    return Curve(
+        lambda x: np.logaddexp(0, beta * x) / beta,
+        lambda x: logistic(beta * x),
+        1.0,
+        beta / 4,
+        1 / beta,
+        second=lambda x: beta * logistic(beta * x) * logistic(-beta * x),
+    )
 
 
 def squareplus(b: float) -> Curve:

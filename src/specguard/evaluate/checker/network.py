@@ -16,6 +16,7 @@ from specguard.evaluate.checker import foreign, layers
 from specguard.evaluate.checker.attention import Attention, Weights
 from specguard.evaluate.checker.enclosure import Array, Box, longest, outward
 from specguard.evaluate.checker.layers import Maker, Map, Point, Remainder
+from specguard.evaluate.checker.sll import sll
 from specguard.nn import materialised
 
 
@@ -43,6 +44,7 @@ _CURVES: dict[type[nn.Module], Callable[[Any], layers.Curve]] = {
     own.Softplus: lambda layer: layers.softplus(layer.beta),
     own.Squareplus: lambda layer: layers.squareplus(layer.b),
 }
+_SLOPES_TO_ONE = (nn.ReLU, nn.Tanh, own.Softplus, own.Squareplus)  # those whose slopes lie in [0, 1]
 
 
 def read(model: nn.Module) -> tuple[Step, ...]:
@@ -139,6 +141,8 @@ def _maker(name: str, layer: Any) -> Maker:
         return layers.token_convolution(kernels, _box(layer.out.weight), _bias(layer.out))
     if kind in (own.LayerProject, own.SmoothProject, nn.LayerNorm, nn.RMSNorm):
         return _scaled(layer)
+    if kind is own.SLL:
+        return _sll(name, layer)
     raise ConfigError(f"{name or 'the model'} is a {kind.__name__}, which the checker cannot read")
 
 
@@ -157,6 +161,14 @@ def _neurons(layer: nn.Module, before: Map) -> Maker:
         return lambda x: foreign.Gated(before, before(x))
     curve = _CURVES[type(layer)](layer)
     return lambda x: layers.Neurons(before, curve, before(x))
+
+
+def _sll(name: str, layer: own.SLL) -> Maker:
+    kind = type(layer.activation)
+    if kind not in _SLOPES_TO_ONE:
+        raise ConfigError(f"{name} is an SLL with {kind.__name__}, whose slopes may leave [0, 1]")
+    before = Map(_box(layer.weight), _bias(layer))
+    return sll(before, _box(layer.log_q), _CURVES[kind](layer.activation))
 
 
 def _patches(layer: Any, mean: Box, std: Box) -> Maker:
