@@ -170,7 +170,7 @@ def test_the_demo_trains_both_models_and_prints_both_rows(specguard, tmp_path):
         accuracy = runs.read_json(folder / name / "result.json")["test_accuracy"]
         assert f"{100 * accuracy['count'] / accuracy['n']:.1f} %" in rows[name]
         assert from_run(folder / name).config == PRESETS["tiny"]
-    assert f"everything is in {folder}" in ended.out.splitlines()
+    assert ended.out.splitlines()[-2:] == [f"everything is in {folder}", f"report in {folder / 'report.html'}"]
     before = contents(folder)
     again = specguard("demo", "--run", folder, "--epochs", 1)
     again.succeeds()
