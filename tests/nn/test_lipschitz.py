@@ -216,6 +216,14 @@ def test_sll_takes_no_activation_whose_slopes_leave_the_unit_interval(activation
         SLL(4, 5, activation)
 
 
+def test_an_sll_whose_activation_was_put_in_later_has_no_proof():
+    layer = SLL(4, 5)
+    layer.activation = nn.GELU()
+    layer.eval()
+    with pytest.raises(ConfigError, match="SLL whose activation is a GELU has no rule"):
+        program(layer)
+
+
 def test_an_sll_whose_q_are_too_far_apart_has_no_proof():
     with pytest.raises(ConfigError, match="too far apart"):
         program(nn.Sequential(sll(random((5, 7)), nn.ReLU(), 1e3)).eval())
