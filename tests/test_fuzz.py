@@ -372,7 +372,9 @@ def test_words_from_a_stranger_are_an_exit_code_and_never_a_traceback(tmp_path, 
     @given(st.sampled_from(VERBS), words)
     def case(verb: str, arguments: list[str]) -> None:
         monkeypatch.setattr(sys, "argv", ["specguard", verb, *arguments])
-        said, complained = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
+        said, complained = (
+            io.TextIOWrapper(io.BytesIO(), "utf-8", errors) for errors in ("strict", "backslashreplace")
+        )
         with (
             contextlib.redirect_stdout(said),
             contextlib.redirect_stderr(complained),

@@ -78,5 +78,6 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 def _fail(sentence: str) -> NoReturn:
+    sentence = sentence.encode(errors="backslashreplace").decode()  # a name may hold what no terminal prints
     err.print(f"Error: {sentence}", style="red", markup=False, soft_wrap=True)
     sys.exit(2)
