@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specguard.adapt import from_run
-from specguard.data import Data, Dataset, cifar10, digits
+from specguard.data import Data, cifar10, digits
 from specguard.evaluate import Certification, certification, identity
 from specguard.nn import SkipAttention, attention_maps
 
@@ -53,7 +53,7 @@ def main(run: Path, data: Data, out: Path, images: int) -> None:
             for tensor in (layer.qkv.weight, layer.qkv.bias):
                 tensor.view(3, -1)[:2] = 0  # neither queries nor keys
     settings = Certification(CURVE, "l2", FAMILIES, True, batch=100, seed=0)
-    split = Dataset(data.test.images[:images], data.test.labels[:images])
+    split = data.test.select(slice(images))
     certification(fixed, split, out, settings, identity=identity(fixed, data), device=device)
     record = {
         "n": len(train),
