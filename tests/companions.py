@@ -19,6 +19,7 @@ from specguard.train import (
     SGD,
     TRADES,
     AdamW,
+    Certified,
     CrossEntropy,
     InputGradient,
     PGDTraining,
@@ -56,6 +57,7 @@ SETTINGS: dict[str, Training] = {
     "trades": Training(epochs=1, batch=31, optimizer=SGD(lr=0.1), objective=TRADES(BALL, steps=2)),
     "nfgsm": Training(epochs=1, batch=31, optimizer=SGD(lr=0.1), objective=NFGSM(BALL)),
     "emma": Training(epochs=1, batch=31, optimizer=SGD(lr=0.1), objective=EMMA(0.1)),
+    "certified": Training(epochs=1, batch=31, optimizer=SGD(lr=0.1), objective=Certified(0.1)),
     "gradient": Training(epochs=1, batch=31, optimizer=SGD(lr=0.1), objective=InputGradient(0.1)),
     "adamw": Training(epochs=2, batch=32, optimizer=AdamW(lr=1e-3), penalties=(MSVP(),)),
 }
@@ -69,6 +71,8 @@ def data() -> Data:
 
 def model(training: Training, **changes: Any) -> ViT:
     generator = torch.Generator().manual_seed(runs.derived_seed(training.seed, "weights"))
+    if isinstance(training.objective, Certified):  # which knows the layers of certifiable networks only
+        changes |= {"norm": "smoothproject", "pool": "mean"}
     return ViT(preset("tiny", dim=8, depth=1, heads=2, **changes), generator)
 
 
