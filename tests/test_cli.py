@@ -19,7 +19,7 @@ from specguard.adapt import from_run
 from specguard.certify import FAMILIES
 from specguard.cli import app
 from specguard.cli.train import train_command
-from specguard.nn import PRESETS, ViT
+from specguard.nn import CERTIFIABLE, PRESETS, TEXT_PRESETS, ViT
 from specguard.train import loop
 from specguard.train import state as state_module
 
@@ -66,7 +66,7 @@ def test_models_lists_every_preset_with_its_number_of_parameters(specguard):
     ended.succeeds()
     rows = [line.strip("│ ").split() for line in ended.out.splitlines() if line.startswith("│")]
     counted = {cells[0]: int(cells[-1].replace(",", "")) for cells in (" ".join(r).split(" │ ") for r in rows)}
-    assert list(counted) == list(PRESETS)
+    assert list(counted) == [*PRESETS, *CERTIFIABLE, *TEXT_PRESETS]
     # The official numbers: timm's for both DeiTs and ViT-B.
     assert counted["deit_tiny_patch16_224"] == 5_717_416
     assert counted["deit_small_patch16_224"] == 22_050_664

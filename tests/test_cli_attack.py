@@ -574,8 +574,8 @@ NO_EFFECT = {
     "--objective nfgsm --inner-step-size 0.1": "--objective pgd or trades",
     "--norm l2": "--objective or --validate",
     "--radius 0.1": "--objective or --validate",
-    "--ramp 3": "--objective pgd, trades or nfgsm",
-    "--validate 30 --ramp 3": "--objective pgd, trades or nfgsm",
+    "--ramp 3": "--objective pgd, trades, nfgsm, emma or certified",
+    "--validate 30 --ramp 3": "--objective pgd, trades, nfgsm, emma or certified",
     "--validate 30 --inner-steps 3": "--objective pgd or trades",
 }
 

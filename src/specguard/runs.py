@@ -190,10 +190,14 @@ def write_checkpoint(run: Path, step: int, tensors: "Mapping[str, Tensor]", stat
     with writing(final):
         for left_over in (draft, retired):
             shutil.rmtree(left_over, ignore_errors=True)
-        draft.mkdir(parents=True)
-        write_tensors(draft / _TENSORS, tensors)
-        write_json(draft / _STATE, state)
-        os.rename(draft, final)
+        try:
+            draft.mkdir(parents=True)
+            write_tensors(draft / _TENSORS, tensors)
+            write_json(draft / _STATE, state)
+            os.rename(draft, final)
+        except BaseException:  # Control-C too leaves no draft
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
         _sync_folder(folder)
         for old in checkpoint_steps(run):
             if old < step:

@@ -84,8 +84,10 @@ def test_noise_that_another_process_would_draw_is_noticed(together, tmp_path, mo
     real = adversarial._noise
     monkeypatch.setattr(adversarial, "_noise", lambda *given: real(*given).fold(1))
     companions.trained(tmp_path, "pgd")
-    one, two = (runs.read_tensors(folder / "pgd" / "model.safetensors") for folder in (tmp_path, together))
-    assert apart(one, two) > 100 * CLOSE
+    one, two = (
+        runs.read_checkpoint(f / "pgd", runs.checkpoint_steps(f / "pgd")[-1])[0] for f in (tmp_path, together)
+    )
+    assert apart(one, two) > 20 * CLOSE  # twice what the law allows
 
 
 def test_the_first_process_alone_writes_and_the_number_of_them_is_recorded(together):

@@ -111,7 +111,8 @@ def _network(source: Origin | CertifiableConfig, tensors: dict[str, Tensor], pat
     except ConfigError:
         size = 0  # some releases cannot tell; what is wrong with the origin is said below
     if size > 2 * sum(tensor.numel() for tensor in tensors.values()):
-        raise CheckpointError(f"{path} is of another architecture: its config is one of {size:,} weights")
+        name = "its config" if isinstance(source, CertifiableConfig) else source.name
+        raise CheckpointError(f"{path} is of another architecture: {name} has {size:,} weights")
     network = source.fresh(0)
     if isinstance(source, CertifiableConfig):
         network = cast(Network, materialised(network))  # a run holds plain weights
