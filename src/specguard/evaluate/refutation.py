@@ -17,16 +17,26 @@ def broken(
     labels: Int64[Tensor, " batch"],
     ball: Ball,
 ) -> Bool[Tensor, " batch"]:
+    """Where what an attack has found is lost; an image whose class is wrong from the start is broken too."""
+    return lost(exact, images, found, labels, ball) | (exact(images.double()).argmax(1) != labels)
+
+
+@torch.no_grad()
+def lost(
+    exact: nn.Module,
+    images: Float[Tensor, "batch *shape"],
+    found: Float[Tensor, "batch *shape"],
+    labels: Int64[Tensor, " batch"],
+    ball: Ball,
+) -> Bool[Tensor, " batch"]:
     """Where what an attack has found leads to another class, in float64 and strictly within the ball.
 
-    `exact` is the model in float64. An image whose class is wrong from the start is broken.
+    `exact` is the model in float64. A margin that rounding may have turned is no counterexample.
     """
     offset = found.double() - images.double()
     length = ball.distance(offset, torch.zeros_like(offset))
     shrink = torch.where(length > ball.radius, ball.radius / length, 1.0) * (1 - 1e-12)
-    moved, clean = (exact(images.double() + offset * per_sample(part, offset)) for part in (shrink, 0 * shrink))
-    # A margin that rounding may have turned is no counterexample.
-    return _loses(moved, labels) | (clean.argmax(1) != labels)
+    return _loses(exact(images.double() + offset * per_sample(shrink, offset)), labels)
 
 
 def _loses(logits: Float[Tensor, "batch class_"], labels: Int64[Tensor, " batch"]) -> Bool[Tensor, " batch"]:

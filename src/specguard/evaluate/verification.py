@@ -30,8 +30,9 @@ from specguard.evaluate.certified_summary import is_record
 from specguard.evaluate.checker import FAMILIES, Image
 from specguard.evaluate.claims import proved_claims
 from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder, stored_summary, whole_batches
+from specguard.evaluate.refutation import lost
 from specguard.evaluate.subjects import Group, subject
-from specguard.geometry import Ball, Norm, per_sample
+from specguard.geometry import Ball, Norm
 from specguard.nn import fingerprint
 from specguard.runs import Json, append_lines, locked, read_json, read_lines, record_start, write_json
 
@@ -212,16 +213,8 @@ class _Study:
             x, y, samples = group.inputs[members].double(), group.labels[members], group.samples[members]
             ball = Ball(norm, radius, box=self.subject.box)
             found = self.attack(exact, x, y, ball, ids=samples, seed=self.seed).images
-            offset = found - x
-            size = ball.distance(offset, torch.zeros_like(offset))
-            inside = torch.where(size > radius, radius / size, 1.0) * (1 - 1e-12)
-            with torch.no_grad():
-                logits = exact(x + offset * per_sample(inside, offset))
-            rivals = logits.scatter(1, y[:, None], -torch.inf).amax(1)
-            margin = logits.gather(1, y[:, None])[:, 0] - rivals
-            broken = margin < -1e-11 * (1 + logits.abs().amax(1))
-            if broken.any():
-                sample = int(samples[broken][0])
+            if (wrong := lost(exact, x, found, y, ball)).any():
+                sample = int(samples[wrong][0])
                 raise SoundnessError(f"image {sample} is certified at radius {radius:g}, and an attack breaks it")
 
 

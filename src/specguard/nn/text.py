@@ -20,7 +20,7 @@ from specguard.nn.attention import Attention
 from specguard.nn.foreign import Network
 from specguard.nn.layers import LayerProject, MaxMin, MeanPool, Positions, Residual, SmoothProject
 from specguard.nn.lipschitz import orthogonal
-from specguard.nn.vit import Block, ViT
+from specguard.nn.vit import Block, ViT, dataclass_from_json
 from specguard.nn.weights import materialised
 
 Projection = Literal["layerproject", "smoothproject"]
@@ -172,18 +172,12 @@ def _block(config: TextConfig) -> Block:
 
 def text_config_from_json(record: object) -> TextConfig:
     """The config that `text_record` and JSON wrote; anything else is refused by name."""
-    known = {f.name: f.type for f in fields(TextConfig)}
     if not isinstance(record, dict) or record.get("kind") != "text":
         raise ConfigError("the config of an encoder of text must be a JSON object that says so")
-    if wrong := sorted(set(record) ^ {"kind", *known}):
+    if wrong := sorted(set(record) ^ {"kind", *(f.name for f in fields(TextConfig))}):
         what = "has the unknown" if wrong[0] in record else "lacks the"
         raise ConfigError(f"the model config {what} field {wrong[0]!r}")
-    values = {name: value for name, value in record.items() if name != "kind"}
-    for name, value in values.items():
-        kinds: tuple[type, ...] = (int,) if known[name] is int else (int, float) if known[name] is float else (str,)
-        if type(value) not in kinds:
-            raise ConfigError(f"the config's field {name!r} cannot be {value!r}")
-    return TextConfig(**values)
+    return dataclass_from_json(TextConfig, {name: value for name, value in record.items() if name != "kind"})
 
 
 def text_record(config: TextConfig) -> dict[str, object]:
