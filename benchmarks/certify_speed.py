@@ -1,13 +1,13 @@
 """Milliseconds per image for a proof at one radius, ten classes, family by family, and the memory it takes.
 
     python benchmarks/certify_speed.py --device cpu --sizes 4x128x3,4x128x6,64x256x6 --batch 4 --out FILE
-    python benchmarks/certify_speed.py --device cuda --sizes 4x128x12,64x256x6,196x192x12 --batch 64 --out FILE
+    python benchmarks/certify_speed.py --device cuda --sizes 4x128x12,64x256x6,196x192x12:16 --batch 64 --out FILE
 
-A size is TOKENSxDIMxBLOCKS, for ten classes, or TOKENSxDIMxBLOCKSxCLASSES: a ViT with smooth projections and
-random weights, as at the start of training, on images of 32 pixels (4 or 64 tokens) or 224 (196 tokens). Every
-family is timed from the images on, forward pass included; the norms of the weights, which are found once per
-model, are not. Where tokens x dim is at most 1024, `local` and `lofast` include the dense norms, and `local` also
-T2; above, `local` is LoFAST and T1. Each number is the median of the rounds.
+A size is TOKENSxDIMxBLOCKS, for ten classes, or TOKENSxDIMxBLOCKSxCLASSES, with :BATCH behind it where its batch is
+another: a ViT with smooth projections and random weights, as at the start of training, on images of 32 pixels (4 or
+64 tokens) or 224 (196 tokens). Every family is timed from the images on, forward pass included; the norms of the
+weights, which are found once per model, are not. Where tokens x dim is at most 1024, `local` and `lofast` include the
+dense norms, and `local` also T2; above, `local` is LoFAST and T1. Each number is the median of the rounds.
 """
 
 import argparse
@@ -88,10 +88,13 @@ def main() -> None:
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    sizes = {size: measured(size, arguments.batch, arguments.rounds, device) for size in arguments.sizes.split(",")}
-    record[device.type] = {"sizes": sizes, "environment": environment(device)}
-    arguments.out.write_text(json.dumps(record, indent=2) + "\n")
-    print(json.dumps(sizes, indent=2))
+    sizes: dict[str, object] = {}
+    for text in arguments.sizes.split(","):
+        size, _, batch = text.partition(":")
+        sizes[size] = measured(size, int(batch or arguments.batch), arguments.rounds, device)
+        print(size, json.dumps(sizes[size]), flush=True)
+        record[device.type] = {"sizes": sizes, "environment": environment(device)}
+        arguments.out.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,5 +14,6 @@ for depth in "${layers[@]}"; do
     specguard train --run "$run" $resume --model "lofast_${depth}_patch16_32" --data cifar10 --data-root "$data" \
         --epochs 30 --batch 256 --optimizer adamw --lr 2e-3 --weight-decay 0 \
         --objective emma --norm l2 --radius 0.1 --ramp 15 --lipschitz local --crop 2 --flip --seed 0
-    specguard certify "$run" --data-root "$data" --curve 0.02,0.05,0.1,36/255 --images 1000 --batch 50 --out proofs
+    specguard certify "$run" --data-root "$data" --curve 0.02,0.05,0.1,36/255 --families lofast,local,adjoint,mixed \
+        --no-search --images 1000 --batch 50 --out proofs
 done

@@ -15,7 +15,7 @@ names=("$@")
 specguard() { "${PYTHON:-python3}" -m specguard "$@"; }
 certify() { # RUN SENTENCES
     specguard certify "$1" --data-root "$data" --curve 0.02,0.05,0.1,0.2,0.4 --no-search \
-        --families lofast,local,adjoint,mixed --images "$2" --batch 218 --device cpu --out "proofs-$2"
+        --families lofast,local,adjoint,mixed --images "$2" --batch 218 --out "proofs-$2"
 }
 for name in "${names[@]}"; do
     IFS=- read -r depth norm heads <<<"$name"
@@ -23,7 +23,7 @@ for name in "${names[@]}"; do
     resume=$([ -e "$run/run.json" ] && echo --resume || true)
     specguard train --run "$run" $resume --model text_small --data sst2 --data-root "$data" \
         --set "depth=$depth" --set "value_norm=$norm" --set "heads=$heads" \
-        --epochs 2 --batch 256 --lr 3e-3 --warmup 0.5 --checkpoint-steps 50 --device cpu --seed 0
+        --epochs 2 --batch 256 --lr 3e-3 --warmup 0.5 --checkpoint-steps 50 --seed 0
     certify "$run" "$images"
     mkdir -p "$here/$name"
     cp "$run/result.json" "$run/metrics.jsonl" "$here/$name/"
@@ -33,6 +33,6 @@ for name in "${names[@]}"; do
     run=$runs/$name
     [ "$checked" -gt 0 ] || continue
     certify "$run" "$checked"
-    specguard verify-certificates "$run/proofs-$checked" --model "$run" --data-root "$data" --device cpu --out checked
+    specguard verify-certificates "$run/proofs-$checked" --model "$run" --data-root "$data" --out checked
     cp "$run/checked/summary.json" "$here/$name/checked.json"
 done

@@ -37,7 +37,7 @@ class CertifiableConfig:
     Patches are mapped by an orthogonal matrix, and positions added. A block mixes the tokens by attention
 
     `skip`      with the skip connection inside the value space, `(1 - mix) I + mix P` in place of P, and a position
-                bias; v and o are orthogonal
+                bias, which starts as `own_bias` for a token's own place and 0 for all others; v and o are orthogonal
     `residual`  as in LoFAST: x + attention, v and o orthogonal times `value_norm` each
     `none`      not at all: what the others have to be better than
 
@@ -56,6 +56,7 @@ class CertifiableConfig:
     heads: int = 4
     mixing: Mixing = "skip"
     mix: float = 0.3
+    own_bias: float = 0.0
     query_norm: float = 0.3
     value_norm: float = 1.0
     projection: Projection = "smooth"
@@ -75,6 +76,8 @@ class CertifiableConfig:
                 raise ConfigError(f"{name} must be positive and at most {_LARGEST}, not {getattr(self, name)}")
         if not 0 <= self.mix <= 1:
             raise ConfigError(f"mix must lie between 0 and 1, not {self.mix}")
+        if not abs(self.own_bias) <= _LARGEST:
+            raise ConfigError(f"own_bias must be finite and at most {_LARGEST}, not {self.own_bias}")
         if self.image % self.patch:
             raise ConfigError(f"image size {self.image} is not divisible by patch size {self.patch}")
         if self.dim % self.heads:
@@ -132,6 +135,9 @@ def _block(c: CertifiableConfig, generator: torch.Generator | None) -> "OrderedD
         skip = SkipAttention(c.dim, c.heads, c.mix, position_bias=True, tokens=c.tokens)
         orthogonal(_started(skip.qkv, generator), (c.query_norm, c.query_norm, 1.0))
         orthogonal(_started(skip.out, generator))
+        assert skip.bias is not None
+        with torch.no_grad():
+            skip.bias.diagonal(dim1=1, dim2=2).fill_(c.own_bias)
         layers |= {"project": project(c.radius), "attention": skip}
     elif c.mixing == "residual":
         attention = Attention(c.dim, c.heads)
