@@ -10,7 +10,7 @@ from jaxtyping import config
 from torch.func import jacrev
 
 from specguard.certify import attention, lofast, program, tightened
-from specguard.certify.attention import upper_probability
+from specguard.certify.attention import upper_softmax_slope
 from specguard.nn import Attention, GatedPositionalAttention, Residual, SkipAttention, explicit
 from specguard.testing import max_change
 
@@ -334,42 +334,63 @@ def ascended(layer, X, objective, radius, starts, seed):
     return D * (radius / D.flatten(1).norm(dim=1).clamp(min=radius))[:, None, None]
 
 
-@pytest.mark.parametrize("scale", [0.5, 1.5, 4.0])
+def check_slope(p, lam):
+    """No softmax with these probabilities is steeper than lam; `1 - p` is off by a rounding where p is nearly 1."""
+    steepness = torch.linalg.eigvalsh(torch.diag_embed(p) - p[..., :, None] * p[..., None, :]).amax(-1)
+    assert (steepness <= lam * (1 + 1e-12) + 1e-15).all()
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.5, 4.0, 6.0])
 @pytest.mark.parametrize("radius", [0.03, 0.3, 3.0])
 def test_no_perturbation_makes_a_softmax_steeper_than_its_bound(scale, radius):
     layer, X = filled(Attention(6, 2), scale, seed=21).requires_grad_(False), tokens(1, 4, 6, seed=22)
     lam = node_of(layer, X).lam(full(radius))[0]
     for head, row, key in product(range(2), range(4), range(4)):
         D = ascended(layer, X, partial(log_probability, place=(head, row, key)), radius, 3, head + row + key)
-        p = layer.probabilities(X + D)
-        steepness = torch.linalg.matrix_norm(torch.diag_embed(p) - p[..., :, None] * p[..., None, :], 2)
-        assert (steepness <= lam * (1 + 1e-12)).all()
-        assert (p.amax(-1).clamp(max=0.5) <= lam * (1 + 1e-12)).all()
+        check_slope(layer.probabilities(X + D), lam)
 
 
-def test_the_bound_on_probabilities_is_the_largest_probability_where_nothing_can_move():
-    S = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+@pytest.mark.parametrize("scale", [0.3, 1.0, 5.0])
+def test_the_slope_of_a_softmax_comes_from_its_largest_probability_where_nothing_can_move(scale):
+    S = scale * torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     zero = torch.zeros(2, 3, dtype=torch.float64)
-    lam = upper_probability(
+    lam = upper_softmax_slope(
         S, zero, *[zero[..., None].expand(-1, -1, 5)] * 3, torch.ones(3, dtype=torch.float64), 0.4, full(0.0, 2)
     )
-    wanted = S.softmax(-1).amax(-1).clamp(max=0.5)
-    torch.testing.assert_close(lam, wanted, rtol=1e-11, atol=0)
-    assert (lam >= wanted.clamp(max=0.5) * (1 - 1e-15)).all()
+    p = S.softmax(-1)
+    missing = 2 * p.sort(-1).values[..., :-1].sum(-1)
+    torch.testing.assert_close(lam, torch.minimum(p.amax(-1), missing).clamp(max=0.5), rtol=1e-11, atol=0)
+    check_slope(p, lam)
+
+
+@pytest.mark.parametrize("logit", [1.0, 5.0, 20.0, 40.0, 600.0, 800.0])
+def test_a_sharp_softmax_is_hardly_steep_and_half_of_its_bound_is_caught(logit):
+    S = torch.zeros(1, 1, 2, 2, dtype=torch.float64)
+    S[..., 0] = logit
+    zero = torch.zeros(1, 1, dtype=torch.float64)
+    lam = upper_softmax_slope(
+        S, zero, *[zero[..., None].expand(-1, -1, 2)] * 3, torch.ones(1, dtype=torch.float64), 0.4, full(0.0)
+    )
+    t = math.exp(-logit) / (1 + math.exp(-logit))
+    exact = 2 * t * (1 - t)  # of two keys
+    assert (lam >= exact).all()
+    assert (lam <= max(2 * t * (1 + 1e-9), 1e-130)).all()
+    if 2 * t < 0.5 and logit < 600:
+        assert (lam / 2 < exact).all()
 
 
 @pytest.mark.parametrize("width", [60.0, 700.0, 1e4, 1e8])
-def test_the_bound_on_probabilities_survives_logits_of_any_width(width):
+def test_the_slope_of_a_softmax_survives_logits_of_any_width(width):
     generator = torch.Generator().manual_seed(1)
     S = width * torch.randn(1, 2, 5, 5, generator=generator, dtype=torch.float64)
     lengths = torch.rand(3, 1, 2, 5, generator=generator, dtype=torch.float64)
     slack, norm_b = torch.zeros(1, 2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
     before = torch.zeros(1, 2, 5, dtype=torch.float64)
     for radius in (0.0, 1e-3, 1.0, 1e3, 1e9):
-        lam = upper_probability(S, slack, *lengths, norm_b, 0.5, full(radius))
+        lam = upper_softmax_slope(S, slack, *lengths, norm_b, 0.5, full(radius))
         assert lam.isfinite().all()
         assert (lam >= before).all()
-        assert (lam >= S.softmax(-1).amax(-1).clamp(max=0.5) * (1 - 1e-15)).all()
+        check_slope(S.softmax(-1), lam)
         assert (lam <= 0.5).all()
         before = lam
 

@@ -97,9 +97,9 @@ def equal_logits(tokens=2, bias=True, o=None, radii=(1e-2,), methods=("local",))
 
 
 def test_a_softmax_constant_of_049_is_caught(monkeypatch):
-    case, true = equal_logits(), attention.upper_probability
+    case, true = equal_logits(), attention.upper_softmax_slope
     case.check()
-    monkeypatch.setattr(attention, "upper_probability", lambda *given: true(*given).clamp(max=0.49))
+    monkeypatch.setattr(attention, "upper_softmax_slope", lambda *given: true(*given).clamp(max=0.49))
     assert "the spread by local" in case.caught()
 
 
@@ -467,9 +467,9 @@ def given_heads(query, radii=(1e-2,), heads=1):
 
 
 def test_a_softmax_constant_of_049_is_caught_in_attention_without_its_maps(monkeypatch):
-    case, true = given_heads(1.0), foreign.upper_probability
+    case, true = given_heads(1.0), foreign.upper_softmax_slope
     case.check()
-    monkeypatch.setattr(foreign, "upper_probability", lambda *given: true(*given).clamp(max=0.49))
+    monkeypatch.setattr(foreign, "upper_softmax_slope", lambda *given: true(*given).clamp(max=0.49))
     assert "the spread by local" in case.caught()
 
 

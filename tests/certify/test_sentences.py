@@ -84,7 +84,7 @@ def test_without_blocks_the_certified_radius_is_that_of_a_linear_classifier():
 
 
 def test_padding_among_the_keys_of_a_softmax_is_caught(as_shipped, monkeypatch):
-    case, true = equal_logits(), attention.upper_probability
+    case, true = equal_logits(), attention.upper_softmax_slope
     case.check()
 
     def padded(S, slack, length_a, length_b, *rest):
@@ -96,7 +96,7 @@ def test_padding_among_the_keys_of_a_softmax_is_caught(as_shipped, monkeypatch):
         both, *others = rest
         return pad(both, (0, 1)), *others
 
-    monkeypatch.setattr(attention, "upper_probability", padded)
+    monkeypatch.setattr(attention, "upper_softmax_slope", padded)
     assert "the spread by local" in case.caught()
 
 

@@ -364,7 +364,7 @@ def half(function):
 
 PLANTED = {
     "a norm of weights": (affine, "upper_norm", lambda old: lambda W: 0.9 * old(W)),
-    "the softmax's constant": (attention, "upper_probability", half),
+    "the softmax's constant": (attention, "upper_softmax_slope", half),
     "T1": (tightened, "upper_t1", half),
     "spectral norms of activations": (attention, "upper_spectral", half),
     "sqrt 2": (families, "_at_the_output", lambda old: lambda p, radii: families.Fall(

@@ -30,6 +30,7 @@ from specguard.linalg import (
 PerHead = Float[Tensor, "batch head"]
 Maps = Float[Tensor, "batch head token token"]
 _WIDE = 300.0  # logits that can move this far may make any probability anything
+_VANISHING = 1e-290  # more than all probabilities together that underflow to nothing
 _NORMS = ("zeta", "derivative_norm", "mu", "mu_uncentred", "xi", "norm_cv", "norm_xvo", "norm_p")
 DENSE = 1024  # tokens x dim up to which the nd x nd matrices of attention are formed
 
@@ -212,9 +213,11 @@ class AttentionPoint:
 
     @cached_property
     def lam_clean(self) -> PerHead:
-        """`max_i min(1/2, max_j p_ij)` at X itself."""
-        largest = up(self.softmax.amax((-1, -2)) * (1 + self.relative_slack)).clamp(max=0.5)
-        return largest if self.X.shape[1] > 1 else torch.zeros_like(largest)
+        """`max_i min(1/2, pmax_i, 2 (1 - pmax_i))` at X itself, pmax_i the largest probability of row i."""
+        largest, where = self.softmax.max(-1, keepdim=True)
+        missing = self.softmax.scatter(-1, where, 0.0).sum(-1) * (1 + gamma(self.X.shape[1]))
+        slope = torch.minimum(largest[..., 0], 2 * missing) * (1 + self.relative_slack[..., None])
+        return up(slope).clamp(max=0.5).amax(-1)
 
     @cached_property
     def zeta(self) -> Float[Tensor, " batch"]:
@@ -280,8 +283,8 @@ class AttentionPoint:
     # Over a ball ------------------------------------------------------------------------------------------------
 
     def lam(self, radius: Radius) -> Float[Tensor, "*point batch head token"]:
-        """`min(1/2, pbar_i)`: row i's softmax has a Jacobian of this norm at most, anywhere in the ball."""
-        return upper_probability(self.S, self.logit_slack, *self.row_lengths, self.w.norm_b, self.w.tau, radius)
+        """Row i's softmax has a Jacobian of this norm at most, anywhere in the ball."""
+        return upper_softmax_slope(self.S, self.logit_slack, *self.row_lengths, self.w.norm_b, self.w.tau, radius)
 
     def logit_move(self, radius: Radius, mu: PerHead) -> Float[Tensor, "*point batch head"]:
         """`tau eps (mu + eps ||B||)`: how far the logits can move, but for shifts of rows if mu is centred."""
@@ -289,7 +292,7 @@ class AttentionPoint:
         return up(self.w.tau * eps * (mu + eps * self.w.norm_b))
 
 
-def upper_probability(
+def upper_softmax_slope(
     S: Float[Tensor, "batch head token key"],
     slack: Float[Tensor, "batch head"],
     length_a: Float[Tensor, "batch head key"],
@@ -299,14 +302,16 @@ def upper_probability(
     tau: float,
     radius: Radius,
 ) -> Float[Tensor, "*point batch head token"]:
-    """`min(1/2, pbar_i)` with pbar_i at least the largest probability of row i anywhere in the ball.
+    """`min(1/2, pbar_i, 2 (1 - plow_i))`: no probability of row i is above pbar_i, and one of them never below plow_i.
 
     Logits move, up to a shift of their row, by `s_ij = tau (eps sqrt(|a_j|^2 + |b_i|^2) + ||B|| eps^2 / 2)` for
-    `i != j` and `tau (eps |a_i + b_i| + ||B|| eps^2)` for `i = j`, and
-    `pbar_i = max_j e^(S_ij + s_ij) / (e^(S_ij + s_ij) + sum_{k != j} e^(S_ik - s_ik))`.
+    `i != j` and `tau (eps |a_i + b_i| + ||B|| eps^2)` for `i = j`; with the likeliest key m of the clean row,
+    `pbar_i = max_j e^(S_ij + s_ij) / (e^(S_ij + s_ij) + sum_{k != j} e^(S_ik - s_ik))` and
+    `1 - plow_i = sum_{k != m} e^(S_ik + s_ik) / (e^(S_im - s_im) + sum_{k != m} e^(S_ik + s_ik))`.
 
     Guarantee: upper bound on `||diag(p) - p p^T||` for all logits in that box, rounding included.
-    Reference: certificates, section 2, item 1; the Jacobian's norm is at most `min(1/2, max p)`.
+    Reference: certificates, section 2, item 1, for `min(1/2, max p)`. Row k of the Jacobian has entries of sum
+    `2 p_k (1 - p_k)` in size (Gershgorin), and that is at most `2 (1 - p_m)` for k = m and for every other k; ours.
     """
     if S.shape[-1] == 1:
         return radius[..., None, None].new_zeros(()).expand(*radius.shape, *S.shape[1:3])  # the one key has it all
@@ -322,7 +327,11 @@ def upper_probability(
     low = (S - s - top).exp()
     others = (low.sum(-1, keepdim=True) * (1 - gamma(S.shape[-1] + 64)) - low * (1 + gamma(64))).clamp(min=0)
     largest = up((numerator / (numerator + others)).amax(-1))
-    return torch.where(s.amax(-1) < _WIDE, largest, 0.5).clamp(max=0.5)
+    where = S.argmax(-1, keepdim=True).expand(*low.shape[:-1], 1)
+    chosen = low.gather(-1, where)[..., 0] * (1 - gamma(64))
+    rest = numerator.scatter(-1, where, 0.0).sum(-1) * (1 + gamma(S.shape[-1] + 64)) + _VANISHING
+    slope = torch.minimum(largest, up(2 * (rest / (chosen + rest))))
+    return torch.where(s.amax(-1) < _WIDE, slope, 0.5).clamp(max=0.5)
 
 
 def upper_spectral(A: Float[Tensor, "*stack row column"], squarings: int = 10) -> Float[Tensor, "*stack"]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specguard.certify.affine import Affine, expect
-from specguard.certify.attention import PerHead, upper_probability, upper_spectral
+from specguard.certify.attention import PerHead, upper_softmax_slope, upper_spectral
 from specguard.certify.attention_rule import AttentionNode
 from specguard.certify.attention_weights import Weights
 from specguard.certify.node import Adjoint, Method, Pull, Radius, Rule, Terms, product_slack, up
@@ -207,7 +207,7 @@ class CoreHead(AttentionNode):
     def lam(self, radius: Radius) -> Float[Tensor, "*point batch head token"]:
         """As in every attention; the halves of |dq_i| |dk_j| <= eps^2 / 2 are taken there, so `||B|| = 1` here."""
         norm = 2 * self.w.norm_b
-        return upper_probability(self.S, self.logit_slack, *self.row_lengths, norm, self.w.tau, radius)
+        return upper_softmax_slope(self.S, self.logit_slack, *self.row_lengths, norm, self.w.tau, radius)
 
 
 def _apart(a: Tensor, b: Tensor, wrong_a: Tensor, wrong_b: Tensor) -> PerHead:

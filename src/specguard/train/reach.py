@@ -31,7 +31,7 @@ from specguard.nn import (
 from specguard.nn.lipschitz import Blocks
 
 Reach = Float[Tensor, " batch"]
-_GRAM_STEPS = 3
+_SQUARINGS = 3
 _SHORTENING = (MaxMin, SLL, nn.ReLU, nn.Tanh)
 _KEEPING = (Positions, nn.Flatten, nn.Identity)
 _GELU_SLOPE = 1.1290
@@ -112,18 +112,20 @@ def _attention(layer: Attention | SkipAttention, x: Tensor, delta: Reach) -> tup
         mix = layer.mix
         S = S if layer.bias is None else S + layer.bias
     P = S.softmax(-1)
-    mixed = torch.lerp(torch.eye(P.shape[-1], dtype=P.dtype, device=P.device), P, mix) if mix < 1 else P
-    output = layer.out((mixed @ v).transpose(1, 2).flatten(2))
+    content = P @ v if mix == 1 else torch.lerp(v, P @ v, mix)
+    output = layer.out(content.transpose(1, 2).flatten(2))
     norm_q, norm_k, norm_v = _block_norms(layer.qkv)
     eps = delta[:, None]
     # ||M|| <= sqrt(||a^T a + b^T b|| + 2 ||a|| ||b||) <= ||a|| + ||b||, a = C K W^Q^T, b = Q W^K^T
     mu = norm_q * _spectral(k - k.mean(-2, keepdim=True)) + norm_k * _spectral(q)
     move = tau * eps * (mu + eps * norm_q * norm_k)
-    lam = (P.amax((-2, -1)) * (2 * move).exp()).clamp(max=0.5)
+    largest = P.amax(-1)
+    lam = torch.minimum(largest, 2 - 2 * largest).amax(-1)  # the steepest row
+    lam = (lam * (2 * move).exp()).clamp(max=0.5)
     values = _spectral(v - v.mean(-2, keepdim=True)) + eps * norm_v
     curved = torch.linalg.vector_norm(mix * lam * move * values, dim=1)
     # rows sum to one, so ||P|| <= sqrt(largest column sum)
-    linear = mixed.sum(-2).amax((-2, -1)).sqrt() * norm_v
+    linear = (1 - mix + mix * P.sum(-2).amax((-2, -1))).sqrt() * norm_v
     return output, _norm(layer.out) * (linear * delta + curved)
 
 
@@ -139,16 +141,20 @@ def _block_norms(qkv: nn.Linear) -> tuple[Tensor | float, Tensor | float, Tensor
 
 
 def _spectral(A: Float[Tensor, "*stack row column"]) -> Float[Tensor, "*stack"]:
-    """The spectral norm by Gram iteration, from above in exact arithmetic, and smooth."""
+    """The spectral norm as `|u^T A|`, u a direction from a power of `A A^T` that is not differentiated."""
     with torch.autocast(A.device.type, enabled=False):
         A = A.to(torch.promote_types(A.dtype, torch.float32))
-        gram = A @ A.mT if A.shape[-2] <= A.shape[-1] else A.mT @ A
-        bound: Tensor | float = 1.0
-        for step in range(_GRAM_STEPS):
-            size = torch.linalg.matrix_norm(gram, keepdim=True) + torch.finfo(A.dtype).tiny
-            bound = bound * size[..., 0, 0] ** (0.5 ** (step + 1))
-            gram = (gram / size) @ (gram / size)
-        return torch.as_tensor(bound)
+        A = A if A.shape[-2] <= A.shape[-1] else A.mT
+        tiny = torch.finfo(A.dtype).tiny
+        with torch.no_grad():
+            power = A @ A.mT
+            for _ in range(_SQUARINGS):
+                power = power / (torch.linalg.matrix_norm(power, keepdim=True) + tiny)
+                power = power @ power
+            longest = power.diagonal(dim1=-2, dim2=-1).argmax(-1)[..., None, None]
+            u = power.gather(-2, longest.expand(*power.shape[:-2], 1, power.shape[-1]))
+            u = u / (torch.linalg.vector_norm(u, dim=-1, keepdim=True) + tiny)
+        return torch.linalg.vector_norm(u @ A, dim=(-2, -1))
 
 
 def _name(layer: nn.Module) -> str:

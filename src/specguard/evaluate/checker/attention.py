@@ -189,9 +189,9 @@ class Attention:
 
     @cached_property
     def lam_clean(self) -> Array:
-        if self._n == 1:
-            return np.zeros(self.p.shape[0])
-        return np.minimum(self.p.size.max((-1, -2)), 0.5)
+        first = self.p.mid.argmax(-1)[..., None] == np.arange(self._n)
+        missing = outward(2 * np.where(first, 0.0, self.p.size).sum(-1) * (1 + 1e-12) + 1e-250)
+        return np.minimum(np.minimum(self.p.size.max(-1), missing), 0.5).max(-1)
 
     @cached_property
     def _linear_part(self) -> Box:
@@ -279,7 +279,10 @@ class Attention:
         return float(outward(self.derivative_norm * radius + w.o * longest(Box.exact(each))))
 
     def lam(self, radius: float) -> Array:
-        """`min(1/2, pbar_i)` per head and row: the largest probability when every logit moves in its box."""
+        """The steepest softmax per head and row when every logit moves in its box.
+
+        `min(1/2, pbar, 2 (1 - plow))`: the largest probability that any key can have, and the least of the likeliest.
+        """
         return self._lam(radius, self.w.B)
 
     def _lam(self, radius: float, norm: Array) -> Array:
@@ -297,7 +300,10 @@ class Attention:
         ups, downs = np.exp(high - top), np.exp(low - top)
         others = np.maximum(downs.sum(-1, keepdims=True) * (1 - 1e-12) - downs * (1 + 1e-12), 0.0)
         shares = np.divide(ups, ups + others, out=np.zeros_like(ups), where=ups > 0)
-        best = outward(shares.max(-1))
+        first = self.S.mid.argmax(-1)[..., None] == np.arange(n)
+        kept = np.where(first, downs, 0.0).sum(-1) * (1 - 1e-12)
+        lost = np.where(first, 0.0, ups).sum(-1) * (1 + 1e-12) + 1e-250  # exp underflows far below
+        best = np.minimum(outward(shares.max(-1)), outward(2 * lost / (kept + lost)))
         wide = s.max(-1) >= 300
         return np.minimum(np.where(wide, 0.5, best), 0.5)
 
