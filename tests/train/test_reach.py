@@ -23,6 +23,7 @@ DESIGNS = {
     "skip": {},
     "steep": {"query_norm": 3.0, "mix": 0.9},
     "lofast": {"mixing": "residual", "projection": "layer", "feedforward": "sll", "value_norm": 0.5, "hidden": 11},
+    "sharp": {"own_bias": 3.0, "query_norm": 1.0},
     "none": {"mixing": "none"},
 }
 
@@ -92,6 +93,15 @@ def test_the_derivative_of_the_reach_is_that_of_differences():
             values.append(estimate_reach(model, x, 0.1)[1].sum())
             torch._foreach_add_(weights, along, alpha=-sign * 1e-6)
     torch.testing.assert_close((values[0] - values[1]) / 2e-6, slope, rtol=1e-3, atol=0)  # directions are held still
+
+
+@pytest.mark.parametrize("eps", [1e-3, 1.0, 10.0])
+def test_a_sharp_attention_has_a_finite_reach_and_finite_derivatives(eps):
+    model = CertifiableConfig(**{**SMALL, "own_bias": 40.0, "query_norm": 3.0}).fresh(0)
+    reach = estimate_reach(model, images(2).float(), eps)[1].sum()
+    assert reach.isfinite()
+    reach.backward()
+    assert all(p.grad.isfinite().all() for name, p in model.named_parameters() if p.grad is not None)
 
 
 def test_zero_weights_reach_nothing_and_have_finite_derivatives():

@@ -32,6 +32,7 @@ from specguard.nn.lipschitz import Blocks
 
 Reach = Float[Tensor, " batch"]
 _SQUARINGS = 3
+_FAR = 2.0  # logits that move as far may make any probability anything
 _SHORTENING = (MaxMin, SLL, nn.ReLU, nn.Tanh)
 _KEEPING = (Positions, nn.Flatten, nn.Identity)
 _GELU_SLOPE = 1.1290
@@ -121,7 +122,7 @@ def _attention(layer: Attention | SkipAttention, x: Tensor, delta: Reach) -> tup
     move = tau * eps * (mu + eps * norm_q * norm_k)
     largest = P.amax(-1)
     lam = torch.minimum(largest, 2 - 2 * largest).amax(-1)  # the steepest row
-    lam = (lam * (2 * move).exp()).clamp(max=0.5)
+    lam = torch.where(move < _FAR, (lam * (2 * move.clamp(max=_FAR)).exp()).clamp(max=0.5), 0.5)
     values = _spectral(v - v.mean(-2, keepdim=True)) + eps * norm_v
     curved = torch.linalg.vector_norm(mix * lam * move * values, dim=1)
     # rows sum to one, so ||P|| <= sqrt(largest column sum)
