@@ -6,8 +6,8 @@
 A size is TOKENSxDIMxBLOCKS, for ten classes, or TOKENSxDIMxBLOCKSxCLASSES, with :BATCH behind it where its batch is
 another: a ViT with smooth projections and random weights, as at the start of training, on images of 32 pixels (4 or
 64 tokens) or 224 (196 tokens). Every family is timed from the images on, forward pass included; the norms of the
-weights, which are found once per model, are not. Where tokens x dim is at most 1024, `local` and `lofast` include the
-dense norms, and `local` also T2; above, `local` is LoFAST and T1. Each number is the median of the rounds.
+weights, which are found once per model, are not. Where tokens x dim is at most 1024, `local` and `lofast` include
+the dense norms, and `local` also T2; above, `local` is LoFAST and T1. Each number is the median of the rounds.
 """
 
 import argparse

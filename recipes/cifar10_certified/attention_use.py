@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specguard.adapt import from_run
+from specguard.attacks import PGD
 from specguard.data import Data, cifar10, digits
 from specguard.evaluate import Certification, certification, identity
 from specguard.nn import SkipAttention, attention_maps
@@ -52,7 +53,8 @@ def main(run: Path, data: Data, out: Path, images: int) -> None:
             layer.bias.copy_((total / counts.sum()).log())
             for tensor in (layer.qkv.weight, layer.qkv.bias):
                 tensor.view(3, -1)[:2] = 0  # neither queries nor keys
-    settings = Certification(CURVE, "l2", FAMILIES, search=False, batch=100, seed=0)
+    attack = PGD(steps=10, loss="margin")
+    settings = Certification(CURVE, "l2", FAMILIES, search=False, attack=attack, batch=100, seed=0)
     split = data.test.select(slice(images))
     certification(fixed, split, out, settings, identity=identity(fixed, data), device=device)
     record = {

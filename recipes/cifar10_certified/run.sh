@@ -9,7 +9,6 @@ data=${1:?usage: run.sh DATA_ROOT [RUNS [ROW...]]} runs=${2:-runs/cifar10_certif
 rows=("${@:3}")
 [ ${#rows[@]} = 0 ] && rows=(attention none)
 here=$(dirname "$0")
-curve=0.02,0.05,0.1,36/255,0.25
 specguard() { "${PYTHON:-python3}" -m specguard "$@"; }
 for row in "${rows[@]}"; do
     run=$runs/$row
@@ -18,8 +17,8 @@ for row in "${rows[@]}"; do
     specguard train --run "$run" $resume --model certifiable_patch4_32 --set mixing=$mixing \
         --data cifar10 --data-root "$data" --epochs 30 --batch 256 --optimizer adamw --lr 2e-3 --weight-decay 0 \
         --objective emma --norm l2 --radius 0.2 --ramp 15 --lipschitz local --crop 2 --flip --seed 0
-    specguard certify "$run" --data-root "$data" --curve "$curve" --families lofast,local,adjoint,mixed \
-        --images 1000 --batch 100 --out proofs
+    specguard certify "$run" --data-root "$data" --curve 0.02,0.05,0.1,36/255,0.25 --families lofast,local \
+        --no-search --baseline linear --images 1000 --batch 100 --out proofs
     specguard verify-certificates "$run/proofs" --model "$run" --data-root "$data" --out checked
 done
 if [ -e "$runs/attention/result.json" ]; then

@@ -92,7 +92,8 @@ def test_the_derivative_of_the_reach_is_that_of_differences():
             torch._foreach_add_(weights, along, alpha=sign * 1e-6)
             values.append(estimate_reach(model, x, 0.1)[1].sum())
             torch._foreach_add_(weights, along, alpha=-sign * 1e-6)
-    torch.testing.assert_close((values[0] - values[1]) / 2e-6, slope, rtol=1e-3, atol=0)  # directions are held still
+    # The directions of spectral norms are held still, so it is that of differences but for their error.
+    torch.testing.assert_close((values[0] - values[1]) / 2e-6, slope, rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("eps", [1e-3, 1.0, 10.0])

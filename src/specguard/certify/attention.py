@@ -302,7 +302,7 @@ def upper_softmax_slope(
     tau: float,
     radius: Radius,
 ) -> Float[Tensor, "*point batch head token"]:
-    """`min(1/2, pbar_i, 2 (1 - plow_i))`: no probability of row i is above pbar_i, and one of them never below plow_i.
+    """`min(1/2, pbar_i, 2 (1 - plow_i))`: no probability of row i is above pbar_i, and one is never below plow_i.
 
     Logits move, up to a shift of their row, by `s_ij = tau (eps sqrt(|a_j|^2 + |b_i|^2) + ||B|| eps^2 / 2)` for
     `i != j` and `tau (eps |a_i + b_i| + ||B|| eps^2)` for `i = j`; with the likeliest key m of the clean row,

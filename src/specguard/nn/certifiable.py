@@ -37,7 +37,7 @@ class CertifiableConfig:
     Patches are mapped by an orthogonal matrix, and positions added. A block mixes the tokens by attention
 
     `skip`      with the skip connection inside the value space, `(1 - mix) I + mix P` in place of P, and a position
-                bias, which starts as `own_bias` for a token's own place and 0 for all others; v and o are orthogonal
+                bias, which starts as `own_bias` for a token's own place and 0 for others; v and o are orthogonal
     `residual`  as in LoFAST: x + attention, v and o orthogonal times `value_norm` each
     `none`      not at all: what the others have to be better than
 

@@ -119,8 +119,8 @@ _LOFAST = CertifiableConfig(
 CERTIFIABLE: MappingProxyType[str, CertifiableConfig] = MappingProxyType(
     {
         "certifiable_digits": CertifiableConfig(image=8, patch=2, channels=1, dim=32, mean=(0.305,), std=(1.0,)),
-        "certifiable_patch4_32": CertifiableConfig(),
-        "certifiable_patch8_32": CertifiableConfig(patch=8),
+        "certifiable_patch4_32": CertifiableConfig(radius=8.0, own_bias=6.0, query_norm=0.5),
+        "certifiable_patch8_32": CertifiableConfig(radius=8.0, own_bias=6.0, query_norm=0.5, patch=8),
     }
     | {f"lofast_{depth}_patch16_32": replace(_LOFAST, depth=depth) for depth in (3, 4, 5)}
 )

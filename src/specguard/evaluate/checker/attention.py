@@ -281,7 +281,7 @@ class Attention:
     def lam(self, radius: float) -> Array:
         """The steepest softmax per head and row when every logit moves in its box.
 
-        `min(1/2, pbar, 2 (1 - plow))`: the largest probability that any key can have, and the least of the likeliest.
+        `min(1/2, pbar, 2 (1 - plow))`: the most probability that any key can have, and the least of the likeliest.
         """
         return self._lam(radius, self.w.B)
 
