@@ -22,7 +22,7 @@ from specguard.certify.node import up
 from specguard.linalg import gamma, upper_eigenvalue, upper_length
 
 FORMED = 512  # tokens x dim up to which the matrix of a form is made, one for every rival
-_ENTRIES = 2**24  # of matrices that are made at once
+_ENTRIES = 2**20  # of matrices that are made at once
 Rows = Float[Tensor, "rival batch head token"]
 
 
