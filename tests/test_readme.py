@@ -54,12 +54,8 @@ def test_every_recipes_result_says_where_and_how_it_was_measured(path):
     assert record["metrics"] == metrics[record["best"]["epoch"] - 1 if "best" in record else -1]
 
 
-OF_RUNS = {
-    "result.json",
-    "run.json",
-    "arguments.json",
-    "model.json",
-}  # a whole run may be kept, to be looked at again
+# A whole run may be kept, to be looked at again: these files are its own.
+OF_RUNS = {"result.json", "run.json", "arguments.json", "model.json"}
 STUDIES = [p for p in sorted(ROOT.glob("recipes/*/*/*.json")) if p.name not in OF_RUNS]
 
 
