@@ -14,18 +14,20 @@ Function = Callable[[Tensor], Tensor]
 
 
 def jacobian(function: Function, x: Float[Tensor, "batch *shape"]) -> LinearOperator:
-    """D function(x), one map per sample: `matvec` by a forward, `rmatvec` by a backward derivative.
+    """D function(x), one map per sample: `rmatvec` by a backward derivative, `matvec` by the derivative of that.
 
     `function` maps a batch to a batch and treats every sample on its own; then the derivative of the whole batch is
-    block diagonal, and one product with it is one product for every sample.
+    block diagonal, and one product with it is one product for every sample. u -> J^T u is linear, so that its own
+    backward derivative is v -> J v: no product computes the function again, as forward derivatives do.
 
     Guarantee: exact up to the rounding of automatic differentiation in the dtype of x.
-    Cost: one forward pass to make it and to keep its tape; about two for a `matvec`, about one for an `rmatvec`.
+    Cost: two forward passes to make it, and their tapes; between one and two for a product.
     """
     x = x.detach().clone()  # the caller may change his
     value, backward, *_ = vjp(function, x)
+    _, forward, *_ = vjp(lambda u: backward(u)[0], torch.zeros_like(value))
     return LinearOperator(
-        lambda v: jvp(function, (x,), (v,))[1],
+        lambda v: forward(v)[0],
         lambda u: backward(u)[0],
         len(x),
         tuple(x.shape[1:]),

@@ -62,24 +62,43 @@ def lower_singular_values(
         found = lower_singular_values(A.T, generator, k, block=block, tolerance=tolerance, most=most)
         return replace(found, left=found.right, right=found.left)
     width, due = min(block or k, A.columns), 1
-    U, AV = (torch.empty(A.batch, 0, A.rows, dtype=A.dtype, device=A.device) for _ in range(2))
-    V, AtU = (torch.empty(A.batch, 0, A.columns, dtype=A.dtype, device=A.device) for _ in range(2))
-    new = torch.randn(A.batch, width, A.columns, generator=generator, device=generator.device).to(V)
+    U, AV = (_Stack(A, A.rows) for _ in range(2))
+    V, AtU = (_Stack(A, A.columns) for _ in range(2))
+    new = torch.randn(A.batch, width, A.columns, generator=generator, device=generator.device).to(V.rows)
     for step in range(1, most + 1):
-        new = _orthonormal(new, V, generator)
-        V, image = torch.cat([V, new], 1), _images(A, new)
-        new = _orthonormal(image, U, generator)
-        U, AV, back = torch.cat([U, new], 1), torch.cat([AV, image], 1), _images(A.T, new)
-        AtU = torch.cat([AtU, back], 1)
-        room = A.columns - V.shape[1]
+        image = AV.add(_images(A, _added_orthonormal(V, new, generator)))
+        back = AtU.add(_images(A.T, _added_orthonormal(U, image, generator)))
+        room = A.columns - V.rows.shape[1]
         last = room == 0 or step == most
         if last or step >= due:
-            found = _triplets(A, U, V, AV, AtU, k, tolerance, step)
+            found = _triplets(A, U.rows, V.rows, AV.rows, AtU.rows, k, tolerance, step)
             if last or found.converged.all():
                 break
             due = max(step + 1, round(_PATIENCE * step))
         new = back[:, :room]
     return found
+
+
+class _Stack:
+    """Some vectors of each map's space, `rows`, to which more are added.
+
+    There is room for half as many again whenever it is full: a concatenation would copy all of them at every step.
+    """
+
+    def __init__(self, A: LinearOperator, size: int) -> None:
+        self._space = torch.empty(A.batch, 0, size, dtype=A.dtype, device=A.device)
+        self.rows: Rows = self._space
+
+    def add(self, vectors: Rows) -> Rows:
+        """The vectors, where they lie now."""
+        batch, before, size = self.rows.shape
+        after = before + vectors.shape[1]
+        if after > self._space.shape[1]:
+            self._space = self._space.new_empty(batch, max(after, round(1.5 * before)), size)
+            self._space[:, :before] = self.rows
+        self._space[:, before:after] = vectors
+        self.rows = self._space[:, :after]
+        return self.rows[:, before:]
 
 
 def _triplets(
@@ -112,20 +131,20 @@ def _images(A: LinearOperator, vectors: Rows) -> Rows:
     return images
 
 
-def _orthonormal(vectors: Rows, basis: Rows, generator: torch.Generator) -> Rows:
-    """Unit vectors, orthogonal to each other and to the basis, that span the given ones if these are independent.
+def _added_orthonormal(basis: _Stack, vectors: Rows, generator: torch.Generator) -> Rows:
+    """Unit vectors, now of the basis and orthogonal to the rest, that span the given ones if these are independent.
 
     Where one is, up to rounding, a combination of those before it, a random direction takes its place: the value of
     a projection onto orthonormal vectors cannot be too large, whatever they are.
     """
-    before = basis.shape[1]
+    before = basis.rows.shape[1]
     for vector in vectors.split(1, 1):
-        fresh, left = _projected(vector, basis)
+        fresh, left = _projected(vector, basis.rows)
         if (lost := left < 1e3 * torch.finfo(vectors.dtype).eps).any():
             noise = torch.randn(vector.shape, generator=generator, device=generator.device).to(vector)
-            fresh = torch.where(lost, _projected(noise, basis)[0], fresh)
-        basis = torch.cat([basis, fresh], 1)
-    return basis[:, before:]
+            fresh = torch.where(lost, _projected(noise, basis.rows)[0], fresh)
+        basis.add(fresh)
+    return basis.rows[:, before:]
 
 
 def _projected(vector: Rows, basis: Rows) -> tuple[Rows, Float[Tensor, "batch 1 1"]]:
