@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The eight tiny models of "ViT as a Cauchy problem" on the embedded digits: 16 patches of 2 x 2 pixels, SAM on SGD with a
-# one-cycle schedule as there, two seeds; PGD-20 in l2 and the spectra of all blocks on all 360 test images. What of the
-# paper shows is claims.json. An hour and a half on two cores, where cifar10_cauchy needs a GPU.
+# one-cycle schedule as there, two seeds; PGD-20 in l2 and the spectra of all blocks on all 360 test images. Last it prints
+# what of the paper shows. An hour on two cores, where cifar10_cauchy needs a GPU.
 # Usage: run.sh [RUNS [ROW...]]     a ROW is MODEL-SEED, such as vit_t1-0; none: all of them, and then the claims.
 # Rows may run side by side. PYTHON names the interpreter that has specguard. Killed, it continues.
 set -euo pipefail
@@ -24,5 +24,5 @@ for row in "${rows[@]}"; do
     specguard spectrum "$run" --images 360 --batch 120 --device cpu --out spectrum
 done
 if [ $# -lt 2 ]; then
-    "${PYTHON:-python3}" "$here/../cauchy_claims.py" "$runs" "$runs/claims.json"
+    "${PYTHON:-python3}" "$here/../cauchy_claims.py" "$runs"
 fi

@@ -54,6 +54,12 @@ def test_fused_and_explicit_attention_agree_in_value_and_gradient(model, images)
     torch.testing.assert_close(results[0], results[1], rtol=1e-10, atol=1e-10)
 
 
+def test_attention_in_bfloat16_on_a_cpu_is_the_formula_which_is_the_faster_there(model, images):
+    model, images = model.bfloat16().eval(), images.bfloat16()
+    with torch.no_grad():
+        assert torch.equal(model(images), explicit(model)(images))
+
+
 def test_the_explicit_copy_shares_every_weight_and_leaves_the_original_fused(model):
     twin = explicit(model)
     for (name, p), (_, q) in zip(model.named_parameters(), twin.named_parameters(), strict=True):

@@ -3,6 +3,7 @@
 from specguard.evaluate.baseline import linear_baseline, stored_baseline
 from specguard.evaluate.cascade_summary import cascade_summary
 from specguard.evaluate.cascading import Cascading, cascading
+from specguard.evaluate.cauchy import Diagnosis, cauchy_claims, diagnoses
 from specguard.evaluate.certification import Certification, certification
 from specguard.evaluate.certified_summary import certified_summary
 from specguard.evaluate.correlation import RankCorrelation, rank_correlation
@@ -23,6 +24,7 @@ from specguard.evaluate.verification import verification
 __all__ = [
     "Cascading",
     "Certification",
+    "Diagnosis",
     "Evaluation",
     "Progress",
     "RankCorrelation",
@@ -34,8 +36,10 @@ __all__ = [
     "balls_of",
     "cascade_summary",
     "cascading",
+    "cauchy_claims",
     "certification",
     "certified_summary",
+    "diagnoses",
     "evaluate",
     "gallery",
     "identity",

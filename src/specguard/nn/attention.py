@@ -12,16 +12,20 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from specguard.errors import ConfigError
+from specguard.nn.dot_product import (
+    Bias,
+    Heads,
+    Maps,
+    attention_probabilities,
+    mixed_values,
+    queries_keys_values,
+)
 from specguard.nn.foreign import CoreAttention
 
 Tokens = Float[Tensor, "batch token dim"]
-Heads = Float[Tensor, "batch head token head_dim"]
-Maps = Float[Tensor, "batch head token token"]
-Bias = Float[Tensor, "1 head token token"]
 
 
 class Attention(nn.Module):
@@ -36,12 +40,12 @@ class Attention(nn.Module):
 
     def probabilities(self, x: Tokens) -> Maps:
         """The attention maps P, one per head; rows sum to one."""
-        q, k, _ = _queries_keys_values(self.qkv(x), self.heads)
-        return _softmax_of_products(q, k)
+        q, k, _ = queries_keys_values(self.qkv(x), self.heads)
+        return attention_probabilities(q, k)
 
     def forward(self, x: Tokens) -> Tokens:
-        q, k, v = _queries_keys_values(self.qkv(x), self.heads)
-        mixed = _mixed(q, k, v, self.fused)
+        q, k, v = queries_keys_values(self.qkv(x), self.heads)
+        mixed = mixed_values(q, k, v, self.fused)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def extra_repr(self) -> str:
@@ -76,12 +80,12 @@ class GatedPositionalAttention(nn.Module):
 
     def probabilities(self, x: Tokens) -> Maps:
         """The gated attention maps, one per head; rows sum to one."""
-        q, k, _ = _queries_keys_values(self.qkv(x), self.heads)
-        return torch.lerp(_softmax_of_products(q, k), self.positional().expand(len(x), -1, -1, -1), self._gate())
+        q, k, _ = queries_keys_values(self.qkv(x), self.heads)
+        return torch.lerp(attention_probabilities(q, k), self.positional().expand(len(x), -1, -1, -1), self._gate())
 
     def forward(self, x: Tokens) -> Tokens:
-        q, k, v = _queries_keys_values(self.qkv(x), self.heads)
-        content = _mixed(q, k, v, self.fused)
+        q, k, v = queries_keys_values(self.qkv(x), self.heads)
+        content = mixed_values(q, k, v, self.fused)
         mixed = torch.lerp(content, self.positional().to(v.dtype) @ v, self._gate().to(v.dtype))
         return self.out(mixed.transpose(1, 2).flatten(2))
 
@@ -129,13 +133,13 @@ class SkipAttention(nn.Module):
 
     def probabilities(self, x: Tokens) -> Maps:
         """The mixed attention maps, one per head; rows sum to one."""
-        q, k, _ = _queries_keys_values(self.qkv(x), self.heads)
-        maps = _softmax_of_products(q, k, self._positions(q))
+        q, k, _ = queries_keys_values(self.qkv(x), self.heads)
+        maps = attention_probabilities(q, k, self._positions(q))
         return torch.lerp(torch.eye(x.shape[1], dtype=x.dtype, device=x.device), maps, self.mix)
 
     def forward(self, x: Tokens) -> Tokens:
-        q, k, v = _queries_keys_values(self.qkv(x), self.heads)
-        content = _mixed(q, k, v, self.fused, self._positions(q))
+        q, k, v = queries_keys_values(self.qkv(x), self.heads)
+        content = mixed_values(q, k, v, self.fused, self._positions(q))
         return self.out(torch.lerp(v, content, self.mix).transpose(1, 2).flatten(2))
 
     def _positions(self, q: Heads) -> Bias | None:
@@ -230,24 +234,6 @@ def attention_maps(model: nn.Module, images: Float[Tensor, "batch *shape"]) -> t
         layer.register_forward_pre_hook(lambda layer, inputs: maps.append(layer.probabilities(*inputs)))
     twin(images)
     return tuple(maps)
-
-
-def _queries_keys_values(qkv: Tensor, heads: int) -> tuple[Heads, Heads, Heads]:
-    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-    return q, k, v
-
-
-def _mixed(q: Heads, k: Heads, v: Heads, fused: bool, bias: Bias | None = None) -> Heads:
-    """softmax(Q K^T / sqrt(head_dim) + bias) V."""
-    # In bfloat16 on a CPU torch's kernel takes three to ten times as long as the formula, at 17 to 197 tokens.
-    if fused and not (q.dtype == torch.bfloat16 and q.device.type == "cpu"):
-        return scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    return _softmax_of_products(q, k, bias) @ v
-
-
-def _softmax_of_products(q: Heads, k: Heads, bias: Bias | None = None) -> Maps:
-    logits = q @ k.mT * q.shape[-1] ** -0.5
-    return (logits if bias is None else logits + bias).softmax(-1)
 
 
 def _dividing(dim: int, heads: int) -> int:

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import layer_norm, rms_norm, silu
 
 from specguard.errors import ConfigError
+from specguard.nn.dot_product import Heads, Maps, attention_probabilities, mixed_values, queries_keys_values
 
 
 class HeadNorm(nn.Module):
@@ -52,21 +53,18 @@ class CoreAttention(nn.Module):
         super().__init__()
         self.heads, self.fused = heads, fused
 
-    def probabilities(self, x: Float[Tensor, "batch token qkv"]) -> Float[Tensor, "batch head token token"]:
+    def probabilities(self, x: Float[Tensor, "batch token qkv"]) -> Maps:
         """The attention maps, one per head; rows sum to one."""
         q, k, _ = self._parts(x)
-        return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+        return attention_probabilities(q, k)
 
     def forward(self, x: Float[Tensor, "batch token qkv"]) -> Float[Tensor, "batch token dim"]:
-        q, k, v = self._parts(x)
-        mixed = scaled_dot_product_attention(q, k, v) if self.fused else self.probabilities(x) @ v
-        return mixed.transpose(1, 2).flatten(2)
+        return mixed_values(*self._parts(x), self.fused).transpose(1, 2).flatten(2)
 
-    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _parts(self, x: Tensor) -> tuple[Heads, Heads, Heads]:
         if x.shape[-1] % (3 * self.heads):
             raise ConfigError(f"{x.shape[-1]} channels cannot be divided into q, k and v of {self.heads} heads")
-        q, k, v = x.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        return q, k, v
+        return queries_keys_values(x, self.heads)
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, fused={self.fused}"

@@ -1,0 +1,152 @@
+"""What of "ViT as a Cauchy problem" shows in trained networks: their spectra beside what an attack leaves of them.
+
+Pure functions of the summaries that `specguard attack` and `specguard spectrum` leave.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import ttest_1samp
+
+from specguard.errors import RunError
+from specguard.evaluate.correlation import rank_correlation
+from specguard.runs import read_json
+
+Json = dict[str, Any]
+MEASURES = ("sigma", "step", "largest", "exponent", "log_product", "growth", "network")
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A trained network: its name, such as vit_t1-0 for seed 0, what an attack leaves of it, and its spectra.
+
+    `robust` is accuracy by radius and `blocks` the mean of sigma_max(J_F) over the images, block by block. Of the
+    `measures`, `sigma` is the mean of these, `step` that of I + J_F, `largest` the block with the most; `exponent`
+    is the sum of Eq. (15), `log_product` the logarithm of the product of the steps, `growth` that of how much
+    longer the blocks make a PGD perturbation; `network` is the mean of sigma_max from pixels to logits.
+    """
+
+    name: str
+    clean: Json
+    robust: Mapping[float, float]
+    blocks: tuple[float, ...]
+    spread: float
+    measures: Mapping[str, float]
+
+    @property
+    def model(self) -> str:
+        return self.name.rpartition("-")[0]
+
+
+def diagnosis(name: str, attack: Json, spectrum: Json) -> Diagnosis:
+    """From the two summaries of one network, whose fingerprint must be the same."""
+    if attack["settings"]["model"] != spectrum["settings"]["model"]:
+        raise RunError(f"the attack and the spectra of {name} are of two networks")
+    parts = {part["name"]: part for part in spectrum["parts"]}
+    blocks = [part for part in parts.values() if part["group"] == "block"]
+    if not blocks or "network" not in parts or spectrum["growth"]["mean"] is None:
+        raise RunError(f"the spectra of {name} lack its blocks, the whole network, or a perturbation to follow")
+    sigmas = [part["sigma"][0]["mean"] for part in blocks]
+    squares = (part["sigma"][0]["std"] ** 2 + part["sigma"][0]["mean"] ** 2 for part in blocks)
+    sigma = statistics.fmean(sigmas)
+    measures = {
+        "sigma": sigma,
+        "step": statistics.fmean(part["step"]["mean"] for part in blocks),
+        "largest": max(sigmas),
+        **{key: spectrum[key]["mean"] for key in ("exponent", "log_product", "growth")},
+        "network": parts["network"]["sigma"][0]["mean"],
+    }
+    return Diagnosis(
+        name,
+        attack["clean"],
+        {row["radius"]: row["accuracy"]["value"] for row in attack["worst_case"]},
+        tuple(sigmas),
+        math.sqrt(max(0.0, statistics.fmean(squares) - sigma**2)),  # over all blocks and images at once
+        measures,
+    )
+
+
+def diagnoses(folder: Path, pattern: str = "*") -> tuple[Diagnosis, ...]:
+    """Of the rows in a folder that have both: ROW/pgd.json and ROW/spectrum.json, or the studies of these names."""
+    found = []
+    for row in sorted(folder.glob(pattern)):
+        files = [_summary(row / study) for study in ("pgd", "spectrum")]
+        if all(path.exists() for path in files):
+            found.append(diagnosis(row.name, *(read_json(path) for path in files)))
+    return tuple(found)
+
+
+def cauchy_claims(found: Sequence[Diagnosis]) -> Json:
+    """Whether robustness follows the spectra, whether CoViT is the more robust, and which block stands out.
+
+    A correlation of networks takes seeds of one model as independent, which they are not quite; that of models
+    takes the means over seeds. CoViT is compared with the ViT of its size and seed, by a t interval of differences.
+    """
+    if not found:
+        raise RunError("there is no row with both an attack and spectra")
+    robust = {radius: [each.robust[radius] for each in found] for radius in found[0].robust}
+    by_model = {each.model: [other for other in found if other.model == each.model] for each in found}
+    correlations = [
+        {
+            "measure": measure,
+            "radius": radius,
+            "networks": _correlation([each.measures[measure] for each in found], accuracies),
+            "models": _correlation(
+                [statistics.fmean(each.measures[measure] for each in some) for some in by_model.values()],
+                [statistics.fmean(each.robust[radius] for each in some) for some in by_model.values()],
+            ),
+        }
+        for radius, accuracies in robust.items()
+        for measure in MEASURES
+    ]
+    named = {each.name: each for each in found}
+    pairs = [(each, named[each.name[2:]]) for each in found if each.name[2:] in named]  # covit_t1-0 and vit_t1-0
+    differences = [
+        {"radius": radius, **_difference([co.robust[radius] - vit.robust[radius] for co, vit in pairs])}
+        for radius in robust
+    ]
+    clean = _difference([co.clean["value"] - vit.clean["value"] for co, vit in pairs])
+    largest = [each.blocks.index(max(each.blocks)) for each in found]
+    return {
+        "n": len(found),
+        "correlations": correlations,
+        "covit_minus_vit": [{"radius": 0.0, **clean}, *differences],
+        "largest_block": {
+            "first": sum(i == 0 for i in largest),
+            "last": sum(i == len(each.blocks) - 1 > 0 for i, each in zip(largest, found, strict=True)),
+            "both_above_all_others": sum(_ends_stand_out(each.blocks) for each in found),
+        },
+    }
+
+
+def _summary(study: Path) -> Path:
+    kept = study.with_suffix(".json")
+    return kept if kept.exists() else study / "summary.json"
+
+
+def _correlation(x: Sequence[float], y: Sequence[float]) -> Json | None:
+    """None where there are too few pairs, or nothing to order."""
+    if len(x) < 4 or min(x) == max(x) or min(y) == max(y):
+        return None
+    return asdict(rank_correlation(x, y))
+
+
+def _difference(values: Sequence[float]) -> Json:
+    """The mean of paired differences and its 95 % interval by Student's t."""
+    if len(values) < 2 or min(values) == max(values):
+        return {"mean": statistics.fmean(values) if values else None, "interval95": None, "n": len(values)}
+    interval = ttest_1samp(values, 0.0).confidence_interval(0.95)
+    return {
+        "mean": statistics.fmean(values),
+        "interval95": [float(interval.low), float(interval.high)],
+        "n": len(values),
+    }
+
+
+def _ends_stand_out(blocks: Sequence[float]) -> bool:
+    """Whether the first and the last block are the two with the largest values."""
+    return len(blocks) > 2 and min(blocks[0], blocks[-1]) > max(blocks[1:-1])
