@@ -10,6 +10,11 @@ from hypothesis import settings
 
 from commandline import Command, Ended
 
+# For such small models, threads that wait for each other on a busy machine are all the time it takes; so for the
+# workers of xdist and the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
+
 settings.register_profile("deterministic", derandomize=True, deadline=None, max_examples=50, database=None)
 settings.load_profile("deterministic")
 
@@ -54,15 +59,6 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(20240203)
-
-
-@pytest.fixture(scope="module")
-def one_thread():
-    """For such small models, threads that wait for each other on a busy machine are all the time it takes."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -23,8 +23,6 @@ from specguard.nn import CERTIFIABLE, PRESETS, TEXT_PRESETS, ViT
 from specguard.train import loop
 from specguard.train import state as state_module
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 # A run of about a tenth of a second.
 SMALL = ("--epochs", "1", "--batch", "512", "--device", "cpu", "--set", "dim=8", "--set", "depth=1")
 COLOUR = ("--epochs", "1", "--device", "cpu", "--model", "deit_tiny_patch4_32", "--set", "depth=1")

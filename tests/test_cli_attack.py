@@ -23,8 +23,6 @@ from specguard.geometry import Ball
 from specguard.nn import fingerprint
 from specguard.train import state as state_module
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 MODEL = ("--device", "cpu", "--set", "depth=1", "--set", "heads=2")
 TRAIN = ("--epochs", "2", "--batch", "8", "--lr", "5e-3", "--warmup", "0.5", "--set", "dim=32", *MODEL)
 SMALL = ("--epochs", "1", "--batch", "256", "--set", "dim=8", *MODEL)
@@ -34,7 +32,7 @@ PGD3 = ("--attack", "pgd", "--steps", "3")
 
 
 @pytest.fixture(scope="module")
-def trained(one_thread, tmp_path_factory) -> Path:
+def trained(tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("trained") / "a run"
     result = CliRunner().invoke(app, ["train", "--run", str(run), *TRAIN])
     assert result.exit_code == 0, result.output

@@ -12,15 +12,13 @@ from certify.lirpa import stand_in
 from commandline import contents
 from specguard.cli import app
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TRAIN = ("--model", "tiny_smooth", "--epochs", "4", "--batch", "64", "--penalty", "spectral", "--spectral", "0.03")
 FEW = ("--images", "5", "--device", "cpu")
 CASCADE = ("--cascade", "--curve", "0.01,0.02", "--families", "local,mixed")
 
 
 @pytest.fixture(scope="module")
-def trained(one_thread, tmp_path_factory) -> Path:
+def trained(tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("trained") / "a [bold]run"
     result = CliRunner().invoke(app, ["train", "--run", str(run), "--device", "cpu", *TRAIN])
     assert result.exit_code == 0, result.output

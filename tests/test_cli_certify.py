@@ -10,14 +10,12 @@ from typer.testing import CliRunner
 from commandline import contents
 from specguard.cli import app
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TRAIN = ("--model", "tiny_smooth", "--epochs", "2", "--batch", "64", "--penalty", "spectral", "--spectral", "0.01")
 FEW = ("--images", "6", "--batch", "4", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
-def trained(one_thread, tmp_path_factory) -> Path:
+def trained(tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("trained") / "a [bold]run"
     result = CliRunner().invoke(app, ["train", "--run", str(run), "--device", "cpu", *TRAIN])
     assert result.exit_code == 0, result.output

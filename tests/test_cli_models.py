@@ -18,7 +18,6 @@ from specguard.adapt.fitting import Fitted
 from specguard.cli import app
 from specguard.nn import Network, fingerprint
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 NAME, SIZE = "timm:test_vit", ("--image-size", "32")
 GREY = ("--mean", "0.3", "--std", "0.4")
 DIGITS = (*SIZE, "--data", "digits", *GREY, "--device", "cpu")
@@ -34,7 +33,7 @@ def model(timm, **options):
 
 
 @pytest.fixture(scope="module")
-def files(timm, one_thread, tmp_path_factory) -> Path:
+def files(timm, tmp_path_factory) -> Path:
     """Weights of one model in two formats, and of others that do not fit."""
     folder = tmp_path_factory.mktemp("weights")
     plain = model(timm).state_dict()
@@ -51,7 +50,7 @@ def files(timm, one_thread, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(files, one_thread, tmp_path_factory) -> Path:
+def trained(files, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("trained") / "run"
     options = ("--weights", str(files / "seven.safetensors"), "--penalty", "msvp", "--epochs", "1")
     few = ("--batch", "256", "--warmup", "0", "--data", "digits", "--device", "cpu")

@@ -6,7 +6,6 @@ import pytest
 
 from specguard.nn import CERTIFIABLE, Network
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = (
     "--model",
     "certifiable_digits",

@@ -19,8 +19,6 @@ from specguard.data import digits
 from specguard.evaluate import sensitivity
 from specguard.nn import fingerprint
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TRAIN = ("--epochs", "1", "--batch", "256", "--set", "dim=8", "--set", "depth=2", "--set", "heads=2")
 FEW = (
     "--images", "2", "--radius", "0.1", "--radius", "1/100", "--input-norm", "0.1", "--weight-change", "0.5",
@@ -33,7 +31,7 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def trained(one_thread, tmp_path_factory) -> Path:
+def trained(tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("trained") / "a run"
     result = CliRunner().invoke(app, ["train", "--run", str(run), "--device", "cpu", *TRAIN])
     assert result.exit_code == 0, result.output

@@ -10,8 +10,6 @@ from typer.testing import CliRunner
 from commandline import contents
 from specguard.cli import app
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TRAIN = ("--model", "tiny_smooth", "--epochs", "1", "--batch", "64", "--device", "cpu")
 FEW = ("--images", "5", "--batch", "2", "--device", "cpu")
 VERBS = {
@@ -22,7 +20,7 @@ VERBS = {
 
 
 @pytest.fixture(scope="module")
-def trained(one_thread, tmp_path_factory) -> Path:
+def trained(tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("trained") / "run"
     result = CliRunner().invoke(app, ["train", "--run-dir", str(run), *TRAIN])
     assert result.exit_code == 0, result.output

@@ -28,7 +28,6 @@ from specguard.data import digits
 from specguard.evaluate import shards as shards_module
 from specguard.nn import fingerprint
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 spectra_module = importlib.import_module("specguard.evaluate.spectra")  # its package has a function of this name
 
 TRAIN = ("--epochs", "1", "--batch", "256", "--set", "dim=8", "--set", "depth=2", "--set", "heads=2")
@@ -43,7 +42,7 @@ PARTS = [
 
 
 @pytest.fixture(scope="module")
-def trained(one_thread, tmp_path_factory) -> Path:
+def trained(tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("trained") / "a run"
     result = CliRunner().invoke(app, ["train", "--run", str(run), "--device", "cpu", *TRAIN])
     assert result.exit_code == 0, result.output

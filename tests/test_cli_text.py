@@ -20,8 +20,6 @@ from specguard.train import Training, train
 from specguard.train.loop import Loop
 from specguard.train.margins import InputGradient
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SMALL = ("--set", "dim=8", "--set", "depth=1", "--set", "heads=2", "--set", "tokens=5")
 STEPS = ("--epochs", "2", "--batch", "20", "--lr", "0.02", "--warmup", "0.5", "--device", "cpu")
 TRAIN = ("--model", "text_small", "--data", "sst2", *SMALL, *STEPS)
@@ -33,7 +31,7 @@ def data(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(one_thread, data, tmp_path_factory) -> Path:
+def trained(data, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("trained") / "run"
     result = CliRunner().invoke(app, ["train", "--run", str(run), "--data-root", str(data), *TRAIN])
     assert result.exit_code == 0, result.output

@@ -9,14 +9,12 @@ from typer.testing import CliRunner
 
 from specguard.cli import app
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TRAIN = ("--model", "tiny_smooth", "--epochs", "6", "--batch", "64", "--penalty", "spectral", "--spectral", "0.1")
 PROVE = ("--images", "3", "--radius", "0.01", "--families", "local,adjoint", "--no-search", "--out", "proofs")
 
 
 @pytest.fixture(scope="module")
-def certified(one_thread, tmp_path_factory) -> Path:
+def certified(tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("certified") / "run"
     for command in (["train", "--run", str(run), *TRAIN], ["certify", str(run), *PROVE]):
         result = CliRunner().invoke(app, [*command, "--device", "cpu"])

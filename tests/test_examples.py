@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LINES = {"certify_timm.py": 40, "msvp_in_your_script.py": 60, "train_attack_certify_report.py": 60}
 SAYS = {

@@ -29,7 +29,6 @@ from specguard.train.ranks import joined
 from studies import STUDIES, outcome
 
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
     # Children are forked, so that death comes at the work and not at its start-up; they have one thread.
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]
@@ -302,7 +301,7 @@ def _placed(word: str, places: dict[str, Path]) -> str:
 
 
 @pytest.fixture(scope="module")
-def trained(one_thread, tmp_path_factory) -> Path:
+def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     train = ("train", "--run", "RUN", "--model", "tiny_smooth", "--device", "cpu", "--epochs", "1", "--batch", "64")
     for arguments in (train, (*CERTIFY, "--out", "proofs")):

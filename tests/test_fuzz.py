@@ -300,7 +300,6 @@ def tried(reader: Reader, folder: Path, cases: int = CASES) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of the libraries, about files that are refused afterwards
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kind", READERS)
 def test_a_file_from_a_stranger_is_a_value_or_one_sentence(tmp_path, made, monkeypatch, kind):
     monkeypatch.setattr(sys.modules[__name__], "ORIGINALS", made)
@@ -325,7 +324,6 @@ def half_trusting(folder: Path) -> object:
     return None
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("planted", [trusting, half_trusting])
 def test_a_planted_bug_of_a_parser_is_found(tmp_path, made, monkeypatch, planted):
     monkeypatch.setattr(sys.modules[__name__], "ORIGINALS", made)

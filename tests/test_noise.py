@@ -33,8 +33,6 @@ DRAWS: dict[str, Draw] = {
 }
 LARGE = 10_000
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def numbers(source: type[Noise], draw: str, shape: tuple[int, ...] = (3,), seed: int = 0) -> Tensor:
     return DRAWS[draw](source.of(torch.arange(LARGE), seed), shape)

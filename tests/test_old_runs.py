@@ -15,13 +15,11 @@ from specguard.errors import RunError, SpecGuardError
 from specguard.version import __version__
 from studies import STUDIES
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 FILES = {"attack": "evaluation.json", "spectrum": "spectrum.json", "certify": "certification.json"}
 
 
 @pytest.fixture(scope="module")
-def originals(one_thread, tmp_path_factory) -> Path:
+def originals(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("originals")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECGUARD_COMMIT", "test")

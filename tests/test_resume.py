@@ -24,8 +24,6 @@ from specguard.train import SAM, SGD, AdamW, Cosine, CrossEntropy, OneCycle, Pro
 from specguard.train import run as run_module
 from specguard.train import state as state_module
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 # Three epochs of three steps. Together, the settings have every kind of state: moments, averages, vectors of
 # power iterations, running statistics, the losses of an epoch that has begun; and every kind of randomness.
 SETTINGS: dict[str, tuple[dict[str, Any], Training]] = {

@@ -15,7 +15,6 @@ from specguard.adapt import Pair, View, Wrapped, check_equal, convert, register_
 from specguard.errors import CheckpointError, ConfigError
 from specguard.nn import ClassPool, Network, Normalise, PatchEmbedding
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 HALF = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
 
 

@@ -9,7 +9,6 @@ from specguard.adapt import convert
 from specguard.adapt.fitting import Fitted, load_into
 from specguard.errors import CheckpointError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 HALF = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
 
 

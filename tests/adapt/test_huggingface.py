@@ -10,7 +10,6 @@ from specguard.adapt import attention_weights, check_equal, convert, from_huggin
 from specguard.errors import ConfigError
 from specguard.nn import Attention, Network
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 IMAGE = {"image_size": 20, "patch_size": 5, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
 TEXT = {"vocab_size": 30, "num_labels": 4, "max_position_embeddings": 17}
 BERT = {**TEXT, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 31}

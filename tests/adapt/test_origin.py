@@ -15,7 +15,6 @@ from specguard.nn import Resize, fingerprint
 from specguard.penalties import MSVP
 from specguard.train import Training, train
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 ORIGIN = Origin("timm", "test_vit", 10, 1, 32, (0.3,), (0.4,), pixels=8)
 CONFIG = {
     "model_type": "vit",
@@ -71,7 +70,7 @@ def test_a_fresh_network_is_the_same_for_the_same_seed_and_the_global_generator_
 
 
 @pytest.fixture(scope="module")
-def finished(timm, one_thread, tmp_path_factory):
+def finished(timm, tmp_path_factory):
     """A run of one step, with weights that are not the first ones."""
     place = tmp_path_factory.mktemp("finished") / "run"
     training = Training(epochs=1, batch=1437, penalties=(MSVP(),))

@@ -12,7 +12,6 @@ from specguard.adapt import check_equal
 from specguard.adapt.pretrained import huggingface_config, load_folder
 from specguard.errors import CheckpointError, ConfigError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 31}
 IMAGE = {"image_size": 20, "patch_size": 5, "num_labels": 7}
 

@@ -12,7 +12,6 @@ from specguard.adapt import check_equal, convert, from_timm
 from specguard.errors import ConfigError
 from specguard.nn import Attention, Block, Network
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 COLOURS = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.4)}
 
 

@@ -7,8 +7,6 @@ from torch import nn
 from specguard.adapt import check_equal, convert, from_torchvision
 from specguard.errors import ConfigError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def vit(torchvision, **options):
     return torchvision.models.VisionTransformer(

@@ -12,7 +12,6 @@ from specguard.errors import ConfigError
 from specguard.nn import AttentionWeights, ViT, ViTConfig
 from specguard.penalties import MSVP, SpectralNorm
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 DIM, HEADS, DEPTH = 24, 3, 2
 SIZES = {"hidden_size": DIM, "num_hidden_layers": DEPTH, "num_attention_heads": HEADS}
 

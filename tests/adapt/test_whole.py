@@ -20,7 +20,6 @@ from specguard.nn import attention_maps, explicit, fingerprint
 from specguard.runs import read_lines
 from specguard.spectrum import exact_weight_spectra, part_names, parts
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TIMM = (
     "deit distilled",
     "deit 3 with layer scale",

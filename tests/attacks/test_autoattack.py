@@ -22,8 +22,6 @@ from specguard.evaluate import Evaluation, evaluate
 from specguard.geometry import Ball
 from specguard.report import robustbench_record
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 COUNT = 10
 BALLS = {"linf": Ball("linf", 0.02), "l2": Ball("l2", 0.1)}  # some images fall, some stand
 LARGE = Ball("linf", 0.3)  # all fall to the first attack, which is quick

@@ -16,8 +16,6 @@ from specguard.penalties import MSVP
 from specguard.train import AdamW, Cosine, Objective, PGDTraining, Training, train
 from specguard.train.objectives import CrossEntropy
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CPU = torch.device("cpu")
 BALLS = {"linf": Ball("linf", 0.1), "l2": Ball("l2", 0.5)}
 TRAININGS: dict[str, tuple[Objective, tuple[MSVP, ...]]] = {
@@ -28,7 +26,7 @@ TRAININGS: dict[str, tuple[Objective, tuple[MSVP, ...]]] = {
 
 
 @pytest.fixture(scope="module")
-def honest(one_thread, tmp_path_factory) -> Callable[[str], nn.Module]:
+def honest(tmp_path_factory) -> Callable[[str], nn.Module]:
     """Models of about 80 % accuracy, each trained when it is first asked for."""
     trained: dict[str, nn.Module] = {}
 
@@ -61,7 +59,7 @@ def some_digits() -> tuple[Tensor, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def model(one_thread) -> nn.Module:
+def model() -> nn.Module:
     """What defences are planted on: as honest, and faster."""
     generator = torch.Generator().manual_seed(0)
     found = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 10))

@@ -25,8 +25,6 @@ from specguard.geometry import Ball, Norm
 from specguard.nn import ViT
 from specguard.noise import Noise
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ATTACKS: dict[str, Attack] = {
     "fgsm": FGSM,
     "pgd": PGD(steps=4),

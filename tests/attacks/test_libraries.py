@@ -20,7 +20,6 @@ from specguard.noise import Noise
 from specguard.train import AdamW, OneCycle, PGDTraining, Training, train
 
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
     # What pyautoattack has to say about images without gradients.
     pytest.mark.filterwarnings("ignore::Warning:pyautoattack"),
 ]

@@ -14,8 +14,6 @@ from specguard.certify.attention import upper_softmax_slope
 from specguard.nn import Attention, GatedPositionalAttention, Residual, SkipAttention, explicit
 from specguard.testing import max_change
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def as_shipped(monkeypatch):

@@ -13,7 +13,6 @@ from specguard.certify import cascade as cascade_function
 from specguard.errors import ConfigError, DataError
 from specguard.geometry import Ball
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 module = sys.modules[cascade_function.__module__]
 NAMES = ("smooth", "two blocks", "norm=layernorm")
 
@@ -30,7 +29,7 @@ class Case:
 
 
 @pytest.fixture(scope="module")
-def cases(one_thread):
+def cases():
     """Each made once, when it is first asked for."""
     known = {}
 

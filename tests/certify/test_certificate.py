@@ -16,7 +16,7 @@ from specguard.errors import ConfigError, DataError
 from specguard.geometry import Ball
 from specguard.nn import ViT, ViTConfig, explicit
 
-pytestmark = pytest.mark.usefixtures("one_thread", "as_shipped")
+pytestmark = pytest.mark.usefixtures("as_shipped")
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def trained(model_config, seed=0, steps=60):
 
 
 @pytest.fixture(scope="module")
-def models(one_thread):
+def models():
     """Models by name, each trained once, when it is first asked for."""
     known = {}
 

@@ -19,7 +19,6 @@ from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.nn import Attention, MeanPool, SmoothProject, ViT, materialised
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 BALL = Ball("l2", 1e-3, box=False)
 
 

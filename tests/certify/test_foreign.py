@@ -34,7 +34,7 @@ from specguard.nn import (
 )
 from specguard.testing import check_rule
 
-pytestmark = pytest.mark.usefixtures("one_thread", "as_shipped")
+pytestmark = pytest.mark.usefixtures("as_shipped")
 
 
 @pytest.fixture

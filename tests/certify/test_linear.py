@@ -13,7 +13,6 @@ from specguard.data import Dataset, digits
 from specguard.errors import ConfigError, DataError
 from specguard.geometry import Ball
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 module = sys.modules[lower_linear_radii.__module__]
 
 

@@ -32,7 +32,7 @@ from specguard.geometry import Ball
 from specguard.nn import Attention, CoreAttention, GatedUnit, HeadNorm, LayerProject, MaxMin, Residual
 from specguard.testing import BrokenLawError, check_rule
 
-pytestmark = pytest.mark.usefixtures("one_thread", "as_shipped")
+pytestmark = pytest.mark.usefixtures("as_shipped")
 
 
 @pytest.fixture

@@ -14,8 +14,6 @@ from specguard.errors import ConfigError
 from specguard.nn import Attention, Residual, ViT
 from specguard.testing import check_rule
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_layer_obeys_the_laws(name):

@@ -21,8 +21,6 @@ from specguard.geometry import Ball
 from specguard.nn import MeanPool, by_length
 from specguard.testing import BrokenLawError, check_rule
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def as_shipped(monkeypatch):

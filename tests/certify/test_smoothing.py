@@ -13,7 +13,6 @@ from specguard.certify import Certificate, Smoothed, Smoothing, smoothed
 from specguard.certify.smoothing import lower_probability, lower_smoothed_radius
 from specguard.errors import AttackError, ConfigError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 module = sys.modules[smoothed.__module__]
 W, B = torch.tensor([0.6, -0.8], dtype=torch.float64), 0.1  # of length one
 

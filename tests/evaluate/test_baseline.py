@@ -10,7 +10,6 @@ from specguard.data import digits
 from specguard.errors import RunError
 from specguard.evaluate import linear_baseline, stored_baseline
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 COMMITTED = Path(__file__).parent.parent.parent / "recipes" / "digits_certified" / "linear.json"
 
 

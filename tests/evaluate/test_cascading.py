@@ -15,7 +15,6 @@ from specguard.errors import ConfigError, RunError, SoundnessError
 from specguard.evaluate import Cascading, cascading, certification, verification
 from specguard.nn import fingerprint
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 module = sys.modules[cascading.__module__]
 SETTINGS = Cascading(radii=(0.01, 0.5, 0.03), families=("lofast", "local", "mixed"), batch=3)
 
@@ -54,7 +53,7 @@ def rewritten(folder: Path, records: list[dict]) -> None:
 
 
 @pytest.fixture(scope="module")
-def complete(one_thread, tmp_path_factory) -> Path:
+def complete(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("cascade") / "study"
     start(folder)
     return folder

@@ -17,8 +17,6 @@ from specguard.evaluate import Certification, certification, certified_summary
 from specguard.geometry import Ball
 from specguard.nn import ViT, ViTConfig
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 module = sys.modules[certification.__module__]
 CPU = torch.device("cpu")
 CONFIG = ViTConfig(
@@ -57,7 +55,7 @@ def lines(folder: Path) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def complete(one_thread, tmp_path_factory) -> Path:
+def complete(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("certified") / "study"
     start(folder)
     return folder

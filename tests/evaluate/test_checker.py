@@ -35,8 +35,6 @@ from specguard.nn import (
     ViTConfig,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SHAPE = (1, 8, 8)
 BASE = {"image": 8, "patch": 4, "channels": 1, "classes": 3, "dim": 8, "depth": 2, "heads": 2}
 BASE |= {"mean": (0.3,), "std": (0.6,)}

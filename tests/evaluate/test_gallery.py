@@ -14,7 +14,6 @@ from specguard.geometry import Ball
 from specguard.nn import Attention, ViT, preset
 from specguard.runs import read_json, read_lines, read_tensors
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 BALLS = (Ball("linf", 0.1), Ball("linf", 0.5))
 

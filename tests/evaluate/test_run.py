@@ -26,8 +26,6 @@ from specguard.evaluate import run as run_module
 from specguard.evaluate import summary as summarised
 from specguard.geometry import Ball
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CPU = torch.device("cpu")
 CLASSES = ("a", "b", "c", "d")
 IDENTITY = {"model": "abc", "data": "def", "dataset": "noise"}

@@ -36,8 +36,6 @@ from specguard.evaluate.sensitivity import ELEMENTS, layer_sensitivity
 from specguard.nn import ViT, ViTConfig, attention_weights
 from specguard.noise import Noise
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 module = sys.modules[sensitivity.__module__]  # the package's own name for it is the function's
 CPU = torch.device("cpu")
 # 4 patches and a class token: 5 tokens; head_dim 4, 2 heads.

@@ -11,8 +11,6 @@ from specguard.errors import ConfigError, RunError
 from specguard.evaluate import Shard
 from studies import ABOUT, BATCH, IMAGES, STUDIES, looked_at, outcome
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Death(BaseException):
     """Stands for SIGKILL."""
@@ -34,7 +32,7 @@ def quickly(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def alone(one_thread, tmp_path_factory) -> dict[str, dict[str, object]]:
+def alone(tmp_path_factory) -> dict[str, dict[str, object]]:
     found = {}
     for name, study in STUDIES.items():
         folder = tmp_path_factory.mktemp(name) / "study"

@@ -16,7 +16,6 @@ from specguard.evaluate.cascade_summary import is_cascade_record
 from specguard.evaluate.certified_summary import is_record
 from specguard.report import cascade_tables, certification_tables, smoothing_table, smoothing_verdict
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SETTINGS = SmoothingStudy(Smoothing(sigma=0.1, n0=20, n=200, alpha=0.01), (0.01, 0.1), batch=64)
 
 
@@ -26,7 +25,7 @@ def start(folder: Path, settings: SmoothingStudy = SETTINGS, **options):
 
 
 @pytest.fixture(scope="module")
-def complete(one_thread, tmp_path_factory) -> Path:
+def complete(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("smoothed") / "study"
     start(folder)
     return folder

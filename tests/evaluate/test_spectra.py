@@ -29,8 +29,6 @@ from specguard.geometry import Ball
 from specguard.nn import ViT, ViTConfig, explicit
 from specguard.spectrum import part_names
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 module = sys.modules[spectra.__module__]  # the package's own name for it is the function's
 CPU = torch.device("cpu")
 CONFIG = ViTConfig(

@@ -16,8 +16,6 @@ from specguard.evaluate.subjects import attacked, most_alike, subject
 from specguard.geometry import Ball
 from specguard.nn import fingerprint
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CPU = torch.device("cpu")
 IDENTITY = {"model": fingerprint(small_encoder()), "data": "the data", "dataset": "noise"}
 SETTINGS = Certification(radii=(1e-3, 0.3), families=("lofast", "local", "adjoint"), batch=3, attack=PGD(steps=5))
@@ -29,7 +27,7 @@ def certified(folder: Path, **changes) -> Path:
 
 
 @pytest.fixture(scope="module")
-def proofs(one_thread, tmp_path_factory) -> Path:
+def proofs(tmp_path_factory) -> Path:
     return certified(tmp_path_factory.mktemp("proofs") / "study")
 
 

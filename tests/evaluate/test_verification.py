@@ -20,8 +20,6 @@ from specguard.evaluate.checker import Image, read
 from specguard.evaluate.claims import proved_claims
 from specguard.nn import SLL, CertifiableConfig, Network, ViT, ViTConfig, fingerprint
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CPU = torch.device("cpu")
 CONFIG = ViTConfig(
     image=4, patch=2, channels=1, classes=4, dim=6, depth=2, heads=2, mlp_ratio=2.0, mean=(0.4,), std=(0.3,),
@@ -64,7 +62,7 @@ def verified(file: Path, **changes):
 
 
 @pytest.fixture(scope="module")
-def true(one_thread, tmp_path_factory) -> Path:
+def true(tmp_path_factory) -> Path:
     return certified(tmp_path_factory.mktemp("true") / "study").parent
 
 

@@ -22,8 +22,6 @@ from specguard.linalg import (
 )
 from specguard.nn import ViT, explicit
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 Find = Callable[..., SingularTriplets]
 DTYPES = (torch.float32, torch.float64)
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}

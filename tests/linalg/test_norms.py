@@ -32,8 +32,6 @@ from specguard.linalg import (
     upper_svd,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 Bound = Callable[[Tensor], Tensor]
 BOUNDS: dict[str, Bound] = {
     "frobenius": upper_frobenius,

@@ -13,8 +13,6 @@ from registry import MODELS, SMALL
 from specguard.linalg import LinearOperator, dense_operator, exact_row_column, identity, jacobian, kronecker
 from specguard.nn import ViT, explicit
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 BATCH = 3
 CPU = torch.device("cpu")
 

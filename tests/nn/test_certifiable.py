@@ -21,8 +21,6 @@ from specguard.nn import CERTIFIABLE, CertifiableConfig, dataclass_from_json, fi
 from specguard.testing import check_rule
 from specguard.train import EMMA, AdamW, Moment, Training, train
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SMALL = {"image": 8, "patch": 2, "channels": 1, "dim": 16, "heads": 2, "mean": (0.5,), "std": (0.5,)}
 
 

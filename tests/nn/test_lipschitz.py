@@ -28,7 +28,6 @@ from specguard.nn import (
 )
 from specguard.testing import BrokenLawError, check_rule
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPES = [(5, 7), (7, 5), (6, 6)]
 
 

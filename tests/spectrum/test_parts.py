@@ -16,8 +16,6 @@ from specguard.linalg import jacobian, lower_singular_values
 from specguard.nn import Block, Residual, ViT, explicit
 from specguard.spectrum import Part, part_names, parts
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 BATCH = 2
 
 

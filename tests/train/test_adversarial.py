@@ -48,7 +48,6 @@ from specguard.train import (
 from specguard.train.loop import Loop
 from specguard.train.state import TrainingState
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 CONFIG = preset("tiny", dim=12, depth=1, heads=2, pool="mean")
 LINF, L2 = Ball("linf", 0.1), Ball("l2", 0.5)

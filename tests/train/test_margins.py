@@ -17,8 +17,6 @@ from specguard.nn import Attention, MaxMin, MeanPool, SkipAttention, orthogonal
 from specguard.runs import described
 from specguard.train import EMMA, LA, Certified, CrossEntropy, InputGradient, Moment, PGDTraining, Training
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def moment(step: int = 99, steps: int = 100) -> Moment:
     return Moment(step, steps, 10, torch.Generator().manual_seed(0))

@@ -22,8 +22,6 @@ from specguard.train import Training, adversarial
 from specguard.train.loop import loaded
 from specguard.train.ranks import ALONE, Ranks
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TESTS = Path(companions.__file__).parent
 CLOSE = 1e-6  # float32 sums in another order, after a few steps
 

@@ -18,7 +18,6 @@ from specguard.testing import max_change
 from specguard.train import EMMA, LA, Certified, Moment, estimate_reach
 from specguard.train import reach as reach_module
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = {"image": 8, "patch": 4, "channels": 1, "dim": 16, "heads": 2, "depth": 2, "mean": (0.5,), "std": (0.5,)}
 DESIGNS = {
     "skip": {},
