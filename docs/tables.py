@@ -4,9 +4,11 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from specguard.evaluate import Diagnosis, cauchy_claims, diagnoses
 
 ROOT = Path(__file__).resolve().parent.parent
 README, FIGURE = ROOT / "README.md", ROOT / "docs" / "figures" / "digits_certified.svg"
@@ -123,17 +125,94 @@ def cifar10_lofast() -> str:
 
 
 def cifar10_cauchy() -> str:
-    """The rows of "ViT as a Cauchy problem" that were run: accuracy, and what PGD-20 leaves of it."""
-    lines = ["| model, pixels | clean | PGD-20, l2 0.25 | 0.5 |", "|---|---|---|---|"]
-    files = {path.parent.name: path for path in (RECIPES / "cifar10_cauchy").glob("*/pgd.json")}
+    """The rows of "ViT as a Cauchy problem" that were run on CIFAR-10, and at 32 pixels what of the paper shows."""
+    recipe = RECIPES / "cifar10_cauchy"
+    return "\n".join([*cauchy_rows(recipe), *cauchy_shown(diagnoses(recipe, "*_32-*"))])
+
+
+def digits_cauchy() -> str:
+    """The same models on the embedded digits."""
+    recipe = RECIPES / "digits_cauchy"
+    return "\n".join([*cauchy_rows(recipe), *cauchy_shown(diagnoses(recipe))])
+
+
+def cauchy_rows(recipe: Path) -> list[str]:
+    """Accuracy, what PGD-20 leaves of it and, where they were computed, the spectra of the blocks."""
+    known = {found.name: found for found in diagnoses(recipe)}
+    files = {path.parent.name: path for path in recipe.glob("*/pgd.json")}
+    names = ["model, seed", "clean", "PGD-20, l2 0.25", "0.5"]
+    if known:
+        names += ["sigma(J_F), mean (spread)", "sigma(I + J_F)", "exponent of Eq. 15", "log growth of PGD"]
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for name in sorted(files, key=lambda name: ("_224" in name, "covit" in name, name)):
         record = json.loads(files[name].read_text())
-        kind, size, _, side = name.partition("-")[0].split("_")
-        label = f"{'CoViT' if kind == 'covit' else 'ViT'}-{size.upper()}"
         found = {attack["radius"]: attack["accuracy"]["value"] for attack in record["attacks"]}
-        attacked = " | ".join(f"{100 * found[radius]:.1f} %" for radius in (0.25, 0.5))
-        lines.append(f"| {label}, {side} | {interval(record['clean'])} | {attacked} |")
-    return "\n".join(lines)
+        cells = [cauchy_label(name), interval(record["clean"])]
+        cells += [f"{100 * found[radius]:.1f} %" for radius in (0.25, 0.5)]
+        if name in known:
+            of = known[name].measures
+            cells += [f"{of['sigma']:.2f} ({known[name].spread:.2f})", f"{of['step']:.2f}"]
+            cells += [f"{of[key]:.2f}" for key in ("exponent", "growth")]
+        lines.append(f"| {' | '.join(cells + [''] * (len(names) - len(cells)))} |")
+    return lines
+
+
+def cauchy_label(name: str) -> str:
+    """covit_t1_patch4_32-0 as CoViT-T1, 32 px, 0."""
+    model, _, seed = name.rpartition("-")
+    kind, size, *rest = model.split("_")
+    pixels = f", {rest[-1]} px" if rest else ""
+    return f"{'CoViT' if kind == 'covit' else 'ViT'}-{size.upper()}{pixels}, {seed}"
+
+
+CAUCHY = {
+    "sigma": "mean sigma(J_F) of the blocks",
+    "step": "mean sigma(I + J_F) of the blocks",
+    "largest": "sigma(J_F) of the largest block",
+    "exponent": "exponent of Eq. 15, sum of sigma(J_F)",
+    "log_product": "log of the product of sigma(I + J_F)",
+    "growth": "log growth of a PGD perturbation",
+    "network": "sigma of the whole network",
+}
+
+
+def cauchy_shown(found: Sequence[Diagnosis]) -> list[str]:
+    """Rank correlations with robustness, CoViT beside ViT, and the block that stands out; nothing of no rows."""
+    if not found:
+        return []
+    claims = cauchy_claims(found)
+    radii = list(dict.fromkeys(row["radius"] for row in claims["correlations"]))
+    rows = {(row["measure"], row["radius"]): row for row in claims["correlations"]}
+    heads = [f"networks, l2 {radius:g}" for radius in radii] + [f"means over seeds, {radius:g}" for radius in radii]
+    lines = [
+        "",
+        f"| rank correlation with accuracy under PGD-20 | {' | '.join(heads)} |",
+        "|---" * (1 + len(heads)) + "|",
+    ]
+    for measure, label in CAUCHY.items():
+        cells = [correlation(rows[measure, radius][of]) for of in ("networks", "models") for radius in radii]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    differences = [
+        f"{100 * row['mean']:+.1f} [{100 * row['interval95'][0]:+.1f}, {100 * row['interval95'][1]:+.1f}] points "
+        + (f"under PGD-20 at {row['radius']:g}" if row["radius"] else "on clean images")
+        for row in claims["covit_minus_vit"]
+        if row["interval95"]
+    ]
+    ends, n = claims["largest_block"], claims["n"]
+    if differences:
+        pairs = claims["covit_minus_vit"][0]["n"]
+        lines += ["", f"CoViT less its ViT, {pairs} pairs: {', '.join(differences)}."]
+    lines += [f"Of {n} networks, the first block has the largest sigma(J_F) in {ends['first']} and the last in"]
+    lines += [f"{ends['last']}; in {ends['both_above_all_others']} both are above all others."]
+    return lines
+
+
+def correlation(found: dict[str, Any] | None) -> str:
+    return (
+        ""
+        if found is None
+        else f"{found['value']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}], n = {found['n']}"
+    )
 
 
 def head(record: dict[str, Any]) -> list[str]:
@@ -286,6 +365,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cifar10_certified": cifar10_certified,
     "cifar10_lofast": cifar10_lofast,
     "cifar10_cauchy": cifar10_cauchy,
+    "digits_cauchy": digits_cauchy,
     "digits_pgd": digits_pgd,
     "sst2_certified": sst2_certified,
     "attack_throughput": attack_throughput,

@@ -1,11 +1,14 @@
 """The command line: names become objects, and what a user can mend is one sentence and exit code 2."""
 
+import importlib
 import json
 import math
+import os
 import pickle
 import re
 import shlex
 import shutil
+import signal
 from pathlib import Path
 from typing import get_type_hints
 
@@ -18,6 +21,7 @@ from specguard import __version__, runs
 from specguard.adapt import from_run
 from specguard.certify import FAMILIES
 from specguard.cli import app
+from specguard.cli.console import interruptible_afterwards
 from specguard.cli.train import train_command
 from specguard.nn import CERTIFIABLE, PRESETS, TEXT_PRESETS, ViT
 from specguard.train import loop
@@ -556,3 +560,30 @@ def test_the_advice_after_control_c_is_one_line_with_a_command_that_continues(
     if command == "train":
         specguard(*advice).succeeds()
         assert (run / "result.json").exists()
+
+
+def test_control_c_waits_for_imports_and_is_not_lost(specguard, tmp_path, monkeypatch):
+    """numpy, interrupted while it is imported, ends in a RecursionError."""
+    whole = []
+
+    def imported(name):
+        os.kill(os.getpid(), signal.SIGINT)
+        whole.append(name)
+        return importlib.import_module(name)
+
+    monkeypatch.setattr("specguard.cli.import_module", imported)
+    ended = specguard("models")
+    assert whole == ["specguard.cli.presets"]
+    assert (ended.code, ended.out) == (130, "")
+    assert "Traceback" not in ended.err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_control_c_that_is_ignored_stays_so_during_imports():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interruptible_afterwards():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

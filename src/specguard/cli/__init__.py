@@ -7,7 +7,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from specguard.cli.console import err, out
+from specguard.cli.console import err, interruptible_afterwards, out
 from specguard.errors import SpecGuardError
 from specguard.version import __version__
 
@@ -37,7 +37,9 @@ class _Verbs(TyperGroup):
             return None
         module, function = _VERBS[cmd_name]
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        alone.command(cmd_name)(getattr(import_module(f"specguard.cli.{module}"), function))
+        with interruptible_afterwards():
+            command = getattr(import_module(f"specguard.cli.{module}"), function)
+        alone.command(cmd_name)(command)
         return typer.main.get_command(alone)
 
 

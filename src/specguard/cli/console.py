@@ -1,6 +1,7 @@
 """What the commands share: two consoles, a progress bar, a device."""
 
 import os
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,6 +44,22 @@ def interruptible(advice: str) -> Iterator[None]:
     except KeyboardInterrupt:
         err.print(f"interrupted; {advice}", soft_wrap=True)
         raise typer.Exit(130) from None
+
+
+@contextmanager
+def interruptible_afterwards() -> Iterator[None]:
+    """Ctrl-C waits until the end: numpy and torch, half imported, turn it into errors of their own."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or somebody else's
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 @contextmanager
