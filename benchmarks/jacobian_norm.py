@@ -6,11 +6,12 @@
 A size is TOKENSxDIM. The block is an attention block with normal weights of width 1 / sqrt(fan in), whose leading
 singular values lie close together, at normal tokens. `ours` is the search of `specguard spectrum`, on one image and
 on a batch; its error is measured against the dense SVD where there is one, and otherwise against a search to 1e-7
-in float64. The sides take turns, and ratios are taken within a round; where one dense call takes minutes there is
-one only, after a warm-up on fewer tokens. `dense` has its singular values from LAPACK's or cuSOLVER's gesvd; `gram`
-is the fastest dense way we know, the largest eigenvalue of J^T J. Memory is the peak above what the weights, the
-tokens and a forward pass take: of the GPU's allocator, or, on a CPU under Linux, of a process started anew for each
-side, counted as 1 MiB where it is less.
+in float64. `forward` is the same search with products by forward derivatives, which compute the block again every
+time. The sides take turns, and ratios are taken within a round; where one dense call takes minutes there is one only,
+after a warm-up on fewer tokens. `dense` has its singular values from LAPACK's or cuSOLVER's gesvd; `gram` is the
+fastest dense way we know, the largest eigenvalue of J^T J. Memory is the peak above what the weights, the tokens and
+a forward pass take: of the GPU's allocator, or, on a CPU under Linux, of a process started anew for each side,
+counted as 1 MiB where it is less.
 """
 
 import argparse
@@ -20,14 +21,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import jacrev
+from torch.func import jacrev, jvp
 
-from specguard.linalg import jacobian, lower_singular_values
+from specguard.linalg import LinearOperator, jacobian, lower_singular_values
 from specguard.nn import ViT, ViTConfig, explicit
 from specguard.runs import environment
 
@@ -52,7 +54,15 @@ def block(tokens: int, dim: int, device: torch.device) -> tuple[nn.Module, Calla
 
 
 def ours(made: nn.Module, x: Tensor, tolerance: float = TOLERANCE) -> Tensor:
+    return _largest(jacobian(lambda z: made(z) - z, x), tolerance)
+
+
+def forward(made: nn.Module, x: Tensor) -> Tensor:
     J = jacobian(lambda z: made(z) - z, x)
+    return _largest(replace(J, matvec=lambda v: jvp(lambda z: made(z) - z, (x,), (v,))[1]), TOLERANCE)
+
+
+def _largest(J: LinearOperator, tolerance: float) -> Tensor:
     found = lower_singular_values(J, torch.Generator().manual_seed(2), tolerance=tolerance, most=300)
     if not found.converged.all():
         raise RuntimeError("the search did not converge")
@@ -100,7 +110,7 @@ def one_side(side: str, size: str, images: int) -> None:
     tokens, dim = map(int, size.split("x"))
     made, inputs = block(tokens, dim, torch.device("cpu"))
     x = inputs(images, torch.float32)
-    call = {"dense": dense, "gram": gram, "ours": ours}[side]
+    call = {"dense": dense, "gram": gram, "ours": ours, "forward": forward}[side]
     call(made, x[:, :2])  # so that every library is loaded
     before = peak()
     call(made, x)
@@ -117,7 +127,11 @@ def measured(size: str, with_dense: bool, batch: int, rounds: int, device: torch
     tokens, dim = map(int, size.split("x"))
     made, inputs = block(tokens, dim, device)
     one, many = inputs(1, torch.float32), inputs(batch, torch.float32)
-    calls = {"ours_one": lambda: ours(made, one), "ours_batch": lambda: ours(made, many)}
+    calls = {
+        "ours_one": lambda: ours(made, one),
+        "ours_batch": lambda: ours(made, many),
+        "forward_batch": lambda: forward(made, many),
+    }
     for call in calls.values():
         call()  # warm-up
     if with_dense:
@@ -133,7 +147,7 @@ def measured(size: str, with_dense: bool, batch: int, rounds: int, device: torch
             values[name], taken, memory[name] = measured_call(call, device)
             times[name].append(taken)
     if device.type == "cpu":
-        images = {"ours_one": 1, "ours_batch": batch, "gram": 1, "dense": 1}
+        images = {"ours_one": 1, "ours_batch": batch, "forward_batch": batch, "gram": 1, "dense": 1}
         memory = {side: process_peak(side.partition("_")[0], size, images[side]) for side in calls}
     made64, inputs64 = block(tokens, dim, device)
     exact = ours(made64.double(), inputs64(batch, torch.float64), 1e-7)
@@ -149,6 +163,8 @@ def measured(size: str, with_dense: bool, batch: int, rounds: int, device: torch
             "batch": float((values["ours_batch"].double() / exact - 1).abs().max()),
         },
     }
+    against = [f / o for f, o in zip(times["forward_batch"], times["ours_batch"], strict=True)]
+    record["forward_over_ours"] = statistics.median(against)
     if with_dense:
         for side in ("dense", "gram"):
             ratios = [d / o for d, o in zip(times[side], times["ours_one"], strict=False)]
@@ -168,7 +184,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--side", choices=("ours", "dense", "gram"), help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=("ours", "forward", "dense", "gram"), help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help="add the record there, under the device's name, as JSON")
     options = parser.parse_args()
     if options.side:
