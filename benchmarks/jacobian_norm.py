@@ -7,10 +7,10 @@ A size is TOKENSxDIM. The block is an attention block with normal weights of wid
 singular values lie close together, at normal tokens. `ours` is the search of `specguard spectrum`, on one image and
 on a batch; its error is measured against the dense SVD where there is one, and otherwise against a search to 1e-7
 in float64. `forward` is the same search with products by forward derivatives, which compute the block again every
-time. The sides take turns, and ratios are taken within a round; where one dense call takes minutes there is one only,
-after a warm-up on fewer tokens. `dense` has its singular values from LAPACK's or cuSOLVER's gesvd; `gram` is the
-fastest dense way we know, the largest eigenvalue of J^T J. Memory is the peak above what the weights, the tokens and
-a forward pass take: of the GPU's allocator, or, on a CPU under Linux, of a process started anew for each side,
+time. The sides take turns, and ratios are taken within a round; where one dense call takes minutes there is one
+only, after a warm-up on fewer tokens. `dense` has its singular values from LAPACK's or cuSOLVER's gesvd; `gram` is
+the fastest dense way we know, the largest eigenvalue of J^T J. Memory is the peak above what weights, tokens
+and a forward pass take: of the GPU's allocator, or, on a CPU under Linux, of a process started anew for each side,
 counted as 1 MiB where it is less.
 """
 
