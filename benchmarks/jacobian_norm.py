@@ -58,7 +58,7 @@ def ours(made: nn.Module, x: Tensor, tolerance: float = TOLERANCE) -> Tensor:
 
 
 def forward(made: nn.Module, x: Tensor) -> Tensor:
-    J = jacobian(lambda z: made(z) - z, x)
+    J = jacobian(lambda z: made(z) - z, x)  # whose second tape is not made before its own first product
     return _largest(replace(J, matvec=lambda v: jvp(lambda z: made(z) - z, (x,), (v,))[1]), TOLERANCE)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from specguard.evaluate import Diagnosis, cauchy_claims, diagnoses
+from specguard.evaluate import Diagnosis, RankCorrelation, cauchy_claims, diagnoses
 
 ROOT = Path(__file__).resolve().parent.parent
 README, FIGURE = ROOT / "README.md", ROOT / "docs" / "figures" / "digits_certified.svg"
@@ -184,35 +184,34 @@ def cauchy_shown(found: Sequence[Diagnosis]) -> list[str]:
     radii = list(dict.fromkeys(row["radius"] for row in claims["correlations"]))
     rows = {(row["measure"], row["radius"]): row for row in claims["correlations"]}
     heads = [f"networks, l2 {radius:g}" for radius in radii] + [f"means over seeds, {radius:g}" for radius in radii]
-    lines = [
-        "",
-        f"| rank correlation with accuracy under PGD-20 | {' | '.join(heads)} |",
-        "|---" * (1 + len(heads)) + "|",
-    ]
+    lines = ["", f"| rank correlation with accuracy under PGD-20 | {' | '.join(heads)} |"]
+    lines += ["|---" * (1 + len(heads)) + "|"]
     for measure, label in CAUCHY.items():
-        cells = [correlation(rows[measure, radius][of]) for of in ("networks", "models") for radius in radii]
+        found_of = [rows[measure, radius][of] for of in ("networks", "models") for radius in radii]
+        cells = ["" if found is None else str(RankCorrelation(**found)) for found in found_of]
         lines.append(f"| {label} | {' | '.join(cells)} |")
-    differences = [
-        f"{100 * row['mean']:+.1f} [{100 * row['interval95'][0]:+.1f}, {100 * row['interval95'][1]:+.1f}] points "
-        + (f"under PGD-20 at {row['radius']:g}" if row["radius"] else "on clean images")
-        for row in claims["covit_minus_vit"]
-        if row["interval95"]
+    lines += [
+        "",
+        "| accuracy of CoViT less that of its ViT, points | networks | means over seeds |",
+        "|---|---|---|",
     ]
-    ends, n = claims["largest_block"], claims["n"]
-    if differences:
-        pairs = claims["covit_minus_vit"][0]["n"]
-        lines += ["", f"CoViT less its ViT, {pairs} pairs: {', '.join(differences)}."]
-    lines += [f"Of {n} networks, the first block has the largest sigma(J_F) in {ends['first']} and the last in"]
-    lines += [f"{ends['last']}; in {ends['both_above_all_others']} both are above all others."]
+    for row in claims["covit_minus_vit"]:
+        where = f"PGD-20, l2 {row['radius']:g}" if row["radius"] else "clean"
+        lines.append(f"| {where} | {points(row['networks'])} | {points(row['models'])} |")
+    ends = claims["largest_block"]
+    counts = f"the largest sigma(J_F) in {ends['first']}, the last in {ends['last']}"
+    lines += ["", f"Of {claims['n']} networks, the first block has {counts};"]
+    lines += [f"in {ends['both_above_all_others']} these two are above all others."]
+    if claims["unconverged"]:
+        lines += [f"Singular values that did not converge: {claims['unconverged']}."]
     return lines
 
 
-def correlation(found: dict[str, Any] | None) -> str:
-    return (
-        ""
-        if found is None
-        else f"{found['value']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}], n = {found['n']}"
-    )
+def points(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    low, high = (100 * end for end in found["interval95"])
+    return f"{100 * found['mean']:+.1f} [{low:+.1f}, {high:+.1f}], n = {found['n']}"
 
 
 def head(record: dict[str, Any]) -> list[str]:
@@ -379,6 +378,8 @@ def with_tables(text: str) -> str:
     """The text with everything between a table's two markers replaced."""
     for name, table in TABLES.items():
         begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise ValueError(f"there is not one place for the table {name}")
         before, _, rest = text.partition(begin)
         _, _, after = rest.partition(end)
         text = f"{before}{begin}\n{table()}\n{end}{after}"

@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import get_type_hints
 
@@ -562,28 +563,46 @@ def test_the_advice_after_control_c_is_one_line_with_a_command_that_continues(
         assert (run / "result.json").exists()
 
 
-def test_control_c_waits_for_imports_and_is_not_lost(specguard, tmp_path, monkeypatch):
+@pytest.fixture
+def python_handler():
+    """As in a process that was started in the foreground."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("python_handler")
+@pytest.mark.parametrize("times", [1, 2])
+def test_control_c_waits_for_imports_and_is_not_lost_and_twice_it_does_not_wait(specguard, monkeypatch, times):
     """numpy, interrupted while it is imported, ends in a RecursionError."""
     whole = []
 
     def imported(name):
-        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(times):
+            os.kill(os.getpid(), signal.SIGINT)
         whole.append(name)
         return importlib.import_module(name)
 
     monkeypatch.setattr("specguard.cli.import_module", imported)
     ended = specguard("models")
-    assert whole == ["specguard.cli.presets"]
+    assert whole == (["specguard.cli.presets"] if times == 1 else [])
     assert (ended.code, ended.out) == (130, "")
     assert "Traceback" not in ended.err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_control_c_that_is_ignored_stays_so_during_imports():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with interruptible_afterwards():
-            os.kill(os.getpid(), signal.SIGINT)
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
+@pytest.mark.usefixtures("python_handler")
+def test_a_handler_of_somebody_else_is_left_alone_during_imports():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with interruptible_afterwards():
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with interruptible_afterwards():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # by an imported module
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_commands_are_found_in_other_threads_too():
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(CliRunner().invoke, app, ["models"]).result().exit_code == 0

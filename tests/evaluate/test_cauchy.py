@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from scipy.stats import spearmanr
+from scipy.stats import spearmanr, ttest_1samp
 
 from specguard.errors import RunError
-from specguard.evaluate import cauchy_claims, diagnoses, rank_correlation
+from specguard.evaluate import cauchy_claims, diagnoses
 from specguard.evaluate.cauchy import MEASURES, diagnosis
 from specguard.evaluate.spectral_summary import spectral_summary
 
@@ -37,7 +37,7 @@ def attack(robust, clean=0.9, model="m"):
 
 
 def networks():
-    """Sixteen of them; the larger the spectra, the less robust, and CoViTs by 0.1 more than their ViTs."""
+    """Sixteen of them; the larger the spectra, the less robust, and CoViTs by 0.03 more than their ViTs."""
     found = []
     for size in range(1, 5):
         for seed in (0, 1):
@@ -67,13 +67,20 @@ def test_an_order_that_was_planted_is_found_and_a_constant_has_none():
     found = networks()
     rows = {(row["measure"], row["radius"]): row for row in cauchy_claims(found)["correlations"]}
     assert set(rows) == {(measure, radius) for measure in MEASURES for radius in RADII}
+    models = [
+        [each for each in found if each.model == f"{kind}_t{i}"] for i in range(1, 5) for kind in ("vit", "covit")
+    ]
     for measure in ("sigma", "largest", "exponent"):
         x, y = [each.measures[measure] for each in found], [each.robust[0.5] for each in found]
         row = rows[measure, 0.5]
         assert row["networks"]["value"] == pytest.approx(spearmanr(x, y).statistic)
+        means = [
+            [np.mean(of) for of in zip(*((e.measures[measure], e.robust[0.5]) for e in some), strict=True)]
+            for some in models
+        ]
+        assert row["models"]["value"] == pytest.approx(spearmanr(*zip(*means, strict=True)).statistic)
         assert (row["networks"]["n"], row["models"]["n"]) == (16, 8)
-        expected = rank_correlation(x, y)
-        assert (row["networks"]["low"], row["networks"]["high"]) == (expected.low, expected.high)
+        assert row["networks"]["low"] <= row["networks"]["value"] <= row["networks"]["high"] < 0
     assert rows["sigma", 0.25]["networks"]["value"] < -0.9
     assert rows["network", 0.25] == {"measure": "network", "radius": 0.25, "networks": None, "models": None}
 
@@ -82,28 +89,45 @@ def test_covit_is_compared_with_its_own_vit_and_the_ends_are_counted():
     found = networks()
     result = cauchy_claims([*reversed(found)])  # the order of rows does not matter
     robust = next(row for row in result["covit_minus_vit"] if row["radius"] == 0.25)
-    assert robust["n"] == 8
-    assert robust["mean"] == pytest.approx(0.03)
-    clean = next(row for row in result["covit_minus_vit"] if row["radius"] == 0)
-    assert (clean["mean"], clean["interval95"]) == (0, None)
+    assert (robust["networks"]["n"], robust["models"]["n"]) == (8, 4)
+    assert robust["networks"]["mean"] == pytest.approx(0.03)
     assert result["largest_block"] == {"first": 0, "last": 8, "both_above_all_others": 8}
     alone = cauchy_claims([each for each in found if each.name.startswith("vit")])
-    assert alone["covit_minus_vit"][0] == {"radius": 0.0, "mean": None, "interval95": None, "n": 0}
+    assert alone["covit_minus_vit"][0] == {"radius": 0.0, "networks": None, "models": None}
 
 
 def test_the_interval_of_differences_is_students():
-    found = networks()
     changes = np.linspace(-0.02, 0.05, 8)
-    covits = iter(changes)
-    shifted = [
-        diagnosis(each.name, attack((0.5 + next(covits), 0.2)), spectrum([1.0, 2.0]))
-        if each.name.startswith("covit")
-        else diagnosis(each.name, attack((0.5, 0.2)), spectrum([1.0, 2.0]))
-        for each in found
-    ]
-    row = next(row for row in cauchy_claims(shifted)["covit_minus_vit"] if row["radius"] == 0.25)
-    half = 2.3646242515927849 * np.std(changes, ddof=1) / np.sqrt(8)  # t of seven degrees of freedom
-    assert row["interval95"] == pytest.approx([np.mean(changes) - half, np.mean(changes) + half])
+    found = []
+    for i, change in enumerate(changes):
+        size, seed = divmod(i, 2)
+        for kind, robust in (("vit", 0.5), ("covit", 0.5 + change)):
+            found.append(diagnosis(f"{kind}_t{size}-{seed}", attack((robust, 0.2)), spectrum([1.0, 2.0])))
+    row = next(row for row in cauchy_claims(found)["covit_minus_vit"] if row["radius"] == 0.25)
+    for of, values in (("networks", changes), ("models", changes.reshape(4, 2).mean(1))):
+        expected = ttest_1samp(values, 0.0).confidence_interval(0.95)
+        assert row[of]["mean"] == pytest.approx(np.mean(values))
+        assert row[of]["interval95"] == pytest.approx([expected.low, expected.high])
+
+
+def test_only_radii_in_l2_that_all_were_attacked_at_are_spoken_of():
+    found = networks()
+    other = attack((0.3, 0.2))
+    other["worst_case"][1]["radius"] = 1.0
+    other["worst_case"].append({"norm": "linf", "radius": 0.25, "accuracy": {"value": 0.0}})
+    odd = diagnosis("vit_t9-0", other, spectrum([1.0, 2.0]))
+    assert odd.robust == {0.25: 0.3, 1.0: 0.2}
+    assert {row["radius"] for row in cauchy_claims([*found, odd])["correlations"]} == {0.25}
+    other["worst_case"] = other["worst_case"][1:2]
+    with pytest.raises(RunError, match="common radius"):
+        cauchy_claims([*found, diagnosis("vit_t9-0", other, spectrum([1.0, 2.0]))])
+
+
+def test_values_that_did_not_converge_are_counted():
+    lost = spectrum([1.0, 2.0])
+    lost["parts"][1]["unconverged"] = 2
+    found = [diagnosis("vit_t1-0", attack((0.4, 0.1)), summary) for summary in (lost, spectrum([1.0]))]
+    assert cauchy_claims(found)["unconverged"] == 2
 
 
 def test_rows_are_read_where_both_studies_are_complete(tmp_path):
@@ -126,9 +150,12 @@ def test_rows_are_read_where_both_studies_are_complete(tmp_path):
 def test_errors_are_sentences():
     with pytest.raises(RunError, match="of two networks"):
         diagnosis("x-0", attack((0.4, 0.1), model="a"), spectrum([1.0], model="b"))
-    without = spectrum([1.0])
-    without["parts"] = [part for part in without["parts"] if part["group"] != "block"]
-    with pytest.raises(RunError, match="lack its blocks"):
-        diagnosis("x-0", attack((0.4, 0.1)), without)
-    with pytest.raises(RunError, match="no row"):
+    for group in ("block", "network"):
+        without = spectrum([1.0])
+        without["parts"] = [part for part in without["parts"] if part["group"] != group]
+        with pytest.raises(RunError, match="lack its blocks"):
+            diagnosis("x-0", attack((0.4, 0.1)), without)
+    with pytest.raises(RunError, match="a perturbation to follow"):
+        diagnosis("x-0", attack((0.4, 0.1)), spectrum([1.0], growth=0.0))
+    with pytest.raises(RunError, match="no rows"):
         cauchy_claims([])

@@ -482,3 +482,38 @@ def test_a_planted_wrong_version_is_caught(number):
     law(lower_singular_values, A)
     with pytest.raises(AssertionError):
         law(wrong, A)
+
+
+class Detached(torch.autograd.Function):
+    """3 x, with a backward pass that is right and whose own derivative is silently zero."""
+
+    @staticmethod
+    def forward(x):
+        return 3 * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 3 * gradient.detach()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_that_do_not_belong_to_one_matrix_are_refused(dtype):
+    A = torch.randn(3, 9, 7, generator=seeded(), dtype=torch.float64).to(dtype)
+    true = dense_operator(A)
+    wrong = {
+        "a transpose of another matrix": replace(true, rmatvec=dense_operator(A.flip(1)).rmatvec),
+        "twice as large from one side": replace(true, rmatvec=lambda u: 2 * true.rmatvec(u)),
+        "zero from one side": replace(true, matvec=lambda v: 0 * true.matvec(v)),
+        "wrong for one image of three": replace(
+            true, matvec=dense_operator(A * A.new_tensor([1, 1, -1])[:, None, None]).matvec
+        ),
+        "no second derivative": jacobian(Detached.apply, torch.ones(2, 5, dtype=dtype)),
+    }
+    for name, operator in wrong.items():
+        with pytest.raises(ValueError, match="do not belong to one matrix"):
+            print(name, lower_singular_values(operator, seeded()))
+    assert lower_singular_values(true, seeded()).converged.all()

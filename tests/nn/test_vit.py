@@ -9,6 +9,7 @@ import torch
 from registry import MODELS, SMALL
 from specguard.errors import ConfigError
 from specguard.nn import PRESETS, Attention, ViT, attention_maps, config_from_json, explicit, preset
+from specguard.nn.dot_product import mixed_values
 
 
 @pytest.fixture(params=MODELS.values(), ids=MODELS.keys())
@@ -54,10 +55,16 @@ def test_fused_and_explicit_attention_agree_in_value_and_gradient(model, images)
     torch.testing.assert_close(results[0], results[1], rtol=1e-10, atol=1e-10)
 
 
-def test_attention_in_bfloat16_on_a_cpu_is_the_formula_which_is_the_faster_there(model, images):
-    model, images = model.bfloat16().eval(), images.bfloat16()
-    with torch.no_grad():
-        assert torch.equal(model(images), explicit(model)(images))
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_attention_in_bfloat16_on_a_cpu_is_that_of_float32_rounded_once(generator, biased, autocast):
+    q, k, v = (3 * torch.randn(2, 3, 5, 7, generator=generator).bfloat16() for _ in range(3))
+    bias = torch.randn(1, 3, 5, 5, generator=generator).bfloat16() if biased else None
+    exact = mixed_values(*(x.double() for x in (q, k, v)), False, None if bias is None else bias.double())
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found = mixed_values(q, k, v, True, bias)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-5)  # half a unit in the last place
 
 
 def test_the_explicit_copy_shares_every_weight_and_leaves_the_original_fused(model):

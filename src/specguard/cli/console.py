@@ -2,9 +2,11 @@
 
 import os
 import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -48,16 +50,26 @@ def interruptible(advice: str) -> Iterator[None]:
 
 @contextmanager
 def interruptible_afterwards() -> Iterator[None]:
-    """Ctrl-C waits until the end: numpy and torch, half imported, turn it into errors of their own."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or somebody else's
+    """Ctrl-C waits until the end: numpy and torch, half imported, turn it into errors of their own.
+
+    A second one does not wait.
+    """
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or somebody else's
         yield
         return
     came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+
+    def wait(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, wait)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.getsignal(signal.SIGINT) is wait:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
     if came:
         raise KeyboardInterrupt
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import ttest_1samp
+from scipy.stats import t
 
 from specguard.errors import RunError
 from specguard.evaluate.correlation import rank_correlation
@@ -36,6 +36,7 @@ class Diagnosis:
     blocks: tuple[float, ...]
     spread: float
     measures: Mapping[str, float]
+    unconverged: int
 
     @property
     def model(self) -> str:
@@ -63,10 +64,11 @@ def diagnosis(name: str, attack: Json, spectrum: Json) -> Diagnosis:
     return Diagnosis(
         name,
         attack["clean"],
-        {row["radius"]: row["accuracy"]["value"] for row in attack["worst_case"]},
+        {row["radius"]: row["accuracy"]["value"] for row in attack["worst_case"] if row["norm"] == "l2"},
         tuple(sigmas),
         math.sqrt(max(0.0, statistics.fmean(squares) - sigma**2)),  # over all blocks and images at once
         measures,
+        sum(part["unconverged"] for part in (*blocks, parts["network"])),
     )
 
 
@@ -83,38 +85,35 @@ def diagnoses(folder: Path, pattern: str = "*") -> tuple[Diagnosis, ...]:
 def cauchy_claims(found: Sequence[Diagnosis]) -> Json:
     """Whether robustness follows the spectra, whether CoViT is the more robust, and which block stands out.
 
-    A correlation of networks takes seeds of one model as independent, which they are not quite; that of models
-    takes the means over seeds. CoViT is compared with the ViT of its size and seed, by a t interval of differences.
+    Robustness is accuracy at each radius that all networks were attacked at. What is said of `networks` takes seeds
+    of one model as independent, which they are not quite; what is said of `models` takes the means over seeds.
+    CoViT is compared with the ViT of its size, by Student's interval for the mean of differences.
     """
-    if not found:
-        raise RunError("there is no row with both an attack and spectra")
-    robust = {radius: [each.robust[radius] for each in found] for radius in found[0].robust}
-    by_model = {each.model: [other for other in found if other.model == each.model] for each in found}
-    correlations = [
-        {
-            "measure": measure,
-            "radius": radius,
-            "networks": _correlation([each.measures[measure] for each in found], accuracies),
-            "models": _correlation(
-                [statistics.fmean(each.measures[measure] for each in some) for some in by_model.values()],
-                [statistics.fmean(each.robust[radius] for each in some) for some in by_model.values()],
-            ),
-        }
-        for radius, accuracies in robust.items()
-        for measure in MEASURES
-    ]
-    named = {each.name: each for each in found}
-    pairs = [(each, named[each.name[2:]]) for each in found if each.name[2:] in named]  # covit_t1-0 and vit_t1-0
-    differences = [
-        {"radius": radius, **_difference([co.robust[radius] - vit.robust[radius] for co, vit in pairs])}
-        for radius in robust
-    ]
-    clean = _difference([co.clean["value"] - vit.clean["value"] for co, vit in pairs])
+    radii = sorted(set.intersection(*(set(each.robust) for each in found))) if found else []
+    if not radii:
+        raise RunError("there are no rows with spectra and with an attack in l2 at a common radius")
+    networks = {each.name: _numbers([each], radii) for each in found}
+    models = {
+        each.model: _numbers([other for other in found if other.model == each.model], radii) for each in found
+    }
     largest = [each.blocks.index(max(each.blocks)) for each in found]
     return {
         "n": len(found),
-        "correlations": correlations,
-        "covit_minus_vit": [{"radius": 0.0, **clean}, *differences],
+        "unconverged": sum(each.unconverged for each in found),
+        "correlations": [
+            {
+                "measure": measure,
+                "radius": radius,
+                "networks": _correlation(networks, measure, radius),
+                "models": _correlation(models, measure, radius),
+            }
+            for radius in radii
+            for measure in MEASURES
+        ],
+        "covit_minus_vit": [
+            {"radius": radius, "networks": _difference(networks, radius), "models": _difference(models, radius)}
+            for radius in (0.0, *radii)
+        ],
         "largest_block": {
             "first": sum(i == 0 for i in largest),
             "last": sum(i == len(each.blocks) - 1 > 0 for i, each in zip(largest, found, strict=True)),
@@ -123,28 +122,36 @@ def cauchy_claims(found: Sequence[Diagnosis]) -> Json:
     }
 
 
+def _numbers(some: Sequence[Diagnosis], radii: Sequence[float]) -> dict[str | float, float]:
+    """The means of measures by name and of accuracies by radius, where 0 is clean."""
+    accuracies = [{0.0: each.clean["value"], **each.robust} for each in some]
+    return {measure: statistics.fmean(each.measures[measure] for each in some) for measure in MEASURES} | {
+        radius: statistics.fmean(found[radius] for found in accuracies) for radius in (0.0, *radii)
+    }
+
+
 def _summary(study: Path) -> Path:
     kept = study.with_suffix(".json")
     return kept if kept.exists() else study / "summary.json"
 
 
-def _correlation(x: Sequence[float], y: Sequence[float]) -> Json | None:
+def _correlation(rows: Mapping[str, Mapping[str | float, float]], measure: str, radius: float) -> Json | None:
     """None where there are too few pairs, or nothing to order."""
+    x, y = ([numbers[key] for numbers in rows.values()] for key in (measure, radius))
     if len(x) < 4 or min(x) == max(x) or min(y) == max(y):
         return None
     return asdict(rank_correlation(x, y))
 
 
-def _difference(values: Sequence[float]) -> Json:
-    """The mean of paired differences and its 95 % interval by Student's t."""
-    if len(values) < 2 or min(values) == max(values):
-        return {"mean": statistics.fmean(values) if values else None, "interval95": None, "n": len(values)}
-    interval = ttest_1samp(values, 0.0).confidence_interval(0.95)
-    return {
-        "mean": statistics.fmean(values),
-        "interval95": [float(interval.low), float(interval.high)],
-        "n": len(values),
-    }
+def _difference(rows: Mapping[str, Mapping[str | float, float]], radius: float) -> Json | None:
+    """Of the accuracy of covit_X and vit_X, over all X of which there are both; None for less than two of them."""
+    pairs = {name: name.removeprefix("co") for name in rows if name.startswith("covit")}
+    values = [rows[covit][radius] - rows[vit][radius] for covit, vit in pairs.items() if vit in rows]
+    if len(values) < 2:
+        return None
+    mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+    reach = float(t.ppf(0.975, len(values) - 1)) * error
+    return {"mean": mean, "interval95": [mean - reach, mean + reach], "n": len(values)}
 
 
 def _ends_stand_out(blocks: Sequence[float]) -> bool:

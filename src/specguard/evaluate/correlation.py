@@ -24,7 +24,8 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> RankCorrelation:
     """How far the order of `y` is that of `x`: 1 the same, -1 the reverse, 0 neither.
 
     The interval is Fisher's for `atanh(rho)`, with the variance `(1 + rho^2 / 2) / (n - 3)` that suits ranks; it
-    takes the pairs as independent.
+    takes the pairs as independent. A perfect order has the far end of the order in which two neighbours are
+    exchanged: the formula would leave it no width, however few the pairs.
     Reference: Bonett and Wright 2000.
     """
     if len(x) != len(y) or len(x) < 4:
@@ -34,8 +35,11 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> RankCorrelation:
     if min(x) == max(x) or min(y) == max(y):
         raise ValueError("numbers that are all the same have no order")
     value = float(spearmanr(x, y).statistic)
-    if abs(value) == 1:
-        return RankCorrelation(value, value, value, len(x))
-    reach = float(norm.ppf(0.975)) * math.sqrt((1 + value**2 / 2) / (len(x) - 3))
-    low, high = (math.tanh(math.atanh(value) + sign * reach) for sign in (-1, 1))
-    return RankCorrelation(value, low, high, len(x))
+    n = len(x)
+    perfect = abs(value) > 1 - 1e-12
+    nearest = math.copysign(1 - 12 / (n * (n**2 - 1)), value) if perfect else value
+    reach = float(norm.ppf(0.975)) * math.sqrt((1 + nearest**2 / 2) / (n - 3))
+    low, high = (math.tanh(math.atanh(nearest) + sign * reach) for sign in (-1, 1))
+    if perfect:
+        low, high = (low, 1.0) if value > 0 else (-1.0, high)
+    return RankCorrelation(value, low, high, n)

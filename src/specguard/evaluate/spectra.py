@@ -180,7 +180,7 @@ class _Study:
             if part.name in self.forms:
                 tell(len(found), part.name)
                 generator = torch.Generator().manual_seed(derived_seed(settings.seed, part.name, begin))
-                found[part.name], right = _looked_at(part, moved, settings, generator)
+                found[part.name], right = _looked_at(part, moved, self.forms[part.name], settings, generator)
                 if not all(is_part_record(row, self.forms[part.name]) for row in found[part.name]):
                     raise ConfigError(f"the spectrum of {part.name} cannot be computed: its numbers are not finite")
                 if begin < settings.directions:
@@ -211,18 +211,17 @@ def _form(part: Part, settings: Spectra) -> PartForm:
 
 
 def _looked_at(
-    part: Part, moved: Part, settings: Spectra, generator: torch.Generator
+    part: Part, moved: Part, form: PartForm, settings: Spectra, generator: torch.Generator
 ) -> tuple[list[Json], Float[Tensor, "batch *shape"]]:
     """One record per image of what a part does there, and its first right singular vectors."""
-    J = jacobian(part.function, part.at)
     search = partial(lower_singular_values, generator=generator, tolerance=settings.tolerance, most=settings.most)
     try:
-        found = search(J, k=min(settings.top, J.rows, J.columns))
+        found = search(jacobian(part.function, part.at), k=form.values)  # its tapes are let go before the next
         step = search(jacobian(part.step, part.at)) if part.kind == "residual" else found
     except ValueError as error:
         raise ConfigError(f"the spectrum of {part.name} cannot be computed: {error}") from error
-    norms: list[float | None] = [None] * J.batch
-    if J.columns <= settings.dense:
+    norms: list[float | None] = [None] * len(part.at)
+    if form.dense:
         norms = exact_row_column(part.function, part.at).tolist()
     with torch.no_grad():
         entering = _length(moved.at - part.at)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import torch
 from jaxtyping import Float
@@ -18,16 +19,21 @@ def jacobian(function: Function, x: Float[Tensor, "batch *shape"]) -> LinearOper
 
     `function` maps a batch to a batch and treats every sample on its own; then the derivative of the whole batch is
     block diagonal, and one product with it is one product for every sample. u -> J^T u is linear, so that its own
-    backward derivative is v -> J v: no product computes the function again, as forward derivatives do.
+    backward derivative is v -> J v: no product computes the function again, as forward derivatives do. Operations
+    of a user's own must therefore have a backward pass that can be differentiated.
 
     Guarantee: exact up to the rounding of automatic differentiation in the dtype of x.
-    Cost: two forward passes to make it, and their tapes; between one and two for a product.
+    Cost: a forward pass and its tape to make it, twice that from the first `matvec` on; one or two for a product.
     """
     x = x.detach().clone()  # the caller may change his
     value, backward, *_ = vjp(function, x)
-    _, forward, *_ = vjp(lambda u: backward(u)[0], torch.zeros_like(value))
+
+    @cache
+    def forward() -> Callable[..., tuple[Tensor]]:
+        return vjp(lambda u: backward(u)[0], torch.zeros_like(value))[1]
+
     return LinearOperator(
-        lambda v: forward(v)[0],
+        lambda v: forward()(v)[0],
         lambda u: backward(u)[0],
         len(x),
         tuple(x.shape[1:]),

@@ -76,16 +76,30 @@ def lower_singular_values(
                 break
             due = max(step + 1, round(_PATIENCE * step))
         new = back[:, :room]
+    _check_adjoint(U.rows, V.rows, AV.rows, AtU.rows)
     return found
+
+
+def _check_adjoint(U: Rows, V: Rows, AV: Rows, AtU: Rows) -> None:
+    """Refuse products that do not belong to each other: `<u, A v> = <A^T u, v>` for all that were made.
+
+    An operation whose own backward pass cannot be differentiated, yet does not say so, is found here.
+    """
+    apart = (U @ AV.mT - AtU @ V.mT).abs().amax((1, 2))
+    largest = torch.maximum(_length(AV).amax((1, 2)), _length(AtU).amax((1, 2)))
+    if (apart > 0.01 * largest).any():
+        raise ValueError("its products with vectors from the left and from the right do not belong to one matrix")
 
 
 class _Stack:
     """Some vectors of each map's space, `rows`, to which more are added.
 
-    There is room for half as many again whenever it is full: a concatenation would copy all of them at every step.
+    There is room for half as many again whenever it is full, up to as many as can be independent: a concatenation
+    would copy all of them at every step.
     """
 
     def __init__(self, A: LinearOperator, size: int) -> None:
+        self._most = A.columns
         self._space = torch.empty(A.batch, 0, size, dtype=A.dtype, device=A.device)
         self.rows: Rows = self._space
 
@@ -94,7 +108,7 @@ class _Stack:
         batch, before, size = self.rows.shape
         after = before + vectors.shape[1]
         if after > self._space.shape[1]:
-            self._space = self._space.new_empty(batch, max(after, round(1.5 * before)), size)
+            self._space = self._space.new_empty(batch, max(after, min(round(1.5 * before), self._most)), size)
             self._space[:, :before] = self.rows
         self._space[:, before:after] = vectors
         self.rows = self._space[:, :after]

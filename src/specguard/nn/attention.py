@@ -1,8 +1,8 @@
 """Dot-product attention, ConViT's gated positional attention, and where their weights are.
 
-Each layer has two forward paths that agree to rounding. `fused=True` uses torch's `scaled_dot_product_attention`
-wherever that is the faster; `fused=False` writes the probabilities out, for attention maps and for forward-mode and
-second-order derivatives, which the fused kernel does not have.
+Each layer has two forward paths that agree to rounding. `fused=True` uses torch's `scaled_dot_product_attention`;
+`fused=False` writes the probabilities out, for attention maps and for forward-mode and second-order derivatives,
+which the fused kernel does not have.
 """
 
 import copy

@@ -17,11 +17,17 @@ def queries_keys_values(qkv: Tensor, heads: int) -> tuple[Heads, Heads, Heads]:
 
 
 def mixed_values(q: Heads, k: Heads, v: Heads, fused: bool, bias: Bias | None = None) -> Heads:
-    """softmax(Q K^T / sqrt(head_dim) + bias) V."""
-    # In bfloat16 on a CPU torch's kernel takes three to ten times as long as the formula, at 17 to 197 tokens.
-    if fused and not (q.dtype == torch.bfloat16 and q.device.type == "cpu"):
-        return scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    return attention_probabilities(q, k, bias) @ v
+    """softmax(Q K^T / sqrt(head_dim) + bias) V, by torch's kernel if `fused`."""
+    if not fused:
+        return attention_probabilities(q, k, bias) @ v
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16:
+        # torch's kernel for this type is less exact than that for float32 and, up to some hundred tokens, slower.
+        with torch.autocast("cpu", enabled=False):
+            mixed = scaled_dot_product_attention(
+                q.float(), k.float(), v.float(), None if bias is None else bias.float()
+            )
+        return mixed.to(v.dtype)
+    return scaled_dot_product_attention(q, k, v, bias)
 
 
 def attention_probabilities(q: Heads, k: Heads, bias: Bias | None = None) -> Maps:
