@@ -86,27 +86,26 @@ def cauchy_claims(found: Sequence[Diagnosis]) -> Json:
     """Whether robustness follows the spectra, whether CoViT is the more robust, and which block stands out.
 
     Robustness is accuracy at each radius that all networks were attacked at. What is said of `networks` takes seeds
-    of one model as independent, which they are not quite; what is said of `models` takes the means over seeds.
-    CoViT is compared with the ViT of its size, by Student's interval for the mean of differences.
+    of one model as independent, which they are not quite; of `models`, the means over seeds; of `vits` and
+    `covits`, the networks of one kind, where nothing follows from the kind alone. CoViT is compared with the ViT of
+    its size, by Student's interval for the mean of differences.
     """
     radii = sorted(set.intersection(*(set(each.robust) for each in found))) if found else []
     if not radii:
         raise RunError("there are no rows with spectra and with an attack in l2 at a common radius")
     networks = {each.name: _numbers([each], radii) for each in found}
-    models = {
-        each.model: _numbers([other for other in found if other.model == each.model], radii) for each in found
-    }
+    by_model = {each.model: [other for other in found if other.model == each.model] for each in found}
+    models = {model: _numbers(seeds, radii) for model, seeds in by_model.items()}
+    covits = {name: numbers for name, numbers in networks.items() if name.startswith("covit")}
+    vits = {name: numbers for name, numbers in networks.items() if name not in covits}
+    groups = {"networks": networks, "models": models, "vits": vits, "covits": covits}
     largest = [each.blocks.index(max(each.blocks)) for each in found]
     return {
         "n": len(found),
         "unconverged": sum(each.unconverged for each in found),
         "correlations": [
-            {
-                "measure": measure,
-                "radius": radius,
-                "networks": _correlation(networks, measure, radius),
-                "models": _correlation(models, measure, radius),
-            }
+            {"measure": measure, "radius": radius}
+            | {name: _correlation(group, measure, radius) for name, group in groups.items()}
             for radius in radii
             for measure in MEASURES
         ],
