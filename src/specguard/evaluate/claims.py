@@ -9,9 +9,9 @@ import numpy as np
 
 from specguard.errors import SoundnessError
 from specguard.evaluate.checker import Image
+from specguard.evaluate.checker.affine import Linear
 from specguard.evaluate.checker.attention import Attention
 from specguard.evaluate.checker.enclosure import Array
-from specguard.evaluate.checker.layers import Linear
 from specguard.evaluate.checker.network import Fork, Path, Place
 from specguard.geometry import Norm
 from specguard.runs import Json

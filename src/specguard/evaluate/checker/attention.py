@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from specguard.evaluate.checker.enclosure import Array, Box, joined, largest_eigenvalue, longest, outward, spectral
-from specguard.evaluate.checker.layers import Remainder
+from specguard.evaluate.checker.point import Remainder
 
 DENSE, FORMED = 1024, 512
 _SECOND = math.sqrt(6) / 18

@@ -7,9 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from specguard.evaluate.checker.affine import Linear
 from specguard.evaluate.checker.attention import Attention, Weights
+from specguard.evaluate.checker.curves import SILU
 from specguard.evaluate.checker.enclosure import Array, Box, joined, outward, spectral
-from specguard.evaluate.checker.layers import SILU, Linear, Maker, Map, Remainder, Scaled, Terms
+from specguard.evaluate.checker.neurons import Map
+from specguard.evaluate.checker.point import Maker, Remainder, Terms
+from specguard.evaluate.checker.radial import Scaled
 
 # Pools ------------------------------------------------------------------------------------------------------------
 

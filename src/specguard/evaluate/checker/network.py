@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from specguard import nn as own
 from specguard.errors import ConfigError
-from specguard.evaluate.checker import foreign, layers
+from specguard.evaluate.checker import affine, curves, foreign, neurons, radial
 from specguard.evaluate.checker.attention import Attention, Weights
 from specguard.evaluate.checker.enclosure import Array, Box, longest, outward
-from specguard.evaluate.checker.layers import Maker, Map, Point, Remainder
+from specguard.evaluate.checker.neurons import Map
+from specguard.evaluate.checker.point import Maker, Point, Remainder
 from specguard.evaluate.checker.sll import sll
 from specguard.nn import materialised
 
@@ -36,13 +37,13 @@ class Skip:
 Step = Leaf | Skip
 _ATTENTION = (own.Attention, own.GatedPositionalAttention, own.SkipAttention)
 _SEQUENCES = (own.ViT, own.Block, nn.Sequential, own.Network)
-_CURVES: dict[type[nn.Module], Callable[[Any], layers.Curve]] = {
-    nn.GELU: lambda layer: layers.TANH_GELU if layer.approximate == "tanh" else layers.GELU,
-    nn.ReLU: lambda layer: layers.RELU,
-    nn.SiLU: lambda layer: layers.SILU,
-    nn.Tanh: lambda layer: layers.TANH,
-    own.Softplus: lambda layer: layers.softplus(layer.beta),
-    own.Squareplus: lambda layer: layers.squareplus(layer.b),
+_CURVES: dict[type[nn.Module], Callable[[Any], curves.Curve]] = {
+    nn.GELU: lambda layer: curves.TANH_GELU if layer.approximate == "tanh" else curves.GELU,
+    nn.ReLU: lambda layer: curves.RELU,
+    nn.SiLU: lambda layer: curves.SILU,
+    nn.Tanh: lambda layer: curves.TANH,
+    own.Softplus: lambda layer: curves.softplus(layer.beta),
+    own.Squareplus: lambda layer: curves.squareplus(layer.b),
 }
 _SLOPES_TO_ONE = (nn.ReLU, nn.Tanh, own.Softplus, own.Squareplus)  # those whose slopes lie in [0, 1]
 
@@ -59,7 +60,7 @@ def _sequence(name: str, layer: nn.Module) -> tuple[Step, ...]:
     ]
     steps: list[Step] = []
     if isinstance(layer, own.ViT | own.Network):
-        steps.append(Leaf(f"{name}.input".lstrip("."), layers.unchanged))
+        steps.append(Leaf(f"{name}.input".lstrip("."), affine.unchanged))
     while children:
         (first, one), rest = children[0], children[1:]
         following = rest[0] if rest else None
@@ -104,30 +105,30 @@ def _maker(name: str, layer: Any) -> Maker:
     if kind in _ATTENTION:
         return _attention(layer, None)
     if kind in (nn.Identity, nn.Dropout):
-        return layers.unchanged
+        return affine.unchanged
     if kind is nn.Flatten:
-        return layers.flattened
+        return affine.flattened
     if kind is nn.Linear:
-        return layers.linear(_box(layer.weight), _bias(layer))
+        return affine.linear(_box(layer.weight), _bias(layer))
     if kind is own.Normalise:
-        return layers.diagonal(Box.exact(1.0) / _box(layer.std), -_box(layer.mean) / _box(layer.std))
+        return affine.diagonal(Box.exact(1.0) / _box(layer.std), -_box(layer.mean) / _box(layer.std))
     if kind is own.LayerScale:
-        return layers.diagonal(_box(layer.scale), Box.exact(0.0))
+        return affine.diagonal(_box(layer.scale), Box.exact(0.0))
     if kind is own.TokenBatchNorm:
         return _batch_norm(layer.norm)
     if kind is own.PatchEmbedding:
         return _patches(layer, Box.exact(0.0), Box.exact(np.ones((1, 1, 1))))
     if kind is own.Resize:
-        return layers.resize(layer.size)
+        return affine.resize(layer.size)
     if kind is own.ClassToken:
-        return layers.prepended(_box(layer.token)[0])
+        return affine.prepended(_box(layer.token)[0])
     if kind is own.Positions:
         table = _box(layer.table)[0]
-        return lambda x: layers.Linear(x + table, 1.0, lambda g: g)
+        return lambda x: affine.Linear(x + table, 1.0, lambda g: g)
     if kind is own.ClassPool:
-        return layers.first_token
+        return affine.first_token
     if kind is own.MeanPool:
-        return layers.mean_token(layer.skip)
+        return affine.mean_token(layer.skip)
     if kind is own.FirstTokens:
         return foreign.first_tokens(layer.count)
     if kind is own.ClassAndMean:
@@ -138,7 +139,7 @@ def _maker(name: str, layer: Any) -> Maker:
         return foreign.core_attention(layer.heads)
     if kind is own.TokenConvolution:
         kernels = [(_box(conv.weight), _bias(conv)) for conv in layer.kernels]
-        return layers.token_convolution(kernels, _box(layer.out.weight), _bias(layer.out))
+        return affine.token_convolution(kernels, _box(layer.out.weight), _bias(layer.out))
     if kind in (own.LayerProject, own.SmoothProject, nn.LayerNorm, nn.RMSNorm):
         return _scaled(layer)
     if kind is own.SLL:
@@ -156,11 +157,11 @@ def _bias(layer: Any) -> Box:
 
 def _neurons(layer: nn.Module, before: Map) -> Maker:
     if type(layer) is own.MaxMin:
-        return lambda x: layers.MaxMin(before, before(x))
+        return lambda x: neurons.MaxMin(before, before(x))
     if type(layer) is own.GatedUnit:
         return lambda x: foreign.Gated(before, before(x))
     curve = _CURVES[type(layer)](layer)
-    return lambda x: layers.Neurons(before, curve, before(x))
+    return lambda x: neurons.Neurons(before, curve, before(x))
 
 
 def _sll(name: str, layer: own.SLL) -> Maker:
@@ -172,7 +173,7 @@ def _sll(name: str, layer: own.SLL) -> Maker:
 
 
 def _patches(layer: Any, mean: Box, std: Box) -> Maker:
-    return layers.patches(_box(layer.map.weight), _bias(layer.map), mean, std)
+    return affine.patches(_box(layer.map.weight), _bias(layer.map), mean, std)
 
 
 def _batch_norm(norm: nn.BatchNorm1d) -> Maker:
@@ -182,7 +183,7 @@ def _batch_norm(norm: nn.BatchNorm1d) -> Maker:
     weight = Box.exact(np.ones(size)) if norm.weight is None else _box(norm.weight)
     bias = Box.exact(np.zeros(size)) if norm.bias is None else _box(norm.bias)
     factor = weight / (_box(norm.running_var) + norm.eps).root()
-    return layers.diagonal(factor, bias - _box(norm.running_mean) * factor)
+    return affine.diagonal(factor, bias - _box(norm.running_mean) * factor)
 
 
 def _scaled(layer: Any) -> Maker:
@@ -190,11 +191,11 @@ def _scaled(layer: Any) -> Maker:
     one, zero = Box.exact(1.0), Box.exact(0.0)
     if kind in (own.LayerProject, own.SmoothProject):
         hard = kind is own.LayerProject
-        return lambda x: layers.Scaled(x, layer.radius, 1.0, one, zero, hard, centred=False)
+        return lambda x: radial.Scaled(x, layer.radius, 1.0, one, zero, hard, centred=False)
     gain = one if layer.weight is None else _box(layer.weight)
     shift = zero if getattr(layer, "bias", None) is None else _box(layer.bias)
     R, stretch = float(np.sqrt(layer.normalized_shape[0] * layer.eps)), float(1 / np.sqrt(layer.eps))
-    return lambda x: layers.Scaled(x, R, stretch, gain, shift, hard=False, centred=kind is nn.LayerNorm)
+    return lambda x: radial.Scaled(x, R, stretch, gain, shift, hard=False, centred=kind is nn.LayerNorm)
 
 
 def _attention(layer: Any, residual: float | None) -> Maker:
@@ -233,7 +234,7 @@ def _mixture(layer: Any) -> tuple[Box, Callable[[int], Box | None]]:
             np.full(heads, layer.mix)
         ), lambda n: Box.exact(np.broadcast_to(np.eye(n), (heads, n, n))) * rest
     if type(layer) is own.GatedPositionalAttention:
-        gate = _box(layer.gate).through(layers.logistic, 0.25)
+        gate = _box(layer.gate).through(curves.logistic, 0.25)
         logits = _box(layer.offsets) @ _box(layer.position.weight).T + _bias(layer.position)
         positional = logits.moved(lambda a: a.transpose(2, 0, 1)).softmax() * gate[:, None, None]
         return Box.exact(np.ones(heads)) - gate, lambda n: positional

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from specguard.errors import ConfigError
+from specguard.evaluate.checker.curves import Curve
 from specguard.evaluate.checker.enclosure import Box, outward
-from specguard.evaluate.checker.layers import Curve, Maker, Map, Neurons, Remainder
+from specguard.evaluate.checker.neurons import Map, Neurons
+from specguard.evaluate.checker.point import Maker, Remainder
 
 _ADDED = 1e-12  # to every entry of T, by the layer's definition
 _BLURRED = 1e-3  # the share of T that may be unknown
