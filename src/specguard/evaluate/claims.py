@@ -12,7 +12,7 @@ from specguard.evaluate.checker import Image
 from specguard.evaluate.checker.affine import Linear
 from specguard.evaluate.checker.attention import Attention
 from specguard.evaluate.checker.enclosure import Array
-from specguard.evaluate.checker.network import Fork, Path, Place
+from specguard.evaluate.checker.path import Fork, Path, Place
 from specguard.geometry import Norm
 from specguard.runs import Json
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from specguard.evaluate.checker.affine import Linear
-from specguard.evaluate.checker.attention import Attention, Weights
+from specguard.evaluate.checker.attention import Attention
+from specguard.evaluate.checker.attention_weights import Weights
 from specguard.evaluate.checker.curves import SILU
 from specguard.evaluate.checker.enclosure import Array, Box, joined, outward, spectral
 from specguard.evaluate.checker.neurons import Map

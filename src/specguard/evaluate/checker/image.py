@@ -7,7 +7,8 @@ from functools import cached_property
 import numpy as np
 
 from specguard.evaluate.checker.enclosure import Array, Box, longest, outward
-from specguard.evaluate.checker.network import Path, Place, Pulled, Step, names, pulled, radii, walked
+from specguard.evaluate.checker.network import Step
+from specguard.evaluate.checker.path import Path, Place, Pulled, names, pulled, radii, walked
 
 Terms = dict[tuple[str, str], Array]  # (layer, term): per rival
 _SOME = 32  # rivals that are taken back through the whole network at a time
