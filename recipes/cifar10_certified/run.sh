@@ -19,7 +19,8 @@ for row in "${rows[@]}"; do
         --objective emma --norm l2 --radius 0.2 --ramp 15 --lipschitz local --crop 2 --flip --seed 0
     specguard certify "$run" --data-root "$data" --curve 0.02,0.05,0.1,36/255,0.25 --families lofast,local \
         --no-search --baseline linear --images 1000 --batch 100 --out proofs
-    specguard verify-certificates "$run/proofs" --model "$run" --data-root "$data" --out checked
+    again=$([ -e "$run/checked/records.jsonl" ] && echo --resume || true)
+    specguard verify-certificates "$run/proofs" --model "$run" --data-root "$data" --out checked $again
 done
 if [ -e "$runs/attention/result.json" ]; then
     "${PYTHON:-python3}" "$here/attention_use.py" "$runs/attention" "$data" "$runs/mean_attention"

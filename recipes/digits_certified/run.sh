@@ -15,6 +15,7 @@ for row in weak strong; do
     specguard train --run "$runs/$row" $resume --model tiny_smooth --data digits --epochs 60 --batch 64 --lr 3e-3 \
         --penalty spectral --spectral "$spectral" --device cpu --seed 0
     specguard certify "$runs/$row" --curve "$curve" --device cpu --out proofs
-    specguard verify-certificates "$runs/$row/proofs" --model "$runs/$row" --device cpu --out checked
+    again=$([ -e "$runs/$row/checked/records.jsonl" ] && echo --resume || true)
+    specguard verify-certificates "$runs/$row/proofs" --model "$runs/$row" --device cpu --out checked $again
 done
 "${PYTHON:-python3}" "$here/linear.py" "$curve" "$runs/linear.json"

@@ -34,6 +34,7 @@ for name in "${names[@]}"; do
     run=$runs/$name
     [ "$checked" -gt 0 ] || continue
     certify "$run" "$checked"
-    specguard verify-certificates "$run/proofs-$checked" --model "$run" --data-root "$data" --out checked
+    again=$([ -e "$run/checked/records.jsonl" ] && echo --resume || true)
+    specguard verify-certificates "$run/proofs-$checked" --model "$run" --data-root "$data" --out checked $again
     cp "$run/checked/summary.json" "$here/$name/checked.json"
 done

@@ -47,7 +47,7 @@ def check_rule(
     """
     generator = generator or torch.Generator().manual_seed(0)
     points = points.detach().double()
-    path, output = located(program(layer), points)
+    path, output = located(program(layer).steps, points)
     function = materialised(explicit(layer)).double().requires_grad_(False)  # a copy: the layer stays as it is
     _same_output(function, points, output, path)
     _nothing_spreads_at_zero(path, points, methods)

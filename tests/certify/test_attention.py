@@ -37,7 +37,7 @@ def tokens(*shape, size=None, seed=0):
 
 
 def node_of(layer, X):
-    (step,) = program(layer)
+    (step,) = program(layer).steps
     return step.rule(X)
 
 

@@ -57,7 +57,7 @@ def filled(model, seed=0, scale=1.0):
 
 def node_of(layer, x):
     """The node of a layer that is one step."""
-    (place,) = located(program(layer), x)[0]
+    (place,) = located(program(layer).steps, x)[0]
     return place.node
 
 
@@ -105,7 +105,7 @@ def test_hard_points_obey_the_laws(name):
 @pytest.mark.parametrize("layer", [GatedUnit(), CoreAttention(2, fused=False), HeadNorm(4, 2, eps=1e-2)])
 def test_bounds_hold_for_many_radii_at_once_and_are_those_of_each(layer):
     x = points(2, 3, 12)
-    (place,) = located(program(layer.eval()), x)[0]
+    (place,) = located(program(layer.eval()).steps, x)[0]
     radii = torch.tensor([[0.1, 0.2], [1.0, 3.0], [0.0, 9.0]], dtype=torch.float64)
     pull = place.node.pull(points(5, *place.node.output.shape))
     for number, radius in enumerate(radii):
@@ -217,7 +217,7 @@ def test_attention_in_three_parts_is_attention():
     layer = filled(Attention(6, 2))
     parts = nn.Sequential(layer.qkv, CoreAttention(2, fused=False), layer.out).eval()
     x, g = points(2, 4, 6), points(3, 2, 4, 6)
-    (path, output), (whole, wanted) = (located(program(each), x) for each in (parts, layer))
+    (path, output), (whole, wanted) = (located(program(each).steps, x) for each in (parts, layer))
     torch.testing.assert_close(output, wanted)
     torch.testing.assert_close(pulled(path, g).adjoint, pulled(whole, g).adjoint)
 
@@ -235,8 +235,8 @@ def test_head_norms_that_share_a_radius_leave_out_no_more_than_those_that_have_o
 def test_a_gated_unit_behind_its_map_is_bounded_no_worse_than_the_two_apart():
     model = filled(nn.Sequential(nn.Linear(7, 22), GatedUnit()), scale=2.0)
     x, g = points(2, 5, 7), points(3, 2, 5, 11)
-    together = located(program(model), x)[0]
-    apart = (*located(program(model[0]), x)[0], *located(program(model[1]), model[0](x))[0])
+    together = located(program(model).steps, x)[0]
+    apart = (*located(program(model[0]).steps, x)[0], *located(program(model[1]).steps, model[0](x))[0])
     radius = torch.full((2,), 0.3, dtype=torch.float64)
     first = upper_radii(apart[:1], radius, "local").out
     (pair,) = pulled(together, g).pulls.values()
@@ -394,7 +394,7 @@ def test_no_image_of_a_network_is_both_certified_and_broken(name, scale):
 def test_a_network_takes_inputs_of_its_shape_only():
     model = filled(NETWORKS["gated units"]())
     with pytest.raises(ConfigError, match=r"^input: .* of shape \(1, 8, 8\), not \(1, 8, 12\)"):
-        located(program(model), points(1, 1, 8, 12))
+        located(program(model).steps, points(1, 1, 8, 12))
 
 
 def test_an_unknown_layer_in_a_network_is_named():
@@ -404,8 +404,8 @@ def test_an_unknown_layer_in_a_network_is_named():
 
 
 def test_a_network_with_a_layer_of_the_name_of_its_check_is_refused():
-    with pytest.raises(ConfigError, match="the name of its own check"):
-        program(Network("a test", (5,), 2, OrderedDict(input=nn.Linear(5, 2), last=nn.Tanh())).eval())
+    with pytest.raises(ConfigError, match="two layers are called input"):
+        program(Network("a test", (5,), 2, OrderedDict(input=nn.Linear(5, 5), last=nn.Linear(5, 2))).eval())
 
 
 class Reversed(Network):
@@ -420,7 +420,7 @@ def test_a_network_that_is_not_what_it_seems_is_refused(monkeypatch):
     model = Network("a test", (5,), 2, layers).eval()
     program(model)
     monkeypatch.setattr(nn.Sequential, "forward", lambda self, x: x)
-    with pytest.raises(ConfigError, match="another forward function"):
+    with pytest.raises(ConfigError, match="a class whose forward was replaced"):
         program(model)
 
 
@@ -428,14 +428,14 @@ REFUSED = {
     "a gated unit of three channels": (GatedUnit(), (1, 4, 3), "even number"),
     "a gated unit behind a map to three": (nn.Sequential(nn.Linear(2, 3), GatedUnit()), (1, 4, 2), "even number"),
     "more first tokens than there are": (FirstTokens(3), (1, 2, 4), "first 3 tokens"),
-    "no first tokens": (FirstTokens(0), (1, 2, 4), "first 0 tokens"),
-    "all tokens but the last": (FirstTokens(-1), (1, 2, 4), "first -1 tokens"),
-    "a mean of the last tokens": (ClassAndMean(-1), (1, 2, 4), "behind -1"),
+    "no first tokens": (FirstTokens(0), (1, 2, 4), "count must be a whole number, at least 1"),
+    "all tokens but the last": (FirstTokens(-1), (1, 2, 4), "count must be a whole number, at least 1"),
+    "a mean of the last tokens": (ClassAndMean(-1), (1, 2, 4), "skip must be a whole number"),
     "heads of no size": (CoreAttention(2), (1, 4, 9), "2 heads"),
     "a core of images": (CoreAttention(1), (1, 4, 9, 9), "1 heads"),
     "heads of another size": (HeadNorm(6, 2), (1, 4, 12), "18 numbers"),
     "head norm of pooled tokens": (HeadNorm(6, 2), (1, 18), "18 numbers"),
-    "head norm without eps": (HeadNorm(6, 2, eps=0.0), (1, 4, 18), "no bounded derivative"),
+    "head norm without eps": (HeadNorm(6, 2, eps=0.0), (1, 4, 18), "eps must be positive"),
     "silu in place": (nn.SiLU(inplace=True), (1, 4), "overwrites its input"),
 }
 
@@ -444,5 +444,5 @@ REFUSED = {
 def test_what_has_no_proof_is_refused_in_one_line(name):
     layer, shape, message = REFUSED[name]
     with pytest.raises(ConfigError, match=message) as error:
-        located(program(nn.Sequential(layer).eval()), points(*shape))
+        located(program(nn.Sequential(layer).eval()).steps, points(*shape))
     assert "\n" not in str(error.value)

@@ -76,7 +76,7 @@ def test_a_replaced_forward_is_refused(monkeypatch):
         program(model)
     model = nn.Sequential(nn.Linear(3, 3)).eval()
     monkeypatch.setattr(nn.Linear, "forward", lambda self, x: x)
-    with pytest.raises(ConfigError, match="another forward function"):
+    with pytest.raises(ConfigError, match="class whose forward was replaced"):
         program(model)
 
 

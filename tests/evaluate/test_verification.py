@@ -1,6 +1,7 @@
 """Certificates are checked: true ones pass, and a claim that is too good is an error that names its image."""
 
 import copy
+import hashlib
 import json
 import shutil
 import sys
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from specguard.attacks import APGD
-from specguard.certify import activations, affine, attention, families, sll, tightened
+from specguard.certify import activations, affine, attention, certificate, families, sll, tightened
 from specguard.data import Dataset
 from specguard.errors import RunError, SoundnessError
 from specguard.evaluate import Certification, certification, verification
@@ -30,6 +31,7 @@ LOFAST = CertifiableConfig(
     mixing="residual", projection="layer", feedforward="sll", value_norm=0.5, hidden=9,
 )  # fmt: skip
 SETTINGS = Certification(radii=(0.001, 0.03), batch=4)
+ATTACK = APGD(steps=8, loss="margin")
 
 
 def model() -> ViT:
@@ -56,7 +58,7 @@ def certified(folder: Path, settings: Certification = SETTINGS, **changes) -> Pa
 
 
 def verified(file: Path, **changes):
-    options = {"data": "the data", "device": CPU, "attack": APGD(steps=8, loss="margin")} | changes
+    options = {"data": "the data", "device": CPU, "attack": ATTACK} | changes
     folder = options.pop("folder", file.parent / "checked")
     return verification(file, options.pop("model", model()), options.pop("split", data()), folder, **options)
 
@@ -93,8 +95,9 @@ def test_true_certificates_are_right(study):
     assert (result["n"], result["attacked"]) == (5, certified)
     assert result["claims"] > 100 * certified
     assert result["least_room"] > 0
-    again = verified(study / "records.jsonl")
-    assert again == result
+    assert result.pop("taken") == 0
+    again = verified(study / "records.jsonl", resume=True)
+    assert again == result | {"taken": 5}
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
@@ -260,8 +263,8 @@ def fields(value, path=()):
 
 
 def harmless(path, old, new):
-    """Whether a claim only became weaker, or was none: what limits an image, and rounding, are merely told."""
-    if path[0] == "loses" or new == old or str(path[-1]).endswith(": rounding"):
+    """Whether a claim only became weaker, or was none: how much is rounding is merely told."""
+    if new == old or str(path[-1]).endswith(": rounding"):
         return True
     if new == "gone":
         return path[0] == "proofs" and path[-1] == "lower"  # as in records of an earlier version
@@ -348,12 +351,71 @@ def test_records_in_another_order_twice_or_cut_short_are_refused(study):
 def test_what_was_found_right_before_is_not_taken_on_trust(study):
     whole = verified(study / "records.jsonl")
     summary, lines = study / "checked" / "summary.json", study / "checked" / "records.jsonl"
+    with pytest.raises(RunError, match="holds a check, which is not believed"):
+        verified(study / "records.jsonl")
+    del whole["taken"]
     summary.write_text(json.dumps(whole | {"claims": whole["claims"] + 1}))
     with pytest.raises(RunError, match="does not hold the summary"):
+        verified(study / "records.jsonl", resume=True)
+    summary.unlink()
+    found = json.loads(lines.read_text().splitlines()[0])
+    for change in ({"clams": 1}, {"attacked": 2 * found["attacked"]}, {"third_party": True}, {"room": -1.0}):
+        rest = lines.read_text().splitlines()[1:]
+        lines.write_text("\n".join([json.dumps(found | change), *rest]) + "\n")
+        with pytest.raises(RunError, match="do not belong to this verification"):
+            verified(study / "records.jsonl", resume=True)
+
+
+def test_a_finished_check_that_comes_with_a_run_is_not_believed(study):
+    """Its author may have written it by hand: thousands of claims, of which none was proved."""
+    file = changed(study, lambda record: record["largest"].update(adjoint=9.0))
+    settings = {"records": hashlib.sha256(file.read_bytes()).hexdigest(), "model": fingerprint(model()), "n": 5}
+    folder = study / "checked"
+    folder.mkdir()
+    (folder / "verification.json").write_text(json.dumps(settings | {"seed": 1, "attack": str(ATTACK)}))
+    lines = [{"sample": i, "claims": 9999, "room": 0.1, "attacked": None, "third_party": False} for i in range(5)]
+    (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    total = {"n": 5, "claims": 5 * 9999, "attacked": 0, "third_party": 0, "least_room": 0.1, "environment": {}}
+    (folder / "summary.json").write_text(json.dumps(total | {"settings": settings}))
+    with pytest.raises(RunError, match="holds a check, which is not believed"):
+        verified(file)
+    with pytest.raises(
+        RunError, match="do not belong to this verification"
+    ):  # what was attacked is not what is claimed
+        verified(file, resume=True)
+
+
+@pytest.mark.parametrize("key", ["clean", "radii", "largest", "limits", "growth", "settings"])
+def test_a_summary_that_does_not_say_what_its_records_say_is_an_error(study, key):
+    summary = json.loads((study / "summary.json").read_text())
+    summary[key] = {
+        "clean": summary["clean"] | {"count": 5},
+        "radii": [summary["radii"][0], summary["radii"][0] | {"radius": 0.03}],
+        "largest": {family: each | {"median": 1.0} for family, each in summary["largest"].items()},
+        "limits": [{"term": "nothing", "images": 4}],
+        "growth": [],
+        "settings": summary["settings"] | {"radii": [0.001, 0.3]},
+    }[key]
+    (study / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(SoundnessError, match=f"does not say what its records say: {key} differs"):
         verified(study / "records.jsonl")
-    lines.write_text(lines.read_text().replace('"claims"', '"clams"', 1))
-    with pytest.raises(RunError, match="do not belong to this verification"):
-        verified(study / "records.jsonl")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda loses: {name: value / 2 for name, value in loses.items()},
+        lambda loses: {name: value * (3 if name == next(iter(loses)) else 1) for name, value in loses.items()},
+        lambda loses: {"head: radius": sum(loses.values())},
+        lambda loses: dict(list(loses.items())[1:]),
+        lambda loses: {},
+    ],
+    ids=["smaller", "larger", "of another layer", "without the largest", "nothing"],
+)
+def test_a_loss_that_the_checker_does_not_find_is_an_error(study, change):
+    file = changed(study, lambda record: record.update(loses=change(record["loses"])))
+    with pytest.raises(SoundnessError, match=r"image 0: its margin loses something else|limits differs"):
+        verified(file)
 
 
 def half(function):
@@ -390,7 +452,7 @@ def test_certificates_of_a_network_with_sll_are_right(tmp_path):
 
 
 PLANTED_IN_SLL = {
-    "T": (SLL, "scale", lambda old: lambda self: 0.9 * old(self), "its margin"),
+    "T": (sll, "SLLNode", lambda old: lambda x, inner, B, *a: old(x, inner, B / 0.9, *a), "its margin"),
     "the factor 2": (sll, "SLLNode", lambda old: lambda x, inner, B, *a: old(x, inner, B / 2, *a), "its margin"),
     "its spread": (sll.SLLNode, "spread", half, "claims a"),
     "its remainder": (sll.SLLNode, "pull", lambda old: lambda self, g: replace(
@@ -404,6 +466,10 @@ def test_a_prover_that_is_wrong_about_sll_is_found_out(name, tmp_path, monkeypat
     made = LOFAST.fresh(0)
     subject = {"model": made, "split": data(made=made)}
     monkeypatch.setattr(where, attribute, planted(getattr(where, attribute)))
+    if named == "its margin":  # the prover finds this out by itself
+        with pytest.raises(SoundnessError, match="computes something else than its layers say"):
+            certified(tmp_path / "by itself", replace(SETTINGS, search=False), **subject)
+    monkeypatch.setattr(certificate, "_check_same", lambda *arguments: None)
     file = certified(tmp_path / "study", replace(SETTINGS, search=False), **subject)
     monkeypatch.undo()
     with pytest.raises(SoundnessError, match=named):
@@ -454,7 +520,8 @@ def test_killed_it_continues(study, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         verified(study / "records.jsonl", folder=folder, watch=dying)
     assert len((folder / "records.jsonl").read_text().splitlines()) == 4
-    again = verified(study / "records.jsonl", folder=folder)
+    again = verified(study / "records.jsonl", folder=folder, resume=True)
+    assert again["taken"] == 4
     assert {k: again[k] for k in ("n", "claims", "attacked", "least_room")} == {
         k: whole[k] for k in ("n", "claims", "attacked", "least_room")
     }

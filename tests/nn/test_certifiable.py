@@ -40,11 +40,11 @@ def attention_growth(radii: dict[str, Tensor]) -> Tensor:
 
 def test_distances_grow_by_less_than_half_over_three_blocks():
     images, _ = some_digits(2)
-    path, _ = located(program(small()), images.double())
+    path, _ = located(program(small()).steps, images.double())
     at = upper_radii(path, torch.full((2,), 0.1, dtype=torch.float64), "local").at
     assert (at["head"] < 1.5 * at["blocks.0.project"]).all()
     assert (attention_growth(at) < 1.5).all()
-    steep, _ = located(program(small(query_norm=3.0)), images.double())
+    steep, _ = located(program(small(query_norm=3.0)).steps, images.double())
     more = upper_radii(steep, torch.full((2,), 0.1, dtype=torch.float64), "local").at
     assert (attention_growth(more) > attention_growth(at)).all()
 

@@ -265,7 +265,7 @@ def test_another_number_of_tokens_is_refused_everywhere():
     with pytest.raises(ConfigError, match=message):
         model(x)
     with pytest.raises(ConfigError, match=message):
-        located(program(model), x.double())
+        located(program(model).steps, x.double())
     with pytest.raises(ConfigError, match=message):
         Image.of(read(model), x[0].double().numpy(), 0)
 

@@ -120,7 +120,7 @@ def test_records_cut_short_changed_or_missing_are_named_and_the_summary_still_co
 def test_a_study_of_other_weights_is_named(run):
     path = run / "attacks" / "quick" / "summary.json"
     changed(path, settings={"model": "another", "dataset": "digits"})
-    assert "attacks/quick is about other weights than those of this run" in read_run(run, "a").problems
+    assert "attacks/quick is about another model than that of this run" in read_run(run, "a").problems
 
 
 def test_studies_are_found_by_what_they_say_wherever_they_lie(run):

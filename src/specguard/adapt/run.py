@@ -14,13 +14,14 @@ from specguard.nn import (
     Network,
     TextEncoder,
     ViT,
+    answers_to,
     check_architecture,
     config_from_json,
     dataclass_from_json,
-    fingerprint,
     materialised,
     text_config_from_json,
     text_encoder,
+    weights_fingerprint,
 )
 from specguard.runs import derived_seed, read_json, read_tensors
 
@@ -48,7 +49,7 @@ def from_run(run: Path) -> Classifier:
         raise CheckpointError(f"{path} holds weights of type {dtype}, in which no model can be computed")
     model = model.to(dtype).eval()
     model.load_state_dict(tensors)
-    if fingerprint(model) != record.get("fingerprint"):
+    if not answers_to(model, record.get("fingerprint")):
         raise CheckpointError(f"{path} does not match the fingerprint in {run / 'model.json'}")
     return model
 
@@ -83,7 +84,7 @@ def untrained(run: Path) -> Classifier | None:
                 config = config_from_json(model_record)
                 _same(config == config_from_json(trained), run)
                 model = ViT(config, torch.Generator().manual_seed(seed)).eval()
-            return model if fingerprint(model) == wanted else None
+            return model if weights_fingerprint(model) == wanted else None
     raise RunError(f"{run / 'run.json'} does not hold the settings of a run")
 
 

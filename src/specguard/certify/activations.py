@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from specguard.certify.node import accountable
 from specguard.errors import ConfigError
 from specguard.nn import Softplus, Squareplus
+from specguard.nn.settings import choice, positive
 
 _GELU_SLOPE = 1.1289042 * (1 + 1e-7)  # at sqrt 2, where the second derivative changes its sign
 _GELU_CURVATURE = 0.7978846 * (1 + 1e-7)  # sqrt(2 / pi), at 0
@@ -40,11 +41,9 @@ class Activation:
 
 def gelu(layer: nn.GELU) -> Activation:
     """`x Phi(x)`, or its approximation by tanh."""
-    if layer.approximate == "none":
+    if choice("approximate", layer.approximate, "none", "tanh") == "none":
         return Activation(_gelu, _gelu_slope, _GELU_SLOPE, _GELU_CURVATURE, bend=_gelu_bend)
-    if layer.approximate == "tanh":
-        return Activation(_tanh_gelu, _tanh_gelu_slope, _TANH_GELU_SLOPE, _TANH_GELU_CURVATURE)
-    raise ConfigError(f"GELU with approximate={layer.approximate!r} is unknown")
+    return Activation(_tanh_gelu, _tanh_gelu_slope, _TANH_GELU_SLOPE, _TANH_GELU_CURVATURE)
 
 
 def relu(layer: nn.ReLU) -> Activation:
@@ -55,7 +54,7 @@ def relu(layer: nn.ReLU) -> Activation:
 
 def softplus(layer: Softplus) -> Activation:
     """`log(1 + exp(beta x)) / beta`."""
-    beta = accountable("beta", layer.beta)
+    beta = accountable("beta", positive("beta", layer.beta))
     return Activation(
         lambda x: torch.logaddexp(torch.zeros_like(x), beta * x) / beta,
         lambda x: (beta * x).sigmoid(),
@@ -68,7 +67,7 @@ def softplus(layer: Softplus) -> Activation:
 
 def squareplus(layer: Squareplus) -> Activation:
     """`(x + sqrt(x^2 + b)) / 2`."""
-    b = accountable("b", layer.b)
+    b = accountable("b", positive("b", layer.b))
     return Activation(
         lambda x: (x + (x * x + b).sqrt()) / 2,
         lambda x: (1 + x / (x * x + b).sqrt()) / 2,

@@ -25,6 +25,7 @@ from specguard.nn import (
     TokenBatchNorm,
     TokenConvolution,
 )
+from specguard.nn.settings import count, kernel_width, number, patch_side
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,13 @@ def linear(layer: nn.Linear) -> Rule:
 
 def normalise(layer: Normalise) -> Rule:
     """`(x - mean) / std` per channel."""
+    _check_std(layer)
     return _diagonal(1 / layer.std, -layer.mean / layer.std, roundings=4)
+
+
+def _check_std(layer: Normalise) -> None:
+    if not (layer.std > 0).all():
+        raise ConfigError("std must be positive")
 
 
 def layer_scale(layer: LayerScale) -> Rule:
@@ -118,7 +125,10 @@ def batch_norm(layer: TokenBatchNorm) -> Rule:
         raise ConfigError("batch normalisation without stored statistics depends on the batch")
     weight = torch.ones_like(norm.running_var) if norm.weight is None else norm.weight.detach()
     bias = torch.zeros_like(norm.running_var) if norm.bias is None else norm.bias.detach()
-    factor = weight / (norm.running_var + norm.eps).sqrt()
+    spread = norm.running_var + number("eps", norm.eps)
+    if not (spread > 0).all():
+        raise ConfigError("batch normalisation needs variances above zero")
+    factor = weight / spread.sqrt()
     shift = norm.running_mean * factor
     return _diagonal(factor, bias - shift, roundings=8, addends=(bias, shift))
 
@@ -143,29 +153,27 @@ def patch_embedding(layer: PatchEmbedding, before: Normalise | None = None) -> R
 
     One norm for both: `||W diag(1 / std)||` instead of `||W|| / min std`.
     """
-    conv = layer.map
-    plain = conv.padding in ((0, 0), "valid") and conv.dilation == (1, 1) and conv.groups == 1
-    if not plain or conv.stride != conv.kernel_size or len(set(conv.kernel_size)) > 1:
-        raise ConfigError("only square patches side by side, without padding, dilation or groups, are known")
+    conv, channels = layer.map, layer.map.weight.shape[1]
+    side = patch_side(conv)
     W, b = conv.weight.detach().flatten(1), _bias(conv)
-    mean, std = conv.weight.new_zeros(conv.in_channels, 1, 1), conv.weight.new_ones(conv.in_channels, 1, 1)
+    mean, std = conv.weight.new_zeros(channels, 1, 1), conv.weight.new_ones(channels, 1, 1)
     if before is not None:
+        _check_std(before)
         mean, std = before.mean, before.std
-    kernel, stride = conv.kernel_size[0], conv.stride[0]
     scaled = (conv.weight.detach() / std).flatten(1)  # each entry right to one rounding
     size, bias = float(length(scaled[None])[0]), float(upper_length(b))
     norm = float(up(torch.tensor(upper_norm(scaled) + 2 * UNIT * size, dtype=torch.float64)))
 
     def at(x: Tensor) -> Affine:
-        if x.ndim != 4 or x.shape[1] != conv.in_channels or min(x.shape[2:]) < kernel:
-            raise ConfigError(f"patches of {conv.in_channels} channels cannot be cut from {tuple(x.shape[1:])}")
-        patches = unfold((x - mean) / std, kernel, stride=stride).mT
+        if x.ndim != 4 or x.shape[1] != channels or min(x.shape[2:]) < side:
+            raise ConfigError(f"patches of {channels} channels cannot be cut from {tuple(x.shape[1:])}")
+        patches = unfold((x - mean) / std, side, stride=side).mT
         magnitude = length((x.abs() + mean.abs()) / std) * float(length(W[None])[0])
         slack = product_slack(W.shape[1] + 4, magnitude + math.sqrt(patches.shape[1]) * bias)
 
         def transpose(g: Adjoint) -> Adjoint:
             columns = (g @ W).flatten(0, 1).mT
-            return (fold(columns, x.shape[-2:], kernel, stride=stride) / std).unflatten(0, g.shape[:2])
+            return (fold(columns, x.shape[-2:], side, stride=side) / std).unflatten(0, g.shape[:2])
 
         return Affine(patches @ W.mT + b, slack, norm, transpose, gamma(W.shape[0] + 8) * size)
 
@@ -174,9 +182,12 @@ def patch_embedding(layer: PatchEmbedding, before: Normalise | None = None) -> R
 
 def resize(layer: Resize) -> Rule:
     """Bilinear interpolation: `R X C^T` per channel, R and C as small matrices."""
+    size = count("size", layer.size, 1)
 
     def at(x: Tensor) -> Affine:
-        R, C = (_interpolation(side, layer.size, x) for side in x.shape[-2:])
+        if x.ndim != 4:
+            raise ConfigError(f"it takes images, not points of shape {tuple(x.shape[1:])}")
+        R, C = (_interpolation(side, size, x) for side in x.shape[-2:])
         sizes = [float(length(A[None])[0]) for A in (R, C)]
         entry = gamma(64 + 8 * max(x.shape[-2:]))  # of the matrices: positions are computed from the old side
         norm = upper_norm(R) * upper_norm(C) + 3 * entry * math.prod(sizes)
@@ -219,6 +230,9 @@ def class_pool(layer: ClassPool) -> Rule:
     """The first token."""
 
     def at(x: Tensor) -> Affine:
+        if x.ndim != 3:
+            raise ConfigError(f"it takes tokens, not points of shape {tuple(x.shape[1:])}")
+
         def transpose(g: Adjoint) -> Adjoint:
             return pad(g[:, :, None], (0, 0, 0, x.shape[1] - 1))
 
@@ -229,10 +243,11 @@ def class_pool(layer: ClassPool) -> Rule:
 
 def mean_pool(layer: MeanPool) -> Rule:
     """The mean of n tokens: a map of norm 1 / sqrt(n)."""
+    skip = count("skip", layer.skip)
 
     def at(x: Tensor) -> Affine:
-        skip, tokens = layer.skip, x.shape[1] - layer.skip
-        if x.ndim != 3 or skip < 0 or tokens < 1:
+        tokens = x.shape[1] - skip
+        if x.ndim != 3 or tokens < 1:
             raise ConfigError(f"there is no mean of the tokens behind {skip} of {tuple(x.shape[1:])}")
         norm = (1 + gamma(8)) / math.sqrt(tokens)
         slack = product_slack(tokens, length(x) * norm)
@@ -261,9 +276,7 @@ def token_convolution(layer: TokenConvolution) -> Rule:
     """Convolutions along the tokens, group by group, then a linear map of all groups together."""
     convolutions: list[Any] = list(layer.kernels)
     for conv in convolutions:
-        centred = conv.padding in ((conv.kernel_size[0] // 2,), "same") and conv.padding_mode == "zeros"
-        if not centred or (conv.stride, conv.dilation, conv.groups) != ((1,), (1,), 1):
-            raise ConfigError("only plain convolutions, centred and zero beyond the ends, are known")
+        kernel_width(conv)
     out = linear(layer.out)
     kernels = [conv.weight.detach() for conv in convolutions]
     biases = [_bias(conv) for conv in convolutions]

@@ -14,6 +14,7 @@ from specguard.certify.node import Adjoint, Method, Pull, Radius, Rule, length, 
 from specguard.errors import ConfigError
 from specguard.linalg import UNIT, gamma
 from specguard.nn import Attention, GatedPositionalAttention, SkipAttention
+from specguard.nn.settings import fraction, heads_and_dim
 
 AnyAttention = Attention | GatedPositionalAttention | SkipAttention
 
@@ -61,7 +62,7 @@ class AttentionNode(AttentionPoint):
 
 def attention(layer: AnyAttention, residual: float | None = None) -> Rule:
     """The rule of an attention layer; with `residual`, of `x + residual attention(x)` as one map."""
-    heads, dim = layer.heads, layer.out.in_features
+    heads, dim = heads_and_dim(layer.heads, layer.qkv, layer.out)
     qkv, out = layer.qkv.weight.detach(), layer.out
     Wq, Wk, Wv = qkv.view(3, heads, dim // heads, dim).transpose(2, 3)
     bias = qkv.new_zeros(3 * dim) if layer.qkv.bias is None else layer.qkv.bias.detach()
@@ -90,13 +91,15 @@ def _mixture(layer: AnyAttention) -> tuple[Tensor, Callable[[int], Tensor] | Non
     """The share of the softmax in P for every head, the rest of P, and the relative error of the rest."""
     ones = layer.out.weight.detach().new_ones(layer.heads)
     if type(layer) is SkipAttention:
-        eye = (1 - layer.mix) * torch.ones_like(ones)
-        return ones * layer.mix, lambda tokens: torch.diag_embed(eye[:, None].expand(-1, tokens)), 4 * UNIT
+        mix = fraction("mix", layer.mix)
+        eye = (1 - mix) * torch.ones_like(ones)
+        return ones * mix, lambda tokens: torch.diag_embed(eye[:, None].expand(-1, tokens)), 4 * UNIT
     if type(layer) is GatedPositionalAttention:
         gate = layer.gate.detach().sigmoid()
         positional = layer.positional().detach() * gate[:, None, None]
         reach = float((layer.offsets.abs() @ layer.position.weight.detach().abs().mT).amax())
-        reach += float(layer.position.bias.detach().abs().amax())
-        mix = (-layer.gate.detach()).sigmoid()
-        return mix, lambda tokens: positional, 4 * gamma(32) * (1 + reach) + gamma(positional.shape[-1] + 64)
+        if layer.position.bias is not None:
+            reach += float(layer.position.bias.detach().abs().amax())
+        error = 4 * gamma(32) * (1 + reach) + gamma(positional.shape[-1] + 64)
+        return (-layer.gate.detach()).sigmoid(), lambda tokens: positional, error
     return ones, None, 0.0

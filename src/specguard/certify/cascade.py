@@ -12,9 +12,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from specguard.certify.certificate import by_class, check_request, l2_radius, largest_entry, posed
+from specguard.certify.certificate import (
+    by_class,
+    check_request,
+    check_same_function,
+    l2_radius,
+    largest_entry,
+    posed,
+)
 from specguard.certify.families import FAMILIES, Family, Problem, upper_falls
-from specguard.certify.rules import Step, program
+from specguard.certify.rules import Program, program
 from specguard.certify.verifier import Verifier, attempted, check_verifiers
 from specguard.geometry import Ball
 
@@ -63,7 +70,7 @@ class Cascade:
 
 
 def cascade(
-    model: nn.Module | tuple[Step, ...],
+    model: nn.Module | Program,
     images: Float[Tensor, "batch *shape"],
     labels: Int[Tensor, " batch"],
     ball: Ball,
@@ -90,13 +97,14 @@ def cascade(
 class _Run:
     """The state of a cascade: what is proved so far, by whom."""
 
-    def __init__(self, steps: tuple[Step, ...], images: Tensor, labels: Tensor, ball: Ball) -> None:
-        self.steps, self.images, self.labels, self.ball = steps, images, labels, ball
+    def __init__(self, about: Program, images: Tensor, labels: Tensor, ball: Ball) -> None:
+        self.about, self.images, self.labels, self.ball = about, images, labels, ball
         self.stages: list[Stage] = []
         self.asked: list[Tensor] = []
         self.reasons: list[dict[str, str]] = [{} for _ in labels]
         begun = _now(images)
-        p = posed(steps, images, labels, ())
+        p = posed(about, images, labels, ())
+        check_same_function(about, images, torch.full_like(p.margins[0], l2_radius(ball, images[0].numel())))
         self.predicted, self.margins = p.predicted, by_class(p, p.margins)
         self.lower = torch.full_like(self.margins, -torch.inf).scatter(1, labels[:, None], torch.inf)
         self.by = torch.full_like(self.margins, -1, dtype=torch.long)
@@ -157,7 +165,7 @@ class _Run:
             return self._problem
         families: tuple[Family, ...] = ("adjoint",) if whole else ()
         proved = self.lower[left] > 0
-        self._problem = posed(self.steps, self.images[left], self.labels[left], families, proved)
+        self._problem = posed(self.about, self.images[left], self.labels[left], families, proved)
         self._at, self._whole = left, whole
         return self._problem
 

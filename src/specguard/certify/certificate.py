@@ -1,5 +1,6 @@
 """Certificates: what no perturbation of a ball can do to these images, and the largest such ball."""
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ from torch import Tensor, nn
 
 from specguard.certify.families import FAMILIES, Fall, Family, Problem, described, problem, upper_falls
 from specguard.certify.network import located
-from specguard.certify.rules import Step, program
-from specguard.errors import ConfigError, DataError
-from specguard.geometry import Ball
+from specguard.certify.rules import Program, program
+from specguard.errors import ConfigError, DataError, SoundnessError
+from specguard.geometry import Ball, per_sample
 from specguard.linalg import UNIT
 
 ARITHMETIC = "float64, rounding included"
@@ -30,9 +31,12 @@ class Certificate:
     it is infinite. `certified` is where all are positive. `largest` is 0 where nothing is certified, the image is
     misclassified, or rounding alone could change the verdict. `terms` say, for the family that certifies most and
     the rival that is closest to winning, what the margin can lose by which layer. All of it is about the exact
-    function of the stored weights, computed in `arithmetic`, and wrong with `failure_probability`: never.
+    function of the stored weights, computed in `arithmetic`, and wrong with `failure_probability`: never. `model`
+    is the fingerprint of that function, and `images` hold a SHA-256 of the numbers of every image.
     """
 
+    model: str
+    images: tuple[str, ...]
     ball: Ball
     labels: Int[Tensor, " batch"]
     predicted: Int[Tensor, " batch"]
@@ -66,7 +70,7 @@ class Certificate:
 
 
 def certify(
-    model: nn.Module | tuple[Step, ...],
+    model: nn.Module | Program,
     images: Float[Tensor, "batch *shape"],
     labels: Int[Tensor, " batch"],
     ball: Ball,
@@ -79,14 +83,16 @@ def certify(
     An linf ball is certified through the l2 ball around it, of radius sqrt(numbers) times as large, but for the
     first order of the adjoint, which is exact for either. With `search` the largest certified l2 radius is looked
     for too, by bisection from below. `model` may be the program of a model, which saves taking its weights apart
-    again.
+    again. What proofs read and what torch computes are compared at the images and within the balls, before anything
+    is certified.
 
     Guarantee: lower bounds on the margins of the exact function of the stored weights, and radii from below;
     float64, rounding included.
     """
     check_request(images, labels, ball, families)
     labels = labels.long()
-    p = posed(program(model) if isinstance(model, nn.Module) else model, images, labels, families)
+    about = program(model) if isinstance(model, nn.Module) else model
+    p = posed(about, images, labels, families)
     size = l2_radius(ball, images[0].numel())
     radius = torch.full((len(images),), size, dtype=torch.float64, device=images.device)
     falls = upper_falls(p, radius, families, largest_entry(ball))
@@ -96,19 +102,22 @@ def certify(
     for family in families:
         largest[family] = lower_radius(p, family, start) if search else torch.zeros_like(radius)
         start = torch.maximum(start, largest[family])
+    check_same_function(about, images, torch.stack([radius, *largest.values()]).amax(0))
     return Certificate(
+        about.fingerprint,
+        tuple(map(digest, images)),
         ball,
         labels,
         p.predicted,
         by_class(p, p.margins),
         {family: by_class(p, value) for family, value in lower.items()},
         largest,
-        _explained(falls, lower),
+        _explained(p, falls, lower),
     )
 
 
 def posed(
-    steps: tuple[Step, ...],
+    about: Program,
     images: Float[Tensor, "batch *shape"],
     labels: Int[Tensor, " batch"],
     families: tuple[Family, ...],
@@ -118,10 +127,43 @@ def posed(
 
     Rivals that are `proved` already are not taken back through the network.
     """
-    path, output = located(steps, images.double())
+    path, output = located(about.steps, images.double())
+    _check_same(about, images.double(), output)
     if output.ndim == 2 and int(labels.max()) >= output.shape[1]:
         raise DataError(f"label {int(labels.max())} is out of range for {output.shape[1]} classes")
     return problem(path, output, labels, _SOME_RIVALS if {"adjoint", "mixed"} & set(families) else 0, proved)
+
+
+def check_same_function(
+    about: Program, images: Float[Tensor, "batch *shape"], radius: Float[Tensor, " batch"]
+) -> None:
+    """Refuse a program that computes anything else than its model, at random points of these balls.
+
+    The points are the same for the same images; two to an image, at the radius itself and within.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for reach in (1.0, 0.5):
+        directions = torch.randn(images.shape, generator=generator, dtype=torch.float64).to(images.device)
+        lengths = torch.linalg.vector_norm(directions.flatten(1), dim=1)
+        points = images.double() + directions * per_sample(reach * radius.to(images.device) / lengths, directions)
+        _check_same(about, points, located(about.steps, points)[1])
+
+
+@torch.no_grad()
+def _check_same(about: Program, points: Float[Tensor, "batch *shape"], output: Tensor) -> None:
+    logits = about.model(points)
+    if logits.shape != output.shape:
+        raise SoundnessError(f"the model gives {tuple(logits.shape)}, and what proofs read {tuple(output.shape)}")
+    apart = (logits - output).abs().flatten(1).amax(1)
+    if not (apart <= about.tolerance * (1 + output.abs().flatten(1).amax(1))).all():  # NaN is not
+        raise SoundnessError(
+            f"the model computes something else than its layers say: logits differ by {float(apart.max()):.3g}"
+        )
+
+
+def digest(image: Float[Tensor, "*shape"]) -> str:
+    """SHA-256 of an image's numbers in float64, so that it is the same whatever type it was stored in."""
+    return hashlib.sha256(image.double().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
 def l2_radius(ball: Ball, size: int) -> float:
@@ -189,7 +231,7 @@ def by_class(p: Problem, values: Float[Tensor, "rival batch"]) -> Float[Tensor, 
 
 
 def _explained(
-    falls: Mapping[Family, Fall], lower: Mapping[Family, Float[Tensor, "rival batch"]]
+    p: Problem, falls: Mapping[Family, Fall], lower: Mapping[Family, Float[Tensor, "rival batch"]]
 ) -> tuple[Mapping[str, float], ...]:
     """The terms of each image's best family at its hardest rival, largest first."""
     names = list(falls)
@@ -202,7 +244,7 @@ def _explained(
     for image, number in enumerate(best):
         name = names[number]
         rival = hardest[name][image]
-        terms = {described(key): float(term[rival, image]) for key, term in columns[name].items()}
+        terms = {described(key, p.names): float(term[rival, image]) for key, term in columns[name].items()}
         explained.append(dict(sorted(terms.items(), key=lambda item: -item[1])))
     return tuple(explained)
 

@@ -78,8 +78,7 @@ def _written(name: str, layer: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]
     kind = type(layer)
     if kind in _SEQUENCES:
         parts = []
-        children = layer.named_children() if kind is ViT else layer._modules.items()
-        for child, inner in children:
+        for child, inner in layer._modules.items():
             if inner is not None:
                 part, x = _written(f"{name}.{child}".lstrip("."), inner, x)
                 parts.append(part)

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specguard.certify.network import Path, Place, Pulled, Radii, pulled, upper_radii
+from specguard.certify.network import Path, Place, Position, Pulled, Radii, names, pulled, upper_radii
 from specguard.certify.node import Adjoint, Method, Radius, length, up
 from specguard.errors import ConfigError
 from specguard.linalg import UNIT, lifted
@@ -25,7 +25,10 @@ from specguard.linalg import UNIT, lifted
 Family = Literal["naive", "specformer", "lofast", "local", "adjoint", "mixed"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 Drops = Float[Tensor, "*point rival batch"]
-Term = tuple[str, str]  # a layer and what it adds; no layer for what belongs to the whole
+Term = tuple[Position, str]  # a step and what it adds; no step for what belongs to the whole
+WHOLE: Position = ()
+_FROM_HERE = "first order from here on"
+_OURS = ("rounding", "radius", _FROM_HERE)  # of a step, beside what its rule leaves out
 
 
 class Backward:
@@ -57,6 +60,7 @@ class Problem:
     """
 
     path: Path
+    names: Mapping[Position, str]  # of all steps, each another
     labels: Int[Tensor, " batch"]
     predicted: Int[Tensor, " batch"]
     rivals: Int[Tensor, "rival batch"]
@@ -96,7 +100,7 @@ def problem(
     rivals, margins = rivals.gather(0, order), margins.gather(0, order)
     g = g.gather(0, order[..., None].expand_as(g))
     whole = Backward(path, g, some_rivals) if some_rivals else None
-    return Problem(path, labels, output.argmax(1), rivals, margins, pulled(tail, g), whole)
+    return Problem(path, names(path), labels, output.argmax(1), rivals, margins, pulled(tail, g), whole)
 
 
 def _functionals(rivals: Tensor, labels: Tensor, classes: int) -> Float[Tensor, "rival batch class_"]:
@@ -104,10 +108,10 @@ def _functionals(rivals: Tensor, labels: Tensor, classes: int) -> Float[Tensor, 
     return eye[labels] - eye[rivals]
 
 
-def described(term: Term) -> str:
+def described(term: Term, names: Mapping[Position, str]) -> str:
     """A term in words, such as "blocks.0.attention: curvature"."""
-    layer, what = term
-    return f"{layer}: {what}" if layer else what
+    step, what = term
+    return what if step == WHOLE else f"{names[step]}: {what}"
 
 
 def _tail(path: Path) -> Path:
@@ -122,7 +126,7 @@ class Fall:
 
     total: Drops
     terms: Mapping[Term, Drops]
-    radii: Mapping[str, Radius] = field(default_factory=dict)
+    radii: Mapping[Position, Radius] = field(default_factory=dict)
 
 
 def upper_falls(
@@ -160,15 +164,15 @@ def upper_falls(
 def _at_the_output(p: Problem, radii: Radii) -> Fall:
     """LoFAST, Proposition 1: two logits differ by `sqrt(2) delta` at most."""
     total = up(math.sqrt(2) * radii.out)[..., None, :].expand(*radii.out.shape[:-1], *p.margins.shape)
-    return Fall(total, {("", "output radius"): total})
+    return Fall(total, {(WHOLE, "output radius"): total})
 
 
 def _local(p: Problem, radii: Radii) -> Fall:
     """`||g|| delta` where the last linear layer begins."""
     if not p.tail.before:
         return _at_the_output(p, radii)
-    name, size = p.tail.before[0]
-    terms = {(name, "radius"): up(size * radii.at[name][..., None, :]), **_contributions(p.tail, radii)}
+    last, size = p.tail.before[0]
+    terms = {(last, "radius"): up(size * radii.at[last][..., None, :]), **_contributions(p.tail, radii)}
     return Fall(_sum(terms), terms)
 
 
@@ -202,7 +206,7 @@ def _adjoint(p: Problem, radii: Radii, largest_entry: float, mixed: bool) -> Fal
         for key, term in fall.terms.items():
             placed = _placed(torch.where(here, term, 0.0), rest.total, rows)
             terms[key] = terms[key] + placed if key in terms else placed
-    return Fall(total, {**terms, ("", "local"): local})
+    return Fall(total, {**terms, (WHOLE, "local"): local})
 
 
 def _placed(term: Drops, like: Float[Tensor, "*point all batch"], rows: slice) -> Float[Tensor, "*point all batch"]:
@@ -217,17 +221,16 @@ def _identity(p: Problem, number: int, radii: Radii, largest_entry: float, mixed
     assert p.whole is not None
     part = p.whole.part(number)
     terms = _contributions(part, radii)
-    order = list(radii.at)  # as the network is walked through
     best: Drops | None = None
     kept: dict[Term, Drops] = {}
-    for step, (name, size) in enumerate(part.before if mixed else part.before[:1]):
-        behind = set(order[order.index(name) :])
-        first = up(size * radii.at[name][..., None, :])
-        if step == 0 and math.isfinite(largest_entry):
+    for begin, size in part.before if mixed else part.before[:1]:
+        first = up(size * radii.at[begin][..., None, :])
+        whole = begin == part.before[0][0]
+        if whole and math.isfinite(largest_entry):
             entries = part.adjoint.flatten(2)
             first = torch.minimum(first, up(lifted(entries.abs().sum(-1), entries.shape[-1]) * largest_entry))
-        label = ("", "first order") if step == 0 else (name, "first order from here on")
-        here = {label: first, **{key: term for key, term in terms.items() if key[0] in behind}}
+        label = (WHOLE, "first order") if whole else (begin, _FROM_HERE)
+        here = {label: first, **{key: term for key, term in terms.items() if key[0] >= begin}}
         total = _sum(here)
         if best is None:
             best, kept = total, here
@@ -244,21 +247,23 @@ def _identity(p: Problem, number: int, radii: Radii, largest_entry: float, mixed
         better, zero = output < best, torch.zeros_like(best)
         best = torch.where(better, output, best)
         kept = {key: torch.where(better, zero, term) for key, term in kept.items()}
-        kept["", "output radius"] = torch.where(better, output, zero)
+        kept[WHOLE, "output radius"] = torch.where(better, output, zero)
     return Fall(best, kept)
 
 
 def _contributions(pulls: Pulled, radii: Radii) -> dict[Term, Drops]:
     """Every remainder, and every layer's rounding."""
     found: dict[Term, Drops] = {}
-    for name, pull in pulls.pulls.items():
-        for term, value in pull.remainder(radii.at[name]).items():
-            found[name, term] = value
-    for name, (forward, backward) in pulls.rounding.items():
-        wrong = forward + backward * radii.at[name][..., None, :]
-        if name in pulls.scaling:
-            wrong = wrong + pulls.scaling[name] * radii.ends[name][..., None, :]
-        found[name, "rounding"] = up(wrong)
+    for step, pull in pulls.pulls.items():
+        for term, value in pull.remainder(radii.at[step]).items():
+            if term in _OURS:
+                raise ConfigError(f"a rule calls what it leaves out {term!r}, which is the name of another term")
+            found[step, term] = value
+    for step, (forward, backward) in pulls.rounding.items():
+        wrong = forward + backward * radii.at[step][..., None, :]
+        if step in pulls.scaling:
+            wrong = wrong + pulls.scaling[step] * radii.ends[step][..., None, :]
+        found[step, "rounding"] = up(wrong)
     return found
 
 

@@ -23,22 +23,24 @@ from specguard.certify.radial import Radial, scaled_tokens
 from specguard.errors import ConfigError
 from specguard.linalg import UNIT, gamma, upper_length
 from specguard.nn import ClassAndMean, CoreAttention, FirstTokens, HeadNorm
+from specguard.nn.settings import choice, count, positive
 
 # Pools ----------------------------------------------------------------------------------------------------------
 
 
 def first_tokens(layer: FirstTokens) -> Rule:
     """The first tokens in one row."""
+    first = count("count", layer.count, 1)
 
     def at(x: Tensor) -> Affine:
-        if x.ndim != 3 or not 1 <= layer.count <= x.shape[1]:
-            raise ConfigError(f"there are no first {layer.count} tokens of {tuple(x.shape[1:])}")
-        rest = x.shape[1] - layer.count
+        if x.ndim != 3 or first > x.shape[1]:
+            raise ConfigError(f"there are no first {first} tokens of {tuple(x.shape[1:])}")
+        rest = x.shape[1] - first
 
         def transpose(g: Adjoint) -> Adjoint:
-            return pad(g.unflatten(2, (layer.count, -1)), (0, 0, 0, rest))
+            return pad(g.unflatten(2, (first, -1)), (0, 0, 0, rest))
 
-        return Affine(x[:, : layer.count].flatten(1), x.new_zeros(len(x)), 1.0, transpose, 0.0)
+        return Affine(x[:, :first].flatten(1), x.new_zeros(len(x)), 1.0, transpose, 0.0)
 
     return at
 
@@ -50,10 +52,10 @@ def class_and_mean(layer: ClassAndMean) -> Rule:
 
     Guarantee: the norm is exact, rounded up.
     """
+    skip = count("skip", layer.skip)
 
     def at(x: Tensor) -> Affine:
-        skip = layer.skip
-        if x.ndim != 3 or not 0 <= skip < x.shape[1]:
+        if x.ndim != 3 or skip >= x.shape[1]:
             raise ConfigError(f"there is no mean of the tokens behind {skip} of {tuple(x.shape[1:])}")
         tokens = x.shape[1] - skip
         share = 1 / tokens
@@ -123,12 +125,11 @@ class HeadNorms:
 
 def head_norm(layer: HeadNorm) -> Rule:
     """LayerNorm or RMSNorm of every head of q and of k, as the smooth projection of radius `sqrt(head_dim eps)`."""
-    if not layer.eps > 0:
-        raise ConfigError(f"a norm with eps {layer.eps} has no bounded derivative")
-    heads, width = layer.heads, layer.gain.shape[1]
-    R, stretch = math.sqrt(width * layer.eps), 1 / math.sqrt(layer.eps)
+    eps, heads, width = positive("eps", layer.eps), count("heads", layer.heads, 1), layer.gain.shape[1]
+    centred = choice("centred", layer.centred, True, False) is True
+    R, stretch = math.sqrt(width * eps), 1 / math.sqrt(eps)
     of_q, of_k = (
-        scaled_tokens(R, stretch, gain, shift, hard=False, centred=layer.centred)
+        scaled_tokens(R, stretch, gain, shift, hard=False, centred=centred)
         for gain, shift in zip(layer.gain, layer.shift, strict=True)
     )
 
@@ -265,10 +266,10 @@ class CoreNode:
 
 def core_attention(layer: CoreAttention) -> Rule:
     """The rule of `softmax(Q K^T / sqrt(head_dim)) V` for [q | k | v]."""
-    heads = layer.heads
+    heads = count("heads", layer.heads, 1)
 
     def at(x: Tensor) -> CoreNode:
-        if x.ndim != 3 or heads < 1 or not x.shape[2] or x.shape[2] % (3 * heads):
+        if x.ndim != 3 or not x.shape[2] or x.shape[2] % (3 * heads):
             raise ConfigError(f"it takes tokens of q, k and v of {heads} heads, not {tuple(x.shape[1:])}")
         each = x.unflatten(2, (3, heads, -1)).permute(0, 3, 1, 2, 4)  # batch head token part channel
         return CoreNode(CoreHead(_selectors(x, each.shape[-1]), each.flatten(0, 1).flatten(2)), heads)

@@ -1,4 +1,8 @@
-"""A network at the images it is asked about: every layer at its point, radii forwards, adjoints backwards."""
+"""A network at the images it is asked about: every layer at its point, radii forwards, adjoints backwards.
+
+Steps are told apart by where they stand, never by their names, which belong to whoever made the model: the k-th
+step is `(k,)`, the i-th of its branch `(k, i)`. Positions compare as tuples do, in the order of the walk.
+"""
 
 from dataclasses import dataclass
 
@@ -11,11 +15,14 @@ from specguard.certify.node import LARGEST, Adjoint, Method, Node, Pull, Radius,
 from specguard.errors import ConfigError
 from specguard.linalg import UNIT
 
+Position = tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class Place:
     """A layer at its point."""
 
+    position: Position
     name: str
     node: Node
     shape: torch.Size  # of the point
@@ -25,6 +32,7 @@ class Place:
 class Fork:
     """`z + scale branch(z)` at a point; `slack` is what adding may be wrong by."""
 
+    position: Position
     name: str
     scale: float
     branch: "tuple[Place | Fork, ...]"
@@ -34,22 +42,25 @@ class Fork:
 Path = tuple[Place | Fork, ...]
 
 
-def located(program: tuple[rules.Step, ...], x: Float[Tensor, "batch *shape"]) -> tuple[Path, Tensor]:
+def located(
+    steps: tuple[rules.Step, ...], x: Float[Tensor, "batch *shape"], within: Position = ()
+) -> tuple[Path, Tensor]:
     """Every layer of a program at the point where the images x meet it, and the output."""
     path: list[Place | Fork] = []
-    for step in program:
+    for number, step in enumerate(steps):
+        position = (*within, number)
         if isinstance(step, rules.Leaf):
             try:
                 node = step.rule(x)
             except ConfigError as error:
                 raise ConfigError(f"{step.name or 'the model'}: {error}") from None
-            path.append(Place(step.name, node, x.shape))
+            path.append(Place(position, step.name, node, x.shape))
             x = node.output
         else:
-            branch, change = located(step.branch, x)
+            branch, change = located(step.branch, x, position)
             total = x + step.scale * change
             slack = up(2 * UNIT * (length(total) + abs(step.scale) * length(change)))
-            path.append(Fork(step.name, step.scale, branch, slack))
+            path.append(Fork(position, step.name, step.scale, branch, slack))
             x = total
         if not x.isfinite().all():
             raise ConfigError(f"{step.name} gives numbers that are not finite")
@@ -60,13 +71,13 @@ def located(program: tuple[rules.Step, ...], x: Float[Tensor, "batch *shape"]) -
 
 @dataclass(frozen=True)
 class Radii:
-    """How far every layer's input can be from its computed point, by name, and how far the output.
+    """How far every layer's input can be from its computed point, by position, and how far the output.
 
     `ends` are the radii at the ends of the branches of forks.
     """
 
-    at: dict[str, Radius]
-    ends: dict[str, Radius]
+    at: dict[Position, Radius]
+    ends: dict[Position, Radius]
     out: Radius
 
 
@@ -78,50 +89,50 @@ def upper_radii(path: Path, radius: Radius, method: Method) -> Radii:
     Guarantee: upper bounds on the distance of the exact, perturbed value from the computed, clean one.
     Reference: LoFAST, section 5.2 (network propagation).
     """
-    at: dict[str, Radius] = {}
-    ends: dict[str, Radius] = {}
+    at: dict[Position, Radius] = {}
+    ends: dict[Position, Radius] = {}
     for place in path:
-        at[place.name] = radius
+        at[place.position] = radius
         if isinstance(place, Place):
             radius = up(place.node.spread(radius, method) + place.node.slack)
         else:
             branch = upper_radii(place.branch, radius, method)
             at |= branch.at
-            ends |= {**branch.ends, place.name: branch.out}
+            ends |= {**branch.ends, place.position: branch.out}
             radius = up(radius + abs(place.scale) * branch.out + place.slack)
     return Radii(at, ends, radius)
 
 
 @dataclass(frozen=True)
 class Pulled:
-    """A functional of the output, seen from every layer: what each layer adds to the bound, by name.
+    """A functional of the output, seen from every layer: what each layer adds to the bound, by position.
 
     `before` holds the length of the adjoint at the input of every step of the path, in order.
     """
 
-    pulls: dict[str, Pull]
-    rounding: dict[str, tuple[Float[Tensor, "rival batch"], Float[Tensor, "rival batch"]]]
-    scaling: dict[str, Float[Tensor, "rival batch"]]
-    before: tuple[tuple[str, Float[Tensor, "rival batch"]], ...]
+    pulls: dict[Position, Pull]
+    rounding: dict[Position, tuple[Float[Tensor, "rival batch"], Float[Tensor, "rival batch"]]]
+    scaling: dict[Position, Float[Tensor, "rival batch"]]
+    before: tuple[tuple[Position, Float[Tensor, "rival batch"]], ...]
     adjoint: Adjoint
 
 
 def pulled(path: Path, g: Adjoint) -> Pulled:
     """The functional g of the output taken back through the path.
 
-    `rounding[name]` is a pair: what the layer's forward slack costs, and what to multiply its radius by for the
-    backward one. `scaling[name]` is what to multiply the radius at the end of a fork's branch by.
+    `rounding[step]` is a pair: what the layer's forward slack costs, and what to multiply its radius by for the
+    backward one. `scaling[step]` is what to multiply the radius at the end of a fork's branch by.
     """
-    scaling: dict[str, Tensor] = {}
-    pulls: dict[str, Pull] = {}
-    rounding: dict[str, tuple[Tensor, Tensor]] = {}
-    before: list[tuple[str, Tensor]] = []
+    scaling: dict[Position, Tensor] = {}
+    pulls: dict[Position, Pull] = {}
+    rounding: dict[Position, tuple[Tensor, Tensor]] = {}
+    before: list[tuple[Position, Tensor]] = []
     for place in reversed(path):
         size = length(g, 2)
         if isinstance(place, Place):
             pull = place.node.pull(g)
-            pulls[place.name] = pull
-            rounding[place.name] = (up(size * place.node.slack), pull.slack)
+            pulls[place.position] = pull
+            rounding[place.position] = (up(size * place.node.slack), pull.slack)
             g = pull.adjoint
             if g.shape[1:] != place.shape:
                 raise ConfigError(f"the rule of {place.name or 'the model'} gives an adjoint of another shape")
@@ -130,14 +141,24 @@ def pulled(path: Path, g: Adjoint) -> Pulled:
             pulls |= inner.pulls
             rounding |= inner.rounding
             total = g + inner.adjoint
-            rounding[place.name] = (up(size * place.slack), up(2 * UNIT * length(total, 2)))
+            rounding[place.position] = (up(size * place.slack), up(2 * UNIT * length(total, 2)))
             factor = 0.0 if abs(place.scale) == 1 else 2 * UNIT * abs(place.scale)
-            scaling |= {**inner.scaling, place.name: up(factor * size)}
+            scaling |= {**inner.scaling, place.position: up(factor * size)}
             g = total
         if not g.isfinite().all():
             raise ConfigError(f"the derivative of {place.name} is not finite")
-        before.append((place.name, length(g, 2)))
+        before.append((place.position, length(g, 2)))
     return Pulled(pulls, rounding, scaling, tuple(reversed(before)), g)
+
+
+def names(path: Path) -> dict[Position, str]:
+    """What records call every step."""
+    found: dict[Position, str] = {}
+    for place in path:
+        found[place.position] = place.name
+        if isinstance(place, Fork):
+            found |= names(place.branch)
+    return found
 
 
 def norms(path: Path) -> dict[str, dict[str, Tensor]]:

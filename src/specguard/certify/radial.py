@@ -16,6 +16,7 @@ from specguard.certify.node import Adjoint, Method, Pull, Radius, Rule, Terms, a
 from specguard.errors import ConfigError
 from specguard.linalg import UNIT, gamma, upper_length
 from specguard.nn import LayerProject, SmoothProject
+from specguard.nn.settings import positive, width_of_norm
 
 Lengths = Float[Tensor, "batch token"]
 
@@ -107,7 +108,8 @@ class Radial:
 
 def projection(layer: LayerProject | SmoothProject) -> Rule:
     """A projection of every token, hard or smooth."""
-    return scaled_tokens(layer.radius, 1.0, None, None, hard=isinstance(layer, LayerProject), centred=False)
+    radius = positive("radius", layer.radius)
+    return scaled_tokens(radius, 1.0, None, None, hard=isinstance(layer, LayerProject), centred=False)
 
 
 def layer_norm(layer: nn.LayerNorm) -> Rule:
@@ -124,11 +126,8 @@ def rms_norm(layer: nn.RMSNorm) -> Rule:
 
 def _as_projection(layer: nn.LayerNorm | nn.RMSNorm, eps: float) -> tuple[float, float]:
     """R and the stretch sqrt(d) / R."""
-    if len(layer.normalized_shape) != 1:
-        raise ConfigError("only a norm over the last axis is known")
-    if not eps > 0:
-        raise ConfigError(f"a norm with eps {eps} has no bounded derivative")
-    return math.sqrt(layer.normalized_shape[0] * eps), 1 / math.sqrt(eps)
+    eps = positive("eps", eps)
+    return math.sqrt(width_of_norm(layer) * eps), 1 / math.sqrt(eps)
 
 
 def scaled_tokens(

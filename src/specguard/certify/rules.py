@@ -1,15 +1,18 @@
 """From a model to a program of rules: a table from the exact type of a layer to its rule, and a walk over it.
 
 A subclass is another type: it may do anything, so it has no rule of its parent's. Train mode, hooks and replaced
-forward functions are refused by name. Weights are taken to float64, exactly, with parametrisations folded in.
+functions, of a layer or of its class, are refused by name (`nn.overrides`). Weights are taken to float64, exactly,
+with parametrisations folded in.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from specguard.certify import activations, affine, foreign, gated, neurons, radial, sll
 from specguard.certify.attention_rule import attention
@@ -44,9 +47,12 @@ from specguard.nn import (
     TokenBatchNorm,
     TokenConvolution,
     ViT,
+    check_plain,
+    fingerprint,
     materialised,
-    surprises,
+    remember,
 )
+from specguard.nn.settings import number
 
 
 @dataclass(frozen=True)
@@ -71,35 +77,50 @@ Maker = Callable[[Any], Rule]
 
 
 @dataclass(frozen=True)
+class Program:
+    """A model as proofs read it, `steps`, and as torch computes it: `model`, a copy in float64.
+
+    `tolerance` is what their logits may differ by, as a share of the largest: the square root of a rounding of
+    float64 or, where a parametrisation computes the weights again in float64, of the type they are stored in.
+    """
+
+    steps: tuple[Step, ...]
+    model: nn.Module
+    tolerance: float
+    fingerprint: str
+
+
+@dataclass(frozen=True)
 class _Entry:
     maker: Maker
-    forward: object  # as it was when the rule was made
     children: tuple[type[nn.Module], ...]
 
 
 _RULES: dict[type[nn.Module], _Entry] = {}
 _PAIRS: dict[tuple[type[nn.Module], type[nn.Module]], Callable[[Any, Any], Rule]] = {}
-_SEQUENCES: dict[type[nn.Module], object] = {}
+_SEQUENCES = (ViT, Block, Network, nn.Sequential)
 
 
 def register_rule(layer: type[nn.Module], maker: Maker, *, children: tuple[type[nn.Module], ...] = ()) -> None:
     """Teach proofs a layer: `maker(layer)` is its rule, a function from a point (float64) to a `Node`.
 
-    The rule serves this exact type, with its forward function as it is now. `children` are the exact types of the
+    The rule serves this exact type, with its functions as they are now. `children` are the exact types of the
     layers inside it that the rule reads. `specguard.testing.check_rule` tries to break a rule.
     """
     if not (isinstance(layer, type) and issubclass(layer, nn.Module)):
         raise ConfigError(f"a rule belongs to a type of layer, not to {layer!r}")
     if layer in _RULES or layer in _SEQUENCES or layer is Residual:
         raise ConfigError(f"there is a rule for {layer.__name__} already")
-    _RULES[layer] = _Entry(maker, layer.forward, children)
+    remember(layer, *children)
+    _RULES[layer] = _Entry(maker, children)
 
 
-def program(model: nn.Module) -> tuple[Step, ...]:
+def program(model: nn.Module) -> Program:
     """The layers of `model` in order, each with its rule; what has none raises an error that names it."""
-    _refuse_surprises(model)
-    plain = materialised(model).eval().requires_grad_(False)
-    for name, tensor in plain.state_dict().items():
+    check_plain(model)
+    hashed, plain = fingerprint(model), materialised(model).requires_grad_(False)
+    stored = _tolerance(plain)
+    for name, tensor in (*plain.named_parameters(), *plain.named_buffers()):
         if not (tensor.is_floating_point() or tensor.dtype == torch.int64):
             raise ConfigError(f"{name} is of type {tensor.dtype}, for which there are no proofs")
         if not tensor.isfinite().all():
@@ -109,18 +130,36 @@ def program(model: nn.Module) -> tuple[Step, ...]:
     steps = _steps("", plain.double())
     if not steps:
         raise ConfigError("the model has no layers")
-    return steps
+    _check_names(steps)
+    if not any(parametrize.is_parametrized(layer) for layer in model.modules()):
+        return Program(steps, plain, _tolerance(plain), hashed)
+    return Program(steps, copy.deepcopy(model).double().requires_grad_(False), stored, hashed)
+
+
+def _check_names(steps: tuple[Step, ...]) -> None:
+    """Refuse two steps of one name: proofs tell them apart by where they stand, but records by their names."""
+    known: set[str] = set()
+    todo = list(steps)
+    while todo:
+        step = todo.pop()
+        if step.name in known:
+            raise ConfigError(f"two layers are called {step.name}, so that no record can tell them apart")
+        known.add(step.name)
+        if isinstance(step, Skip):
+            todo += step.branch
+
+
+def _tolerance(model: nn.Module) -> float:
+    """The square root of a rounding of the coarsest type of the weights."""
+    types = {tensor.dtype for tensor in model.state_dict().values() if tensor.is_floating_point()}
+    return max((torch.finfo(kind).eps for kind in types), default=torch.finfo(torch.float64).eps) ** 0.5
 
 
 def _steps(name: str, layer: nn.Module) -> tuple[Step, ...]:
     kind = type(layer)
     if kind in _SEQUENCES:
-        _check_forward(name, layer, _SEQUENCES[kind])
-        if kind is Network:  # which calls that of its parent
-            _check_forward(name, nn.Sequential(), _SEQUENCES[nn.Sequential])
         return (*_guard(name, layer), *_sequence(name, _children(name, layer)))
     if kind is Residual:
-        _check_forward(name, layer, _RESIDUAL)
         return (_residual(name, layer),)  # type: ignore[arg-type]
     return (Leaf(name, _rule(name, layer)),)
 
@@ -146,28 +185,30 @@ def _sequence(name: str, layers: list[tuple[str, nn.Module]]) -> tuple[Step, ...
 
 def _residual(name: str, layer: Residual) -> Step:
     """A branch that is attention alone is one map with its skip connection; any other is walked through."""
-    accountable(f"the scale of {name}", layer.scale)
+    scale = accountable(f"the scale of {name}", number(f"the scale of {name}", layer.scale))
     branch = _layers(f"{name}.branch", layer.branch)
     busy = [(inner_name, inner) for inner_name, inner in branch if type(inner) is not nn.Identity]
     if len(busy) == 1 and type(busy[0][1]) in _ATTENTION:
         for each in branch:
             _check_entry(*each)
-        return Leaf(busy[0][0], _made(busy[0][0], attention, busy[0][1], layer.scale))
-    return Skip(name, layer.scale, _steps(f"{name}.branch", layer.branch))
+        return Leaf(busy[0][0], _made(busy[0][0], attention, busy[0][1], scale))
+    return Skip(name, scale, _steps(f"{name}.branch", layer.branch))
 
 
 def _layers(name: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:
     """A layer, or those of a sequence of layers."""
     if type(layer) is not nn.Sequential:
         return [(name, layer)]
-    _check_forward(name, layer, _SEQUENCES[nn.Sequential])
     return [pair for child, inner in _children(name, layer) for pair in _layers(child, inner)]
 
 
 def _children(name: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The layers of a sequence as its forward function meets them: twice where they stand twice, but in a ViT."""
-    found = layer.named_children() if type(layer) is ViT else layer._modules.items()
-    return [(f"{name}.{child}".lstrip("."), inner) for child, inner in found if inner is not None]
+    """The layers of a sequence as its forward function meets them: twice where they stand twice."""
+    return [(_within(name, child), inner) for child, inner in layer._modules.items() if inner is not None]
+
+
+def _within(name: str, child: str) -> str:
+    return f"{name}.{child}" if name else child
 
 
 def _guard(name: str, layer: nn.Module) -> tuple[Step, ...]:
@@ -175,12 +216,10 @@ def _guard(name: str, layer: nn.Module) -> tuple[Step, ...]:
     if isinstance(layer, ViT):
         shape: tuple[int, ...] = (layer.config.channels, layer.config.image, layer.config.image)
     elif isinstance(layer, Network):
-        if "input" in layer._modules:  # names tell steps apart
-            raise ConfigError(f"{name or 'the model'} has a layer with the name of its own check, input")
         shape = layer.shape
     else:
         return ()
-    return (Leaf(f"{name}.input".lstrip("."), affine.of_shape(shape)),)
+    return (Leaf(_within(name, "input"), affine.of_shape(shape)),)
 
 
 def _rule(name: str, layer: nn.Module) -> Rule:
@@ -194,16 +233,10 @@ def _check_entry(name: str, layer: nn.Module) -> _Entry:
             f"{name or 'the model'} is a {type(layer).__name__}, for which there is no rule; "
             f"specguard.certify.register_rule adds one"
         )
-    _check_forward(name, layer, entry.forward)
     for child, inner in layer.named_modules():
         if inner is not layer and type(inner) not in (*entry.children, nn.ModuleList):
             raise ConfigError(f"{name}.{child} is a {type(inner).__name__}, which its rule does not know")
     return entry
-
-
-def _check_forward(name: str, layer: nn.Module, forward: object) -> None:
-    if type(layer).forward is not forward:
-        raise ConfigError(f"{name or 'the model'} has another forward function than its rule was made for")
 
 
 def _made(name: str, maker: Callable[..., Rule], *arguments: Any) -> Rule:
@@ -213,18 +246,7 @@ def _made(name: str, maker: Callable[..., Rule], *arguments: Any) -> Rule:
         raise ConfigError(f"{name or 'the model'}: {error}") from None
 
 
-def _refuse_surprises(model: nn.Module) -> None:
-    """Whatever can make a layer compute something else than its type says."""
-    for name, layer in model.named_modules():
-        if layer.training:
-            raise ConfigError(f"{name or 'the model'} is in train mode; proofs are about eval mode")
-    for name, what in surprises(model):
-        raise ConfigError(f"{name} has {what}; a proof cannot see what it does")
-
-
 _ATTENTION = (Attention, GatedPositionalAttention, SkipAttention)
-_RESIDUAL = Residual.forward
-_SEQUENCES.update({kind: kind.forward for kind in (ViT, Block, Network, nn.Sequential)})
 _LAYERS: tuple[tuple[type[nn.Module], Maker, tuple[type[nn.Module], ...]], ...] = (
     (nn.Linear, affine.linear, ()),
     (nn.Identity, affine.identity, ()),

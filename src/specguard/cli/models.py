@@ -19,7 +19,7 @@ from specguard.cli.console import err, option
 from specguard.cli.names import DataName, folder_within, named_data, number, run_data, used_root
 from specguard.data import AnyData, Data, Text
 from specguard.errors import ConfigError
-from specguard.nn import Classifier, Network, TextEncoder, ViT, fingerprint
+from specguard.nn import Classifier, Network, TextEncoder, ViT, weights_fingerprint
 
 RUN_HELP = "directory of a finished training run, or a model: timm:NAME, torchvision:NAME, hf:FOLDER"
 _PANEL = "Models from elsewhere"
@@ -107,7 +107,7 @@ def subject(
     origin, loaded = _origin_and_data(str(name), options, data, data_root, verify_data)
     network, fitted = origin.loaded(weights, resize=options.image_size is not None)
     _say(fitted, origin.classes)
-    where = Path("runs") / f"{origin.kind}-{origin.name}-{fingerprint(network)[:8]}"
+    where = Path("runs") / f"{origin.kind}-{origin.name}-{weights_fingerprint(network)[:8]}"
     return Subject(str(name), origin.name, network, loaded, where, None)
 
 

@@ -24,6 +24,9 @@ def verify_command(
     data_root: Annotated[Path | None, option("where the data set lies [default: as in training]", _HOW)] = None,
     verify_data: Annotated[bool, option("check the official checksums", _HOW)] = True,
     seed: Annotated[int, option("of the attack", _HOW)] = 1,
+    resume: Annotated[
+        bool, option("continue an earlier check, whose results are then believed as they are on disk", _WHERE)
+    ] = False,
     device: Annotated[str, option("of the attack: auto, cpu, cuda or cuda:N; proofs are NumPy's", _HOW)] = "auto",
     out_name: Annotated[
         str | None, option("folder for what was found, within a run [default: verification/...]", _WHERE, "--out")
@@ -44,7 +47,8 @@ def verify_command(
     name = f"verification/{count}-{settings_hash([str(records.resolve()), seed])}"
     folder = about.folder(name, out_name)
     err.print(f"{records}: {count} records, what is found goes to {folder}", soft_wrap=True)
-    advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
+    arguments = [word for word in sys.argv[1:] if word != "--resume"]
+    advice = f"continue with: {shlex.join(['specguard', *arguments, '--resume'])}"
     with interruptible(advice), plain_warnings(), timed(folder), study_bar("images") as watch:
         result = verification(
             records,
@@ -54,8 +58,11 @@ def verify_command(
             data=identity(about.model, about.data)["data"],
             device=chosen_device(device),
             seed=seed,
+            resume=resume,
             watch=watch,
         )
+    if taken := result["taken"]:
+        err.print(f"{taken} of {result['n']} records were checked before, and are believed", soft_wrap=True)
     out.print(
         f"{result['n']} records right: {result['claims']:,} claims proved again, "
         f"{result['attacked']} certified images attacked, none broken",

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from specguard.attacks import APGD, PGD
 from specguard.certify import FAMILIES, Cascade, Family, Verifier, cascade
+from specguard.certify.certificate import digest
 from specguard.certify.verifier import check_verifiers
 from specguard.data import Split
 from specguard.errors import SoundnessError
@@ -26,7 +27,7 @@ from specguard.evaluate.cascade_summary import cascade_summary, is_cascade_recor
 from specguard.evaluate.certification import Certification
 from specguard.evaluate.folder import Watcher, as_stored
 from specguard.evaluate.memory import first_proof, images_within
-from specguard.evaluate.refutation import broken, digest
+from specguard.evaluate.refutation import broken
 from specguard.evaluate.shards import WHOLE, Shard
 from specguard.evaluate.study import Study, carried_out
 from specguard.evaluate.subjects import Group, subject

@@ -21,7 +21,16 @@ from torch import Tensor
 
 from specguard.attacks import PGD
 from specguard.certify import FAMILIES, Family
-from specguard.certify.certificate import ARITHMETIC, by_class, l2_radius, largest_entry, lower_radius, posed
+from specguard.certify.certificate import (
+    ARITHMETIC,
+    by_class,
+    check_same_function,
+    digest,
+    l2_radius,
+    largest_entry,
+    lower_radius,
+    posed,
+)
 from specguard.certify.families import Problem, upper_falls
 from specguard.certify.families import described as in_words
 from specguard.certify.network import norms
@@ -30,7 +39,7 @@ from specguard.errors import ConfigError, SoundnessError
 from specguard.evaluate.certified_summary import certified_summary, is_record
 from specguard.evaluate.folder import Watcher, as_stored
 from specguard.evaluate.memory import first_proof, images_within
-from specguard.evaluate.refutation import broken, digest
+from specguard.evaluate.refutation import broken
 from specguard.evaluate.shards import WHOLE, Shard
 from specguard.evaluate.study import Study, carried_out
 from specguard.evaluate.subjects import Group, subject
@@ -155,6 +164,8 @@ class _Prover:
             begun = time.perf_counter()
             proofs[family] = self._proofs(p, family, lower[family], largest[family], images[0].numel())
             seconds[f"{family} proof"] = _since(begun, images)
+        reach = [l2_radius(ball, images[0].numel()) * torch.ones_like(start) for ball in settings.balls]
+        check_same_function(group.form.program, images, torch.stack([*reach, *largest.values()]).amax(0))
         refuted = [self._broken(group, replace(ball, box=self.subject.box)) for ball in settings.balls]
         margins, predicted = p.margins.amin(0).tolist(), p.predicted.tolist()
         sizes = {
@@ -189,7 +200,7 @@ class _Prover:
             left = p.margins - fall.total
             found.append(left.amin(0).cpu())
         hardest = left.argmin(0)[None]
-        columns = {in_words(key): term.gather(0, hardest)[0].tolist() for key, term in fall.terms.items()}
+        columns = {in_words(key, p.names): term.gather(0, hardest)[0].tolist() for key, term in fall.terms.items()}
         losses: list[dict[str, float | None]] = []
         for i in range(len(hardest[0])):
             ordered = sorted(((name, column[i]) for name, column in columns.items()), key=lambda item: -item[1])
@@ -217,8 +228,8 @@ class _Prover:
             "margin": p.margins.gather(0, hardest)[0],
             "fall": fall.total.gather(0, hardest)[0],
         }
-        radii = {name: values.tolist() for name, values in fall.radii.items()}
-        terms = {in_words(key): term.gather(0, hardest)[0].tolist() for key, term in fall.terms.items()}
+        radii = {p.names[step]: values.tolist() for step, values in fall.radii.items()}
+        terms = {in_words(key, p.names): term.gather(0, hardest)[0].tolist() for key, term in fall.terms.items()}
         bounds = [[None if b == math.inf else b for b in row] for row in by_class(p, left).tolist()]
         held = ((left > 0).all(0) & (radius > 0)).tolist()
         whole = {name: values.tolist() for name, values in columns.items()}

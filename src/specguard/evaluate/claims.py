@@ -18,6 +18,7 @@ from specguard.runs import Json
 
 CLOSE = 1e-7  # two programs that round differently agree to this
 _TINY = 1e-12  # where the exact value is zero, such as values that one token has to itself, only rounding is left
+KEPT = 8  # losses that a record keeps of each image, the largest first
 _NORMS = ("norm", "zeta", "derivative_norm", "mu", "mu_uncentred", "xi", "norm_cv", "norm_xvo", "norm_p")
 Agree = Callable[[str, Any], None]
 
@@ -75,6 +76,7 @@ def proved_claims(image: Image, record: Json, pixels: Array, norm: Norm) -> tupl
             agree(f"the proof of {family} is about another radius", stored is None or stored["radius"] == farthest)
         if stored is not None:
             claims += _same_proof(image, family, stored, agree)
+    claims += _same_losses(image, record, pixels.size, norm, agree)
     return claims + _same_norms(image.path, record["norms"], agree), min(rooms, default=None)
 
 
@@ -128,6 +130,45 @@ def _same_bounds(image: Image, family: str, stored: Json, falls: Array, agree: A
             bound > 0 and margin - fall >= bound - near,
         )
     return len(falls)
+
+
+def _same_losses(image: Image, record: Json, size: int, norm: Norm, agree: Agree) -> int:
+    """What the margin loses by which layer, at the last radius by the best family, is what the checker finds.
+
+    A record keeps the largest terms only. Layers are compared, not their terms, among which two programs may divide
+    a loss differently, and rounding not at all. No loss may be smaller than the checker's own, nor, of an image
+    that is certified, twice as large: norms from above differ by less. Rivals may be equally close to winning, and
+    steps equally good to begin at: one of them must be the claimed one.
+    """
+    family, losses, last = record["family"], record["loses"], record["radii"][-1]
+    radius, entry = l2_ball(last["radius"], size, norm)
+    excess = 1.0 if last["verdict"] == "certified" else math.inf
+    found = any(_may_lose(losses, own, excess) for own in image.losses(radius, family, entry, CLOSE))
+    agree(f"its margin loses something else by {family} at radius {last['radius']:g}", found)
+    return 1
+
+
+def _may_lose(claimed: Json, own: dict[tuple[str, str], float], excess: float) -> bool:
+    """Whether the largest of these losses are the claimed ones, layer by layer, up to a share of `excess`."""
+    whole = sum(value for value in own.values() if value < math.inf)
+    near = CLOSE * (1 + whole)
+    left = {f"{layer}: {term}" if layer else term: value for (layer, term), value in own.items()}
+    if any(name not in left and not name.endswith(": rounding") for name in claimed):
+        return False
+    least = min((math.inf if value is None else value for value in claimed.values()), default=0.0)
+    hidden = least if len(claimed) >= KEPT else 0.0
+    for layer in {layer for layer, _ in own}:
+        terms = [term for each, term in own if each == layer and term != "rounding"]
+        mine = sum(own[layer, term] for term in terms)
+        names = [f"{layer}: {term}" if layer else term for term in terms]
+        theirs = [claimed[name] for name in names if name in claimed]
+        total = math.inf if None in theirs else sum(theirs)
+        if total == mine:
+            continue
+        least_claimed = mine - near - hidden * (len(terms) - len(theirs))
+        if not least_claimed <= total <= mine + near + (excess * mine if mine else 0.0):
+            return False
+    return True
 
 
 def _same_norms(path: Path, stored: Json, agree: Agree) -> int:

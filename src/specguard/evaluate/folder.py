@@ -11,7 +11,7 @@ from torch import nn
 
 from specguard.data import AnyData
 from specguard.errors import RunError
-from specguard.nn import fingerprint
+from specguard.nn import fingerprint, weights_fingerprint
 from specguard.runs import Json, begun_by, first_difference, read_json, rewrite_lines, write_json
 
 
@@ -29,7 +29,8 @@ Watcher = Callable[[Progress], None]
 
 def identity(model: nn.Module, data: AnyData) -> Json:
     """Which model and which data a study is about."""
-    return {"model": fingerprint(model), "data": data.fingerprint(), "dataset": data.name}
+    hashes = {"model": fingerprint(model), "weights_fingerprint": weights_fingerprint(model)}
+    return {**hashes, "data": data.fingerprint(), "dataset": data.name}
 
 
 def as_stored(settings: Json) -> Json:
@@ -44,8 +45,16 @@ def open_folder(folder: Path, name: str, settings: Json) -> None:
         if (folder / "environment.jsonl").exists():  # every work of any kind begins with one
             raise RunError(f"{folder} holds other records and no {name}.json; name another folder")
         write_json(path, settings)
-    elif difference := first_difference(read_json(path), settings):
+    elif difference := first_difference(_as_now(read_json(path), settings), settings):
         raise RunError(f"{folder} holds another {name} ({difference}); name another folder{begun_by(folder)}")
+
+
+def _as_now(stored: Json, settings: Json) -> Json:
+    """Settings of an earlier version, which call a model by its weights, in the words of this one."""
+    weights = settings.get("weights_fingerprint")
+    if "weights_fingerprint" in stored or weights is None or stored.get("model") != weights:
+        return stored
+    return {**stored, "model": settings["model"], "weights_fingerprint": weights}
 
 
 def whole_batches(path: Path, records: list[Json], count: int, batch: int) -> list[Json]:

@@ -1,6 +1,4 @@
-"""When an image counts as broken, and which image it was."""
-
-import hashlib
+"""When an image counts as broken."""
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -43,8 +41,3 @@ def _loses(logits: Float[Tensor, "batch class_"], labels: Int64[Tensor, " batch"
     own = logits.gather(1, labels[:, None])
     best = logits.scatter(1, labels[:, None], -torch.inf).amax(1)
     return best - own[:, 0] > 1e-11 * (1 + logits.abs().amax(1))
-
-
-def digest(image: Float[Tensor, "*shape"]) -> str:
-    """SHA-256 of an image's numbers in float64, so that it is the same whatever type it was stored in."""
-    return hashlib.sha256(image.double().cpu().contiguous().numpy().tobytes()).hexdigest()

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from specguard.certify.certificate import digest
 from specguard.certify.smoothing import (
     ABOUT,
     SUPPOSED,
@@ -31,7 +32,6 @@ from specguard.certify.smoothing import (
 from specguard.data import Dataset
 from specguard.errors import ConfigError, RunError
 from specguard.evaluate.folder import Watcher, as_stored
-from specguard.evaluate.refutation import digest
 from specguard.evaluate.study import Study, carried_out
 from specguard.nn import Network, ViT
 from specguard.proportion import Proportion

@@ -18,11 +18,10 @@ from torch.nn.functional import pad
 
 from specguard.attacks import Adversarial
 from specguard.certify import program
-from specguard.certify.rules import Step
+from specguard.certify.rules import Program
 from specguard.data import Dataset, Sentences, Split
 from specguard.errors import ConfigError
-from specguard.evaluate.checker import read
-from specguard.evaluate.checker.network import Step as ReadStep
+from specguard.evaluate.checker import Reading, read
 from specguard.geometry import Ball, Norm
 from specguard.nn import TextEncoder, by_length, materialised
 
@@ -41,11 +40,11 @@ class Form:
         return materialised(self.model).double().eval()
 
     @cached_property
-    def program(self) -> tuple[Step, ...]:
+    def program(self) -> Program:
         return program(self.model)
 
     @cached_property
-    def read(self) -> tuple[ReadStep, ...]:
+    def read(self) -> Reading:
         """As the checker reads it."""
         return read(self.model)
 

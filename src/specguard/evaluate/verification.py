@@ -8,8 +8,11 @@ summary.json        the numbers; its presence means that every record was found 
 A record is a claim. For each, the image's hash, its label and its class are compared, every lower bound and every
 certified radius is proved again by `evaluate.checker`, every stored norm, radius and term is compared with the
 checker's own, and every certified image is attacked at its largest certified radius, of the curve or of the search.
-Any disagreement is an error. What a cascade took from a third party cannot be proved again: it is attacked, and
-counted apart.
+The summary beside the records must be what the records give. Any disagreement is an error. What a cascade took from
+a third party cannot be proved again: it is attacked, and counted apart.
+
+Results that the folder holds already are somebody's claims too, and are not believed: only who asks to `resume`
+takes the records of an earlier check for right. Every number of the summary comes from the records anew.
 """
 
 import copy
@@ -25,15 +28,23 @@ from specguard.attacks import APGD
 from specguard.data import Split
 from specguard.errors import RunError, SoundnessError
 from specguard.evaluate.cascade_check import proved_cascade
-from specguard.evaluate.cascade_summary import is_cascade_record, third_party
-from specguard.evaluate.certified_summary import is_record
+from specguard.evaluate.cascade_summary import cascade_summary, is_cascade_record, third_party
+from specguard.evaluate.certified_summary import certified_summary, is_record
 from specguard.evaluate.checker import FAMILIES, Image
-from specguard.evaluate.claims import proved_claims
-from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder, stored_summary, whole_batches
+from specguard.evaluate.claims import l2_ball, proved_claims
+from specguard.evaluate.folder import (
+    Progress,
+    Watcher,
+    as_stored,
+    nearly_equal,
+    open_folder,
+    stored_summary,
+    whole_batches,
+)
 from specguard.evaluate.refutation import lost
 from specguard.evaluate.subjects import Group, subject
 from specguard.geometry import Ball, Norm
-from specguard.nn import fingerprint
+from specguard.nn import answers_to
 from specguard.runs import Json, append_lines, locked, read_json, read_lines, record_start, write_json
 
 _BATCH = 20
@@ -50,43 +61,52 @@ def verification(
     device: torch.device,
     attack: APGD = _ATTACK,
     seed: int = 1,
+    resume: bool = False,
     watch: Watcher = lambda progress: None,
 ) -> Json:
     """Check every record of `file`, the records.jsonl of a certification, and return the summary.
 
     `split` holds the images in the order of the records; `data` is the fingerprint of the data set. The first
-    disagreement ends everything with a `SoundnessError` that names the image and the claim.
+    disagreement ends everything with a `SoundnessError` that names the image and the claim. A folder that holds
+    results is refused, unless it is to `resume`: then what it holds is believed, and `taken` says of how many
+    records.
     """
     claims = read_json(_settings_of(file))
     records = read_lines(file)
-    _check_study(file, claims, records, fingerprint(model), data, len(split))
+    _check_study(file, claims, records, model, data, len(split))
     identity = {
         "records": hashlib.sha256(file.read_bytes()).hexdigest(),
         "model": claims["model"],
         "n": len(records),
     }
     with locked(folder):
-        open_folder(folder, "verification", as_stored({**identity, "seed": seed, "attack": str(attack)}))
         path, summary = folder / "records.jsonl", folder / "summary.json"
+        if not resume and (path.exists() or summary.exists()):
+            raise RunError(f"{folder} holds a check, which is not believed: resume it, or name another folder")
+        open_folder(folder, "verification", as_stored({**identity, "seed": seed, "attack": str(attack)}))
+        study = _Study(model, split.to(device), claims, records, attack, seed)
         done = read_lines(path)
-        if len(done) > len(records) or not all(_is_line(line, number) for number, line in enumerate(done)):
+        if len(done) > len(records) or not all(study.may_have_found(line, i) for i, line in enumerate(done)):
             raise RunError(f"{path} holds lines that do not belong to this verification")
+        taken = len(done)
         if summary.exists():
             if len(done) < len(records):
                 raise RunError(f"{path} holds {len(done)} lines of a verification of {len(records)} records")
-            return stored_summary(summary, _summed(done, folder), {"environment"})
+            _check_summary(file.parent / "summary.json", claims, records)
+            return {**stored_summary(summary, _summed(done, folder), {"environment"}), "taken": taken}
         record_start(folder, device)
-        study = _Study(model, split.to(device), claims, records, attack, seed)
         done = whole_batches(path, done, len(records), _BATCH)
+        taken = len(done)
         for begin in range(len(done), len(records), _BATCH):
             watch(Progress(begin, len(records), "checking"))
             found = study.batch(begin, min(begin + _BATCH, len(records)))
             append_lines(path, *found)
             done += found
         watch(Progress(len(records), len(records), "done"))
+        _check_summary(file.parent / "summary.json", claims, records)
         result = {**_summed(done, folder), "environment": read_lines(folder / "environment.jsonl")[-1]}
         write_json(summary, result)
-        return result
+        return {**result, "taken": taken}
 
 
 def _summed(done: list[Json], folder: Path) -> Json:
@@ -105,12 +125,12 @@ def _is_line(line: Json, sample: int) -> bool:
     match line:
         case {
             "sample": int(number),
-            "claims": int(),
-            "room": float() | None,
+            "claims": int(claims),
+            "room": float(room) | (None as room),
             "attacked": float() | int() | None,
             "third_party": bool(),
         } if number == sample and len(line) == 5:
-            return True
+            return claims >= 0 and (room is None or room > 0)
     return False
 
 
@@ -122,7 +142,7 @@ def _settings_of(file: Path) -> Path:
     return cascade if cascade.exists() else file.parent / "certification.json"
 
 
-def _check_study(file: Path, claims: Json, records: list[Json], model: str, data: str, images: int) -> None:
+def _check_study(file: Path, claims: Json, records: list[Json], model: nn.Module, data: str, images: int) -> None:
     match claims:
         case {
             "model": str(),
@@ -144,12 +164,29 @@ def _check_study(file: Path, claims: Json, records: list[Json], model: str, data
         raise RunError(f"{_settings_of(file)} does not say which proofs are a third party's")
     if claims.get("failure_probability", 0) != 0:
         raise RunError(f"{file} is about certificates that hold with a probability, which nobody can prove again")
-    if claims["model"] != model:
-        raise SoundnessError(f"{file} is about another model: the hashes of the weights differ")
+    if not answers_to(model, claims["model"]):
+        raise SoundnessError(f"{file} is about another model: the fingerprints differ")
     if claims["data"] != data:
         raise SoundnessError(f"{file} is about other data: the hashes differ")
     if not len(records) == claims["n"] <= images:
         raise RunError(f"{file} holds {len(records)} records of {claims['n']} images")
+
+
+def _check_summary(path: Path, claims: Json, records: list[Json]) -> None:
+    """The summary of the study, where it has one, says what its records say."""
+    if not path.exists():
+        return
+    stored = read_json(path)
+    if "verifiers" in claims:
+        own = cascade_summary(records, claims["radii"], claims["verifiers"])
+    else:
+        own = certified_summary(records, claims["radii"], claims["families"])
+    own["settings"] = claims
+    for key, value in as_stored(own).items():
+        if key in stored and not nearly_equal(stored[key], value):
+            raise SoundnessError(f"{path} does not say what its records say: {key} differs")
+        if key in ("n", "radii") and key not in stored:
+            raise RunError(f"{path} does not hold the summary of certificates: it lacks {key}")
 
 
 class _Study:
@@ -186,6 +223,8 @@ class _Study:
         pixels = group.inputs.double().cpu().numpy()
         for i, (sample, record) in enumerate(zip(samples, chosen, strict=True)):
             image, theirs = Image.of(group.form.read, pixels[i], int(group.labels[i])), False
+            if (reach := attacked[i]) is not None:
+                image.check_within(l2_ball(reach, pixels[i].size, self.norm)[0])
             if self.rests_on is None:
                 claims, room = proved_claims(image, record, pixels[i], self.norm)
             else:
@@ -193,6 +232,14 @@ class _Study:
                 theirs = any(third_party(row, self.rests_on) for row in record["radii"])
             line = {"sample": sample, "claims": claims, "room": room, "attacked": attacked[i]}
             yield {**line, "third_party": theirs}
+
+    def may_have_found(self, line: Json, sample: int) -> bool:
+        """Whether this can be what was found right in the record of that image, as far as the record tells."""
+        record, label = self.records[sample], int(self.split.labels[sample])
+        if not (_is_line(line, sample) and self._belongs(record, sample, label)):
+            return False
+        theirs = self.rests_on is not None and any(third_party(row, self.rests_on) for row in record["radii"])
+        return (line["attacked"], line["third_party"]) == (self._largest_certified(record), theirs)
 
     def _belongs(self, record: Json, sample: int, label: int) -> bool:
         if self.rests_on is None:

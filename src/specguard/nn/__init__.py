@@ -38,8 +38,8 @@ from specguard.nn.layers import (
     TokenConvolution,
 )
 from specguard.nn.lipschitz import SLL, almost_orthogonal, capped, lipschitz_constant, orthogonal
+from specguard.nn.overrides import check_plain, overrides, remember
 from specguard.nn.presets import CERTIFIABLE, PRESETS, preset
-from specguard.nn.surprises import surprises
 from specguard.nn.text import (
     TEXT_PRESETS,
     Classifier,
@@ -51,7 +51,7 @@ from specguard.nn.text import (
     text_record,
 )
 from specguard.nn.vit import Block, ViT, ViTConfig, config_from_json, dataclass_from_json
-from specguard.nn.weights import check_architecture, fingerprint, materialised
+from specguard.nn.weights import answers_to, check_architecture, fingerprint, materialised, weights_fingerprint
 
 __all__ = [
     "CERTIFIABLE",
@@ -93,12 +93,14 @@ __all__ = [
     "ViT",
     "ViTConfig",
     "almost_orthogonal",
+    "answers_to",
     "attention_maps",
     "attention_weights",
     "by_length",
     "capped",
     "certifiable",
     "check_architecture",
+    "check_plain",
     "config_from_json",
     "dataclass_from_json",
     "explicit",
@@ -106,9 +108,11 @@ __all__ = [
     "lipschitz_constant",
     "materialised",
     "orthogonal",
+    "overrides",
     "preset",
-    "surprises",
+    "remember",
     "text_config_from_json",
     "text_encoder",
     "text_record",
+    "weights_fingerprint",
 ]

@@ -24,6 +24,7 @@ from specguard.nn.dot_product import (
     queries_keys_values,
 )
 from specguard.nn.foreign import CoreAttention
+from specguard.nn.settings import fraction
 
 Tokens = Float[Tensor, "batch token dim"]
 
@@ -118,12 +119,10 @@ class SkipAttention(nn.Module):
         tokens: int | None = None,
     ) -> None:
         super().__init__()
-        if not 0 <= mix <= 1:
-            raise ConfigError(f"mix must lie between 0 and 1, not {mix}")
         if position_bias != (tokens is not None) or (tokens is not None and tokens < 1):
             raise ConfigError("a position bias, and nothing else, needs the number of tokens, at least 1")
         self.heads = _dividing(dim, heads)
-        self.mix = mix
+        self.mix = fraction("mix", mix)
         self.fused = fused
         self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
         self.out = nn.Linear(dim, dim)

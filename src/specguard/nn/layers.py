@@ -3,7 +3,6 @@
 Linear, Conv1d, Conv2d, LayerNorm, RMSNorm, GELU, ReLU, Identity and Sequential are torch's own.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, logsigmoid
 
 from specguard.errors import ConfigError
+from specguard.nn.settings import positive
 
 
 class Normalise(nn.Module):
@@ -172,7 +172,7 @@ class LayerProject(nn.Module):
 
     def __init__(self, radius: float) -> None:
         super().__init__()
-        self.radius = _positive("radius", radius)
+        self.radius = positive("radius", radius)
 
     def forward(self, x: Float[Tensor, "*shape dim"]) -> Float[Tensor, "*shape dim"]:
         # The maximum is taken of squares: exact inside the ball, and no derivative of a norm at zero.
@@ -188,7 +188,7 @@ class SmoothProject(nn.Module):
 
     def __init__(self, radius: float) -> None:
         super().__init__()
-        self.radius = _positive("radius", radius)
+        self.radius = positive("radius", radius)
 
     def forward(self, x: Float[Tensor, "*shape dim"]) -> Float[Tensor, "*shape dim"]:
         return x * (self.radius / ((x * x).sum(-1, keepdim=True) + self.radius**2).sqrt())
@@ -205,7 +205,7 @@ class Softplus(nn.Module):
 
     def __init__(self, beta: float = 1.0) -> None:
         super().__init__()
-        self.beta = _positive("beta", beta)
+        self.beta = positive("beta", beta)
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return -logsigmoid(-self.beta * x) / self.beta
@@ -219,7 +219,7 @@ class Squareplus(nn.Module):
 
     def __init__(self, b: float = 4.0) -> None:
         super().__init__()
-        self.b = _positive("b", b)
+        self.b = positive("b", b)
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return (x + (x * x + self.b).sqrt()) / 2
@@ -236,9 +236,3 @@ class MaxMin(nn.Module):
             raise ConfigError(f"MaxMin pairs channels and cannot pair {x.shape[-1]}")
         first, second = x.chunk(2, -1)
         return torch.cat([torch.maximum(first, second), torch.minimum(first, second)], -1)
-
-
-def _positive(name: str, value: float) -> float:
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"{name} must be positive and finite, not {value}")
-    return value

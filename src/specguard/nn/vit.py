@@ -167,8 +167,9 @@ class ViT(nn.Module):
     def forward(self, x: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch class_"]:
         if x.shape[1:] != self.shape:
             raise ConfigError(f"the model takes images of shape {self.shape}, not {tuple(x.shape[1:])}")
-        for layer in self.children():
-            x = layer(x)
+        for layer in self._modules.values():  # a layer that stands twice is applied twice
+            if layer is not None:
+                x = layer(x)
         return x
 
 

@@ -5,12 +5,19 @@ import hashlib
 import json
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from specguard.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_HOW = ("training", "fused")  # how a layer is computed, not what
 
 
 def materialised(model: nn.Module) -> nn.Module:
@@ -50,20 +57,67 @@ def _fold(layer: nn.Module) -> None:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and bytes of all weights and buffers of the materialised model.
+    """SHA-256 of the function: every layer in its place, its exact type and settings, and all of its tensors.
 
-    A model's `config` goes in first, if it has one: the same weights with other heads are another function. A field
-    that was added to it later goes in only where it differs from its default, so that old hashes hold.
+    Settings are the plain values among a layer's attributes, but for `training` and `fused`, which say how it is
+    computed and not what. Buffers count whether they are stored with the weights or not. Of a model's `config`, a
+    field that was added later counts only where it differs from its default, so that old hashes hold.
+    """
+    digest = hashlib.sha256(b"specguard function 1\n")
+    for name, layer in materialised(model).named_modules(remove_duplicate=False):
+        kind = type(layer)
+        digest.update(f"layer {name!r} {kind.__module__.partition('.')[0]}.{kind.__qualname__}\n".encode())
+        for key, value in sorted(vars(layer).items()):
+            if not key.startswith("_") and key not in _HOW and (told := _told(value)) is not None:
+                digest.update(f"setting {key!r} {told}\n".encode())
+        for key, tensor in sorted((*layer._parameters.items(), *layer._buffers.items())):
+            if tensor is not None:
+                _add_tensor(digest, key, tensor)
+    return digest.hexdigest()
+
+
+def weights_fingerprint(model: nn.Module) -> str:
+    """SHA-256 over names, types, shapes and bytes of all stored weights and buffers, and the model's `config`.
+
+    What records of earlier versions call their model. It does not bind the function: layers without weights and
+    settings outside the config leave it unchanged.
     """
     digest = hashlib.sha256()
     if is_dataclass(config := getattr(model, "config", None)) and not isinstance(config, type):
-        later = {f.name for f in fields(config) if f.metadata.get("added") and getattr(config, f.name) == f.default}
-        known = {name: value for name, value in asdict(config).items() if name not in later}
-        digest.update(json.dumps(known, sort_keys=True).encode())
+        digest.update(_config_told(config).encode())
     for name, tensor in sorted(materialised(model).state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        _add_tensor(digest, name, tensor)
     return digest.hexdigest()
+
+
+def answers_to(model: nn.Module, recorded: object) -> bool:
+    """Whether a record is about this model: by its fingerprint or, of earlier versions, by that of its weights."""
+    return recorded == fingerprint(model) or recorded == weights_fingerprint(model)
+
+
+def _add_tensor(digest: "hashlib._Hash", name: str, tensor: Tensor) -> None:
+    digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+    digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+
+
+def _told(value: object) -> str | None:
+    """A setting in words that tell it from every other value; None of what is no setting."""
+    if type(value) is int and abs(value) < 2**53:
+        value = float(value)  # 1 and 1.0 are one setting
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype):
+        return f"{type(value).__name__} {value!r}"
+    if isinstance(value, tuple | list):
+        parts = [_told(part) for part in value]
+        return None if None in parts else f"[{', '.join(map(str, parts))}]"
+    if isinstance(value, FunctionType | BuiltinFunctionType | type):
+        return f"{value.__module__}.{value.__qualname__}"
+    return _config_told(value) if is_dataclass(value) and not isinstance(value, type) else None
+
+
+def _config_told(config: "DataclassInstance") -> str:
+    later = {f.name for f in fields(config) if f.metadata.get("added") and getattr(config, f.name) == f.default}
+    known = {name: value for name, value in asdict(config).items() if name not in later}
+    return json.dumps(known, sort_keys=True, default=repr)
 
 
 def check_architecture(model: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:

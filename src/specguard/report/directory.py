@@ -58,14 +58,14 @@ def read_run(run: Path, label: str) -> Run:
     reader = _Reader(run)
     found = reader.found()
     model = reader.json(run / "model.json") or {}
-    fingerprint = model.get("fingerprint")
+    fingerprint, weights = model.get("fingerprint"), model.get("weights_fingerprint")
     classes = model.get("classes")
     trainings = [study for study in found if isinstance(study, Training)]
     training = trainings[0] if trainings else None
     if training is None and (run / "run.json").exists() and not (run / "result.json").exists():
         reader.problems.append("the training has not finished: there is no result.json")
     if fingerprint is None and training is not None:
-        fingerprint = training.origin.model
+        fingerprint, weights = training.origin.model, training.origin.weights
     result = Run(
         label,
         training,
@@ -79,9 +79,8 @@ def read_run(run: Path, label: str) -> Run:
         tuple(reader.unfinished),
     )
     for study in found:
-        known = study.origin.model
-        if known and result.fingerprint and known != result.fingerprint:
-            reader.problems.append(f"{study.origin.place} is about other weights than those of this run")
+        if not study.origin.is_about(result.fingerprint, weights):
+            reader.problems.append(f"{study.origin.place} is about another model than that of this run")
     return replace(result, problems=tuple(reader.problems))
 
 
@@ -183,6 +182,7 @@ class _Reader:
         settings = record.get("settings")
         settings = settings if isinstance(settings, dict) else {}
         about = record.get("fingerprint", settings.get("model"))
+        weights = record.get("weights_fingerprint", settings.get("weights_fingerprint"))
         dataset = settings.get("dataset", settings.get("data", {}))
         name = dataset.get("name") if isinstance(dataset, dict) else dataset
         own = path.name == "summary.json" or path.name == "result.json"
@@ -193,6 +193,7 @@ class _Reader:
             shortened(name) if isinstance(name, str) else None,
             self._environments(path.parent if own else None, record),
             self._seconds(path.parent, record) if own else None,
+            weights if isinstance(weights, str) else None,
         )
 
     def _environments(self, folder: Path | None, record: Json) -> tuple[Json, ...]:

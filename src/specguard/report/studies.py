@@ -12,10 +12,19 @@ class Origin:
     """Where a study lies, what it is about, and how it was made."""
 
     place: str  # its folder, below the run
-    model: str | None  # the fingerprint of the weights
+    model: str | None  # the fingerprint of the function; of the weights, in records of earlier versions
     dataset: str | None
     environments: tuple[Json, ...]  # one for every start that is known
     seconds: float | None
+    weights: str | None = None  # the fingerprint of the weights, beside that of the function
+
+    def is_about(self, model: str | None, weights: str | None) -> bool:
+        """Whether this may be about the model of these fingerprints; what does not say may be."""
+        if self.model is None or model is None:
+            return True
+        if self.weights is not None and weights is not None:
+            return self.model == model
+        return bool({self.model, self.weights} & {model, weights} - {None})
 
 
 @dataclass(frozen=True)

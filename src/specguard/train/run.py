@@ -12,7 +12,15 @@ from torch import nn
 from specguard.data import AnyData, Split, Text
 from specguard.errors import ConfigError, RunError
 from specguard.geometry import Ball
-from specguard.nn import Classifier, TextEncoder, ViT, fingerprint, materialised, text_record
+from specguard.nn import (
+    Classifier,
+    TextEncoder,
+    ViT,
+    fingerprint,
+    materialised,
+    text_record,
+    weights_fingerprint,
+)
 from specguard.proportion import Proportion
 from specguard.runs import (
     Json,
@@ -66,7 +74,7 @@ def train(
         "model": _architecture(model),
         "data": {"name": data.name, "fingerprint": everything.fingerprint()},
         "training": described(training),
-        "initial_weights": fingerprint(model),
+        "initial_weights": weights_fingerprint(model),
     }
     with ranks.together(), ExitStack() as held:
         ranks.agree(str(settings), "the processes of this job have different settings, data or versions")
@@ -191,11 +199,11 @@ def _finish(state: TrainingState, data: AnyData, run: Path, settings: Json) -> N
     if state.best is not None:
         chosen, metrics = {"best": state.best.record}, metrics[: state.best.record["epoch"]]
     final = materialised(trained)
-    hashed = fingerprint(final)
+    hashed = {"fingerprint": fingerprint(final), "weights_fingerprint": weights_fingerprint(final)}
     write_tensors(run / "model.safetensors", final.state_dict())
     model = {
         "config": settings["model"],
-        "fingerprint": hashed,
+        **hashed,
         "weights": weights,
         "classes": list(data.classes),
     }
@@ -205,7 +213,7 @@ def _finish(state: TrainingState, data: AnyData, run: Path, settings: Json) -> N
     result = {
         "test_accuracy": accuracy.record(),
         "weights": weights,
-        "fingerprint": hashed,
+        **hashed,
         **chosen,
         "metrics": metrics[-1],
         "seconds": sum(r["seconds"] for r in read_lines(run / "timing.jsonl")),

@@ -2,5 +2,6 @@
 
 from specguard.evaluate.checker.image import FAMILIES, Image, Proof
 from specguard.evaluate.checker.network import read
+from specguard.evaluate.checker.reading import Reading
 
-__all__ = ["FAMILIES", "Image", "Proof", "read"]
+__all__ = ["FAMILIES", "Image", "Proof", "Reading", "read"]

@@ -1,67 +1,77 @@
 """A model as the checker of certificates reads it: every layer's weights as NumPy arrays.
 
-The tree is walked by exact type; a layer that is not known here cannot be checked, and the error says so.
+The tree is walked by exact type; a layer that is not known here cannot be checked, and the error says so. Settings
+are checked where they are read, and shapes where a layer meets its input: nothing may be repeated by broadcasting.
 """
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from specguard import nn as own
 from specguard.errors import ConfigError
 from specguard.evaluate.checker import affine, curves, foreign, neurons, radial
 from specguard.evaluate.checker.attention import Attention
 from specguard.evaluate.checker.attention_weights import Weights
-from specguard.evaluate.checker.enclosure import Box
+from specguard.evaluate.checker.enclosure import Box, outward
 from specguard.evaluate.checker.neurons import Map
-from specguard.evaluate.checker.point import Maker
+from specguard.evaluate.checker.point import Maker, Point
+from specguard.evaluate.checker.reading import Leaf, Reading, Skip, Step
+from specguard.evaluate.checker.shapes import for_shape, keeping, of_tokens
 from specguard.evaluate.checker.sll import sll
-from specguard.nn import materialised
+from specguard.nn import check_plain, materialised
+from specguard.nn.settings import (
+    choice,
+    count,
+    fraction,
+    heads_and_dim,
+    kernel_width,
+    number,
+    patch_side,
+    positive,
+    width_of_norm,
+)
 
-
-@dataclass(frozen=True)
-class Leaf:
-    name: str
-    make: Maker
-
-
-@dataclass(frozen=True)
-class Skip:
-    name: str
-    scale: float
-    branch: "tuple[Leaf | Skip, ...]"
-
-
-Step = Leaf | Skip
 _ATTENTION = (own.Attention, own.GatedPositionalAttention, own.SkipAttention)
 _SEQUENCES = (own.ViT, own.Block, nn.Sequential, own.Network)
 _CURVES: dict[type[nn.Module], Callable[[Any], curves.Curve]] = {
-    nn.GELU: lambda layer: curves.TANH_GELU if layer.approximate == "tanh" else curves.GELU,
-    nn.ReLU: lambda layer: curves.RELU,
-    nn.SiLU: lambda layer: curves.SILU,
+    nn.GELU: lambda layer: _GELUS[choice("approximate", layer.approximate, *_GELUS)],
+    nn.ReLU: lambda layer: _not_in_place(layer, curves.RELU),
+    nn.SiLU: lambda layer: _not_in_place(layer, curves.SILU),
     nn.Tanh: lambda layer: curves.TANH,
-    own.Softplus: lambda layer: curves.softplus(layer.beta),
-    own.Squareplus: lambda layer: curves.squareplus(layer.b),
+    own.Softplus: lambda layer: curves.softplus(positive("beta", layer.beta)),
+    own.Squareplus: lambda layer: curves.squareplus(positive("b", layer.b)),
 }
+_GELUS: dict[object, curves.Curve] = {"none": curves.GELU, "tanh": curves.TANH_GELU}
 _SLOPES_TO_ONE = (nn.ReLU, nn.Tanh, own.Softplus, own.Squareplus)  # those whose slopes lie in [0, 1]
 
 
-def read(model: nn.Module) -> tuple[Step, ...]:
-    """The steps of a model, with its weights, exactly, in float64."""
-    return _sequence("", materialised(model).eval().double())
+def read(model: nn.Module) -> Reading:
+    """The steps of a model, with its weights, exactly, in float64; what is not plain is refused."""
+    check_plain(model)
+    plain = materialised(model).requires_grad_(False)
+    coarse = any(parametrize.is_parametrized(layer) for layer in model.modules())
+    twin = copy.deepcopy(model).double().requires_grad_(False) if coarse else plain
+    types = {t.dtype for t in plain.state_dict().values() if t.is_floating_point()} if coarse else {torch.float64}
+    tolerance = max((torch.finfo(kind).eps for kind in types), default=0.0) ** 0.5
+    for name, tensor in (*plain.named_parameters(), *plain.named_buffers()):
+        if not tensor.isfinite().all():
+            raise ConfigError(f"{name} has entries that are not finite")
+    return Reading(_steps("", plain.double()), twin, tolerance)
 
 
 def _sequence(name: str, layer: nn.Module) -> tuple[Step, ...]:
     """The children of a sequence in order; two that have one rule together are one step, named after the second."""
-    children = [
-        (f"{name}.{child}".lstrip("."), inner) for child, inner in layer._modules.items() if inner is not None
-    ]
+    children = [(_within(name, child), inner) for child, inner in layer._modules.items() if inner is not None]
     steps: list[Step] = []
     if isinstance(layer, own.ViT | own.Network):
-        steps.append(Leaf(f"{name}.input".lstrip("."), affine.unchanged))
+        shape = tuple(layer.shape)
+        steps.append(Leaf(_within(name, "input"), for_shape(lambda s: s == shape, affine.unchanged)))
     while children:
         (first, one), rest = children[0], children[1:]
         following = rest[0] if rest else None
@@ -74,28 +84,40 @@ def _sequence(name: str, layer: nn.Module) -> tuple[Step, ...]:
     return tuple(steps)
 
 
+def _within(name: str, child: str) -> str:
+    return f"{name}.{child}" if name else child
+
+
+def _not_in_place(layer: Any, curve: curves.Curve) -> curves.Curve:
+    if layer.inplace:
+        raise ConfigError("an activation that overwrites its input cannot be checked")
+    return curve
+
+
 def _steps(name: str, layer: nn.Module) -> tuple[Step, ...]:
     if type(layer) in _SEQUENCES:
         return _sequence(name, layer)
     if type(layer) is own.Residual:
+        scale = number(f"the scale of {name}", layer.scale)
         busy = [(n, inner) for n, inner in _flat(f"{name}.branch", layer.branch) if type(inner) is not nn.Identity]
         if len(busy) == 1 and type(busy[0][1]) in _ATTENTION:
-            return (Leaf(busy[0][0], _attention(busy[0][1], layer.scale)),)
-        return (Skip(name, layer.scale, _steps(f"{name}.branch", layer.branch)),)
+            return (Leaf(busy[0][0], _attention(busy[0][1], scale)),)
+        return (Skip(name, scale, _steps(f"{name}.branch", layer.branch)),)
     return (Leaf(name, _maker(name, layer)),)
 
 
 def _flat(name: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:
     if type(layer) is not nn.Sequential:
         return [(name, layer)]
-    return [pair for child, inner in layer.named_children() for pair in _flat(f"{name}.{child}", inner)]
+    children = [(child, inner) for child, inner in layer._modules.items() if inner is not None]
+    return [pair for child, inner in children for pair in _flat(f"{name}.{child}", inner)]
 
 
 def _pair(one: nn.Module, other: nn.Module) -> Maker | None:
     if type(one) is nn.Linear and type(other) in (*_CURVES, own.MaxMin, own.GatedUnit):
         return _neurons(other, Map(_box(one.weight), _bias(one)))
     if type(one) is own.Normalise and type(other) is own.PatchEmbedding:
-        return _patches(other, _box(one.mean), _box(one.std))
+        return _patches(other, _box(one.mean), _std(one))
     return None
 
 
@@ -108,37 +130,46 @@ def _maker(name: str, layer: Any) -> Maker:
     if kind in (nn.Identity, nn.Dropout):
         return affine.unchanged
     if kind is nn.Flatten:
+        choice("start_dim", layer.start_dim, 1)
+        choice("end_dim", layer.end_dim, -1)
         return affine.flattened
     if kind is nn.Linear:
         return affine.linear(_box(layer.weight), _bias(layer))
     if kind is own.Normalise:
-        return affine.diagonal(Box.exact(1.0) / _box(layer.std), -_box(layer.mean) / _box(layer.std))
+        std = _std(layer)
+        return keeping(std, affine.diagonal(Box.exact(1.0) / std, -_box(layer.mean) / std))
     if kind is own.LayerScale:
-        return affine.diagonal(_box(layer.scale), Box.exact(0.0))
+        return keeping(_box(layer.scale), affine.diagonal(_box(layer.scale), Box.exact(0.0)))
     if kind is own.TokenBatchNorm:
         return _batch_norm(layer.norm)
     if kind is own.PatchEmbedding:
         return _patches(layer, Box.exact(0.0), Box.exact(np.ones((1, 1, 1))))
     if kind is own.Resize:
-        return affine.resize(layer.size)
+        return for_shape(lambda s: len(s) == 3, affine.resize(count("size", layer.size, 1)))
     if kind is own.ClassToken:
-        return affine.prepended(_box(layer.token)[0])
+        return of_tokens(0, affine.prepended(_box(layer.token)[0]))
     if kind is own.Positions:
         table = _box(layer.table)[0]
-        return lambda x: affine.Linear(x + table, 1.0, lambda g: g)
+        return keeping(table, lambda x: affine.Linear(x + table, 1.0, lambda g: g))
     if kind is own.ClassPool:
-        return affine.first_token
+        return of_tokens(1, affine.first_token)
     if kind is own.MeanPool:
-        return affine.mean_token(layer.skip)
+        return of_tokens(layer.skip + 1, affine.mean_token(count("skip", layer.skip)))
     if kind is own.FirstTokens:
-        return foreign.first_tokens(layer.count)
+        return of_tokens(layer.count, foreign.first_tokens(count("count", layer.count, 1)))
     if kind is own.ClassAndMean:
-        return foreign.class_and_mean(layer.skip)
+        return of_tokens(layer.skip + 1, foreign.class_and_mean(count("skip", layer.skip)))
     if kind is own.HeadNorm:
-        return foreign.head_norm(_box(layer.gain), _box(layer.shift), layer.heads, layer.eps, layer.centred)
+        return _head_norm(layer)
     if kind is own.CoreAttention:
-        return foreign.core_attention(layer.heads)
+        heads = count("heads", layer.heads, 1)
+        divided = for_shape(
+            lambda s: len(s) == 2 and s[1] > 0 and s[1] % (3 * heads) == 0, foreign.core_attention(heads)
+        )
+        return divided
     if kind is own.TokenConvolution:
+        for conv in layer.kernels:
+            kernel_width(conv)
         kernels = [(_box(conv.weight), _bias(conv)) for conv in layer.kernels]
         return affine.token_convolution(kernels, _box(layer.out.weight), _bias(layer.out))
     if kind in (own.LayerProject, own.SmoothProject, nn.LayerNorm, nn.RMSNorm):
@@ -156,11 +187,31 @@ def _bias(layer: Any) -> Box:
     return Box.exact(np.zeros(layer.weight.shape[0])) if layer.bias is None else _box(layer.bias)
 
 
+def _std(layer: own.Normalise) -> Box:
+    if not (layer.std > 0).all():
+        raise ConfigError("std must be positive")
+    return _box(layer.std)
+
+
+def _head_norm(layer: own.HeadNorm) -> Maker:
+    heads, eps = count("heads", layer.heads, 1), positive("eps", layer.eps)
+    centred = choice("centred", layer.centred, True, False) is True
+    width = 3 * heads * layer.gain.shape[1]
+    made = foreign.head_norm(_box(layer.gain), _box(layer.shift), heads, eps, centred)
+    return for_shape(lambda s: len(s) == 2 and s[1] == width, made)
+
+
 def _neurons(layer: nn.Module, before: Map) -> Maker:
-    if type(layer) is own.MaxMin:
-        return lambda x: neurons.MaxMin(before, before(x))
-    if type(layer) is own.GatedUnit:
-        return lambda x: foreign.Gated(before, before(x))
+    if type(layer) in (own.MaxMin, own.GatedUnit):
+        kind = neurons.MaxMin if type(layer) is own.MaxMin else foreign.Gated
+
+        def halves(x: Box) -> Point:
+            H = before(x)
+            if H.shape[-1] % 2:
+                raise ConfigError(f"{H.shape[-1]} channels cannot be halved")
+            return kind(before, H)
+
+        return halves
     curve = _CURVES[type(layer)](layer)
     return lambda x: neurons.Neurons(before, curve, before(x))
 
@@ -174,7 +225,9 @@ def _sll(name: str, layer: own.SLL) -> Maker:
 
 
 def _patches(layer: Any, mean: Box, std: Box) -> Maker:
-    return affine.patches(_box(layer.map.weight), _bias(layer.map), mean, std)
+    W, side = _box(layer.map.weight), patch_side(layer.map)
+    made = affine.patches(W, _bias(layer.map), mean, std)
+    return for_shape(lambda s: len(s) == 3 and s[0] == W.shape[1] and min(s[1:]) >= side, made)
 
 
 def _batch_norm(norm: nn.BatchNorm1d) -> Maker:
@@ -183,24 +236,30 @@ def _batch_norm(norm: nn.BatchNorm1d) -> Maker:
     size = norm.running_var.shape
     weight = Box.exact(np.ones(size)) if norm.weight is None else _box(norm.weight)
     bias = Box.exact(np.zeros(size)) if norm.bias is None else _box(norm.bias)
-    factor = weight / (_box(norm.running_var) + norm.eps).root()
-    return affine.diagonal(factor, bias - _box(norm.running_mean) * factor)
+    spread = _box(norm.running_var) + number("eps", norm.eps)
+    if not (spread.mid > outward(spread.rad)).all():
+        raise ConfigError("batch normalisation needs variances above zero")
+    factor = weight / spread.root()
+    return keeping(factor, affine.diagonal(factor, bias - _box(norm.running_mean) * factor))
 
 
 def _scaled(layer: Any) -> Maker:
     kind = type(layer)
     one, zero = Box.exact(1.0), Box.exact(0.0)
     if kind in (own.LayerProject, own.SmoothProject):
-        hard = kind is own.LayerProject
-        return lambda x: radial.Scaled(x, layer.radius, 1.0, one, zero, hard, centred=False)
+        hard, radius = kind is own.LayerProject, positive("radius", layer.radius)
+        return lambda x: radial.Scaled(x, radius, 1.0, one, zero, hard, centred=False)
     gain = one if layer.weight is None else _box(layer.weight)
     shift = zero if getattr(layer, "bias", None) is None else _box(layer.bias)
-    R, stretch = float(np.sqrt(layer.normalized_shape[0] * layer.eps)), float(1 / np.sqrt(layer.eps))
-    return lambda x: radial.Scaled(x, R, stretch, gain, shift, hard=False, centred=kind is nn.LayerNorm)
+    width, eps = width_of_norm(layer), positive("eps", layer.eps)
+    R, stretch, centred = float(np.sqrt(width * eps)), float(1 / np.sqrt(eps)), kind is nn.LayerNorm
+    return for_shape(
+        lambda s: s[-1] == width, lambda x: radial.Scaled(x, R, stretch, gain, shift, hard=False, centred=centred)
+    )
 
 
 def _attention(layer: Any, residual: float | None) -> Maker:
-    heads, dim = layer.heads, layer.out.in_features
+    heads, dim = heads_and_dim(layer.heads, layer.qkv, layer.out)
     Wq, Wk, Wv = (
         part.moved(lambda a: a.reshape(heads, dim // heads, dim).transpose(0, 2, 1))
         for part in _thirds(_box(layer.qkv.weight), dim)
@@ -215,11 +274,13 @@ def _attention(layer: Any, residual: float | None) -> Maker:
         if logits is not None and logits.shape[-1] != x.shape[0]:
             raise ConfigError(f"its positions are for {logits.shape[-1]} tokens, not {x.shape[0]}")
         bo, rest = _bias(layer.out) * scale, fixed(x.shape[0])
+        if rest is not None and rest.shape[-1] != x.shape[0]:
+            raise ConfigError(f"its positions are for {rest.shape[-1]} tokens, not {x.shape[0]}")
         weights = Weights(Wq, Wk, Wv, Wo, bq, bk, bv, bo, residual is not None, mix, rest, logits)
         return Attention(known.setdefault(x.shape[0], weights), x)
 
     known: dict[int, Weights] = {}  # their norms are found once
-    return at
+    return for_shape(lambda s: len(s) == 2 and s[1] == dim, at)
 
 
 def _thirds(x: Box, dim: int) -> list[Box]:
@@ -230,10 +291,9 @@ def _mixture(layer: Any) -> tuple[Box, Callable[[int], Box | None]]:
     """The softmax's share of P per head, and the rest of P."""
     heads = layer.heads
     if type(layer) is own.SkipAttention:
-        rest = Box.exact(1.0) - layer.mix
-        return Box.exact(
-            np.full(heads, layer.mix)
-        ), lambda n: Box.exact(np.broadcast_to(np.eye(n), (heads, n, n))) * rest
+        mix = fraction("mix", layer.mix)
+        rest = Box.exact(1.0) - mix
+        return Box.exact(np.full(heads, mix)), lambda n: Box.exact(np.broadcast_to(np.eye(n), (heads, n, n))) * rest
     if type(layer) is own.GatedPositionalAttention:
         gate = _box(layer.gate).through(curves.logistic, 0.25)
         logits = _box(layer.offsets) @ _box(layer.position.weight).T + _bias(layer.position)

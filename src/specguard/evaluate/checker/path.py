@@ -1,16 +1,23 @@
-"""One image on its way through a model: every layer at its activation, radii forwards, functionals backwards."""
+"""One image on its way through a model: every layer at its activation, radii forwards, functionals backwards.
+
+Steps are told apart by their positions, `(k,)` the k-th and `(k, i)` the i-th of its branch, never by their names.
+"""
 
 from dataclasses import dataclass
 
+from specguard.errors import ConfigError
 from specguard.evaluate.checker.enclosure import Array, Box, longest, outward
-from specguard.evaluate.checker.network import Leaf, Step
 from specguard.evaluate.checker.point import Point, Remainder
+from specguard.evaluate.checker.reading import Leaf, Step
+
+Position = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Place:
     """A layer f at the computed activation z, taken as exact; `slack`: how far f(z) may be from the next one."""
 
+    position: Position
     name: str
     point: Point
     slack: float
@@ -18,6 +25,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Fork:
+    position: Position
     name: str
     scale: float
     branch: "tuple[Place | Fork, ...]"
@@ -27,18 +35,19 @@ class Fork:
 Path = tuple[Place | Fork, ...]
 
 
-def walked(steps: tuple[Step, ...], x: Array) -> tuple[Path, Array]:
+def walked(steps: tuple[Step, ...], x: Array, within: Position = ()) -> tuple[Path, Array]:
     """Every layer at the activations of one image, as they are computed here."""
     path: list[Place | Fork] = []
-    for step in steps:
+    for number, step in enumerate(steps):
+        position = (*within, number)
         if isinstance(step, Leaf):
             point = step.make(Box.exact(x))
             output = point.output
-            path.append(Place(step.name, point, _far(output)))
+            path.append(Place(position, step.name, point, _far(output)))
         else:
-            branch, change = walked(step.branch, x)
+            branch, change = walked(step.branch, x, position)
             output = Box.exact(x) + Box.exact(change) * step.scale
-            path.append(Fork(step.name, step.scale, branch, _far(output)))
+            path.append(Fork(position, step.name, step.scale, branch, _far(output)))
         x = output.mid
     return tuple(path), x
 
@@ -47,11 +56,11 @@ def _far(x: Box) -> float:
     return float(longest(Box.exact(x.rad)))
 
 
-def radii(path: Path, radius: float, method: str) -> tuple[dict[str, float], float]:
+def radii(path: Path, radius: float, method: str) -> tuple[dict[Position, float], float]:
     """How far every layer's exact, perturbed input can be from the computed one, and how far the output."""
-    at: dict[str, float] = {}
+    at: dict[Position, float] = {}
     for place in path:
-        at[place.name] = radius
+        at[place.position] = radius
         if isinstance(place, Place):
             radius = float(outward(place.point.spread(radius, method) + place.slack))
         else:
@@ -68,15 +77,15 @@ class Pulled:
     Each functional is taken to be the computed one; what the exact one differs by is a term, "rounding".
     """
 
-    remainders: dict[str, Remainder]
-    before: tuple[tuple[str, Array], ...]
+    remainders: dict[Position, Remainder]
+    before: tuple[tuple[Position, Array], ...]
     g: Array
 
 
 def pulled(path: Path, g: Array) -> Pulled:
     """Functionals g of the output, one per rival, taken back through the path."""
-    remainders: dict[str, Remainder] = {}
-    before: list[tuple[str, Array]] = []
+    remainders: dict[Position, Remainder] = {}
+    before: list[tuple[Position, Array]] = []
     for place in reversed(path):
         size = longest(Box.exact(g), 1)
         if isinstance(place, Place):
@@ -88,12 +97,12 @@ def pulled(path: Path, g: Array) -> Pulled:
             back, remainder = Box.exact(g) + Box.exact(inner.g), _nothing
             lost = longest(Box.exact(scaled.rad), 1)
             if lost.any() and place.branch:  # a scale that is no power of two
-                last = place.branch[-1].name
+                last = place.branch[-1].position
                 remainders[last] = _with(remainders[last], lost, 0.0)
         wrong = longest(Box.exact(back.rad), 1)
-        remainders[place.name] = _with(remainder, wrong, outward(size * place.slack))
+        remainders[place.position] = _with(remainder, wrong, outward(size * place.slack))
         g = back.mid
-        before.append((place.name, longest(Box.exact(g), 1)))
+        before.append((place.position, longest(Box.exact(g), 1)))
     return Pulled(remainders, tuple(reversed(before)), g)
 
 
@@ -112,11 +121,13 @@ def _with(remainder: Remainder, rate: Array, constant: Array | float) -> Remaind
     return terms
 
 
-def names(path: Path) -> list[str]:
-    """All layers in the order in which the network is walked through."""
-    found: list[str] = []
+def names(path: Path) -> dict[Position, str]:
+    """What records call every step; no two may have one name."""
+    found: dict[Position, str] = {}
     for place in path:
-        found.append(place.name)
+        found[place.position] = place.name
         if isinstance(place, Fork):
-            found += names(place.branch)
+            found |= names(place.branch)
+    if len(set(found.values())) < len(found):
+        raise ConfigError("two layers have the same name, so that no record can tell them apart")
     return found
