@@ -19,7 +19,7 @@ from specguard.evaluate import Certification, certification, verification
 from specguard.evaluate.certified_summary import is_record
 from specguard.evaluate.checker import Image, read
 from specguard.evaluate.claims import proved_claims
-from specguard.nn import SLL, CertifiableConfig, Network, ViT, ViTConfig, fingerprint
+from specguard.nn import CertifiableConfig, Network, ViT, ViTConfig, fingerprint
 
 CPU = torch.device("cpu")
 CONFIG = ViTConfig(

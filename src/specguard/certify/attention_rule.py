@@ -72,16 +72,18 @@ def attention(layer: AnyAttention, residual: float | None = None) -> Rule:
     Wo = out.weight.detach().mT.reshape(heads, dim // heads, dim)
     mix, fixed, error = _mixture(layer)
     logits = layer.bias.detach() if isinstance(layer, SkipAttention) and layer.bias is not None else None
+    if logits is not None and logits.shape[0] != heads:
+        raise ConfigError(f"its positions are for {logits.shape[0]} heads, not {heads}")
     weights = Weights(
         Wq, Wk, Wv, Wo * scale, bq, bk, bv, bo * scale, residual is not None, mix, fixed, error, logits
     )
 
     def at(x: Tensor) -> AttentionNode:
         expect(x, dim, 3)
-        if fixed is not None and fixed(x.shape[1]).shape[-1] != x.shape[1]:
-            raise ConfigError(f"its positions are for {fixed(x.shape[1]).shape[-1]} tokens, not {x.shape[1]}")
-        if logits is not None and logits.shape[-1] != x.shape[1]:
-            raise ConfigError(f"its positions are for {logits.shape[-1]} tokens, not {x.shape[1]}")
+        tokens = x.shape[1]
+        for positions in (logits, None if fixed is None else fixed(tokens)):
+            if positions is not None and tuple(positions.shape) != (heads, tokens, tokens):
+                raise ConfigError(f"its positions are of shape {tuple(positions.shape)}, for {tokens} tokens")
         return AttentionNode(weights, x)
 
     return at
@@ -95,6 +97,8 @@ def _mixture(layer: AnyAttention) -> tuple[Tensor, Callable[[int], Tensor] | Non
         eye = (1 - mix) * torch.ones_like(ones)
         return ones * mix, lambda tokens: torch.diag_embed(eye[:, None].expand(-1, tokens)), 4 * UNIT
     if type(layer) is GatedPositionalAttention:
+        if layer.gate.shape != ones.shape:
+            raise ConfigError(f"{layer.heads} heads need as many gates, not {tuple(layer.gate.shape)}")
         gate = layer.gate.detach().sigmoid()
         positional = layer.positional().detach() * gate[:, None, None]
         reach = float((layer.offsets.abs() @ layer.position.weight.detach().abs().mT).amax())

@@ -209,7 +209,7 @@ def activation(function: Callable[[Any], Activation]) -> Maker:
 
 def max_min(layer: MaxMin, before: nn.Linear | None = None) -> Rule:
     """The rule of MaxMin, alone or behind a linear map."""
-    if before is not None and before.out_features % 2:
+    if before is not None and before.weight.shape[0] % 2:
         raise ConfigError("MaxMin needs an even number of channels")
     linear_map, pairs = mapped(before), paired(before)
 

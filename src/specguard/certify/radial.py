@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from specguard.certify.affine import expect
-from specguard.certify.node import Adjoint, Method, Pull, Radius, Rule, Terms, accountable, length, up
+from specguard.certify.node import Adjoint, Method, Node, Pull, Radius, Rule, Terms, accountable, length, up
 from specguard.errors import ConfigError
 from specguard.linalg import UNIT, gamma, upper_length
 from specguard.nn import LayerProject, SmoothProject
@@ -114,20 +114,28 @@ def projection(layer: LayerProject | SmoothProject) -> Rule:
 
 def layer_norm(layer: nn.LayerNorm) -> Rule:
     """LayerNorm over the last axis."""
-    return scaled_tokens(*_as_projection(layer, layer.eps), layer.weight, layer.bias, hard=False, centred=True)
+    return _scaled(layer, layer.eps, layer.bias, centred=True)
 
 
 def rms_norm(layer: nn.RMSNorm) -> Rule:
     """RMSNorm over the last axis."""
     if layer.eps is None:
         raise ConfigError("RMSNorm without a number for eps depends on the type of its input")
-    return scaled_tokens(*_as_projection(layer, layer.eps), layer.weight, None, hard=False, centred=False)
+    return _scaled(layer, layer.eps, None, centred=False)
 
 
-def _as_projection(layer: nn.LayerNorm | nn.RMSNorm, eps: float) -> tuple[float, float]:
-    """R and the stretch sqrt(d) / R."""
-    eps = positive("eps", eps)
-    return math.sqrt(width_of_norm(layer) * eps), 1 / math.sqrt(eps)
+def _scaled(layer: nn.LayerNorm | nn.RMSNorm, eps: float, bias: Tensor | None, *, centred: bool) -> Rule:
+    """A norm of d channels as a projection of radius `R = sqrt(d eps)`, stretched by sqrt(d) / R."""
+    eps, width = positive("eps", eps), width_of_norm(layer)
+    rule = scaled_tokens(
+        math.sqrt(width * eps), 1 / math.sqrt(eps), layer.weight, bias, hard=False, centred=centred
+    )
+
+    def at(x: Tensor) -> Node:
+        expect(x, width)
+        return rule(x)
+
+    return at
 
 
 def scaled_tokens(

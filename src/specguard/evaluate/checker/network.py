@@ -154,11 +154,14 @@ def _maker(name: str, layer: Any) -> Maker:
     if kind is own.ClassPool:
         return of_tokens(1, affine.first_token)
     if kind is own.MeanPool:
-        return of_tokens(layer.skip + 1, affine.mean_token(count("skip", layer.skip)))
+        skip = count("skip", layer.skip)
+        return of_tokens(skip + 1, affine.mean_token(skip))
     if kind is own.FirstTokens:
-        return of_tokens(layer.count, foreign.first_tokens(count("count", layer.count, 1)))
+        first = count("count", layer.count, 1)
+        return of_tokens(first, foreign.first_tokens(first))
     if kind is own.ClassAndMean:
-        return of_tokens(layer.skip + 1, foreign.class_and_mean(count("skip", layer.skip)))
+        skip = count("skip", layer.skip)
+        return of_tokens(skip + 1, foreign.class_and_mean(skip))
     if kind is own.HeadNorm:
         return _head_norm(layer)
     if kind is own.CoreAttention:
@@ -271,11 +274,10 @@ def _attention(layer: Any, residual: float | None) -> Maker:
     logits = None if getattr(layer, "bias", None) is None else _box(layer.bias)
 
     def at(x: Box) -> Attention:
-        if logits is not None and logits.shape[-1] != x.shape[0]:
-            raise ConfigError(f"its positions are for {logits.shape[-1]} tokens, not {x.shape[0]}")
         bo, rest = _bias(layer.out) * scale, fixed(x.shape[0])
-        if rest is not None and rest.shape[-1] != x.shape[0]:
-            raise ConfigError(f"its positions are for {rest.shape[-1]} tokens, not {x.shape[0]}")
+        for positions in (logits, rest):
+            if positions is not None and positions.shape != (heads, x.shape[0], x.shape[0]):
+                raise ConfigError(f"its positions are of shape {positions.shape}, for {x.shape[0]} tokens")
         weights = Weights(Wq, Wk, Wv, Wo, bq, bk, bv, bo, residual is not None, mix, rest, logits)
         return Attention(known.setdefault(x.shape[0], weights), x)
 
@@ -295,6 +297,8 @@ def _mixture(layer: Any) -> tuple[Box, Callable[[int], Box | None]]:
         rest = Box.exact(1.0) - mix
         return Box.exact(np.full(heads, mix)), lambda n: Box.exact(np.broadcast_to(np.eye(n), (heads, n, n))) * rest
     if type(layer) is own.GatedPositionalAttention:
+        if tuple(layer.gate.shape) != (heads,):
+            raise ConfigError(f"{heads} heads need as many gates, not {tuple(layer.gate.shape)}")
         gate = _box(layer.gate).through(curves.logistic, 0.25)
         logits = _box(layer.offsets) @ _box(layer.position.weight).T + _bias(layer.position)
         positional = logits.moved(lambda a: a.transpose(2, 0, 1)).softmax() * gate[:, None, None]
