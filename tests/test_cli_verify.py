@@ -33,9 +33,12 @@ def test_a_folder_or_its_records_are_checked(specguard, run):
     assert "3 records right" in ended.out
     assert "none broken" in " ".join(ended.out.split())
     assert "0 certified images attacked" not in ended.out
-    again = specguard("verify-certificates", run / "proofs" / "records.jsonl", "--model", run, "--device", "cpu")
-    again.succeeds()
-    assert again.out == ended.out
+    again = ("verify-certificates", run / "proofs" / "records.jsonl", "--model", run, "--device", "cpu")
+    specguard(*again).refuses("holds a check, which is not believed")
+    resumed = specguard(*again, "--resume")
+    resumed.succeeds()
+    assert resumed.out == ended.out
+    assert "3 of 3 records were checked before, and are believed" in " ".join(resumed.err.split())
 
 
 def test_a_certificate_that_is_not_true_ends_with_its_image(specguard, run):
