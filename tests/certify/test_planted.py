@@ -542,7 +542,7 @@ def test_proposition_1_without_its_root_of_two_is_caught(family, monkeypatch):
 
     def without(p, radii):
         total = radii.out[..., None, :].expand(*radii.out.shape[:-1], *p.margins.shape)
-        return families.Fall(total, {("", "output radius"): total})
+        return families.Fall(total, {(families.WHOLE, "output radius"): total})
 
     monkeypatch.setattr(families, "_at_the_output", without)
     assert violation(family) > 0.1

@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot
 from specguard.adapt import from_run, untrained
 from specguard.attacks import PGD
 from specguard.certify import certify, program
-from specguard.certify.network import located, upper_radii
+from specguard.certify.network import located, names, upper_radii
 from specguard.data import digits
 from specguard.errors import CheckpointError, ConfigError
 from specguard.evaluate.checker import Image, read
@@ -38,14 +38,19 @@ def attention_growth(radii: dict[str, Tensor]) -> Tensor:
     return torch.stack(grown).prod(0)
 
 
+def radii_by_name(path):
+    at = upper_radii(path, torch.full((2,), 0.1, dtype=torch.float64), "local").at
+    return {names(path)[step]: radius for step, radius in at.items()}
+
+
 def test_distances_grow_by_less_than_half_over_three_blocks():
     images, _ = some_digits(2)
     path, _ = located(program(small()).steps, images.double())
-    at = upper_radii(path, torch.full((2,), 0.1, dtype=torch.float64), "local").at
+    at = radii_by_name(path)
     assert (at["head"] < 1.5 * at["blocks.0.project"]).all()
     assert (attention_growth(at) < 1.5).all()
     steep, _ = located(program(small(query_norm=3.0)).steps, images.double())
-    more = upper_radii(steep, torch.full((2,), 0.1, dtype=torch.float64), "local").at
+    more = radii_by_name(steep)
     assert (attention_growth(more) > attention_growth(at)).all()
 
 

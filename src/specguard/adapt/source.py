@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 from specguard.adapt.equality import View, compare
 from specguard.adapt.parts import Part
 from specguard.errors import ConfigError
-from specguard.nn import Network, materialised, overrides
+from specguard.nn import Network, find_overrides, materialised
 
 _LIBRARIES = ("torch", "timm", "torchvision", "transformers")
 _ONLY_RECORDS = "transformers.utils.output_capturing"  # its hooks keep outputs for those who ask for them
@@ -70,7 +70,7 @@ def plain_copy(model: nn.Module) -> nn.Module:
         for key, hook in list(module._forward_hooks.items()):
             if getattr(hook, "__module__", None) == _ONLY_RECORDS:
                 del module._forward_hooks[key]
-    for name, what in overrides(theirs):
+    for name, what in find_overrides(theirs):
         raise ConfigError(f"{name} has {what}; a conversion cannot see what it does")
     return theirs
 

@@ -17,6 +17,7 @@ from specguard.geometry import Ball, per_sample
 from specguard.linalg import UNIT
 
 ARITHMETIC = "float64, rounding included"
+_FAR = 1e6  # beyond any image: farther than this, the model and its program are not compared
 _SOME_RIVALS = 32  # taken back through the whole network; of the rest, those that the local bound leaves open
 _OCTAVES = 50  # how far below the first guess a radius is looked for
 _STEPS = 16  # of bisection, at most
@@ -145,7 +146,8 @@ def check_same_function(
     for reach in (1.0, 0.5):
         directions = torch.randn(images.shape, generator=generator, dtype=torch.float64).to(images.device)
         lengths = torch.linalg.vector_norm(directions.flatten(1), dim=1)
-        points = images.double() + directions * per_sample(reach * radius.to(images.device) / lengths, directions)
+        steps = reach * radius.to(images.device).clamp(max=_FAR) / lengths
+        points = images.double() + directions * per_sample(steps, directions)
         _check_same(about, points, located(about.steps, points)[1])
 
 

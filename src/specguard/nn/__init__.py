@@ -38,7 +38,7 @@ from specguard.nn.layers import (
     TokenConvolution,
 )
 from specguard.nn.lipschitz import SLL, almost_orthogonal, capped, lipschitz_constant, orthogonal
-from specguard.nn.overrides import check_plain, overrides, remember
+from specguard.nn.overrides import check_plain, find_overrides, remember
 from specguard.nn.presets import CERTIFIABLE, PRESETS, preset
 from specguard.nn.text import (
     TEXT_PRESETS,
@@ -104,11 +104,11 @@ __all__ = [
     "config_from_json",
     "dataclass_from_json",
     "explicit",
+    "find_overrides",
     "fingerprint",
     "lipschitz_constant",
     "materialised",
     "orthogonal",
-    "overrides",
     "preset",
     "remember",
     "text_config_from_json",

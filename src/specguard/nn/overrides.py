@@ -80,7 +80,7 @@ def remember(*kinds: type[nn.Module]) -> None:
 remember(*_LAYERS, *_PARAMETRISATIONS)
 
 
-def overrides(model: nn.Module) -> Iterator[tuple[str, str]]:
+def find_overrides(model: nn.Module) -> Iterator[tuple[str, str]]:
     """Each module that has a forward hook or a replaced function: its path, or "the model", and what it has.
 
     Hooks that are set on all modules at once are an error, for they belong to none.
@@ -126,13 +126,13 @@ def _parametrised(layer: nn.Module) -> list[str]:
 def check_plain(model: nn.Module) -> None:
     """Refuse a model of which its types, settings and weights do not tell the whole function.
 
-    Beside what `overrides` finds: train mode, parametrisations that are not known to give the same weight at every
-    call, tensors of types of their own, and attributes that hide a weight or hold one that is not registered.
+    Beside what `find_overrides` finds: train mode, parametrisations that are not known to give the same weight at
+    every call, tensors of types of their own, and attributes that hide a weight or hold one that is not registered.
     """
     for name, layer in model.named_modules():
         if layer.training:
             raise ConfigError(f"{name or 'the model'} is in train mode; proofs are about eval mode")
-    for name, what in overrides(model):
+    for name, what in find_overrides(model):
         raise ConfigError(f"{name} has {what}; a proof cannot see what it does")
     for name, layer in model.named_modules():
         _check_tensors(name or "the model", layer)
