@@ -120,6 +120,22 @@ def verdict(run: Run) -> str:
     )
 
 
+def images_text(study: Attacked | Certified | Looked) -> str:
+    """How many images a study is about, and how they were chosen where they are not the first."""
+    of = study.origin.subset_of
+    return f"{study.n:,} images" + ("" if of is None else f", a stratified subset of {of:,}")
+
+
+def subsets(run: Run) -> list[str]:
+    """One sentence for every choice of images that are not the first of the data set."""
+    places: dict[str, list[str]] = {}
+    studies: list[Attacked | Certified | Looked] = [*run.attacked, *run.looked, *run.certified]
+    for study in studies:
+        if study.origin.subset_of is not None:
+            places.setdefault(images_text(study), []).append(study.origin.place)
+    return [f"In {' and '.join(at)}: {text}, in which every class has its share." for text, at in places.items()]
+
+
 def median_radius(run: Run) -> tuple[str, float] | None:
     """The best family's median certified radius, over the images that are right."""
     known = [

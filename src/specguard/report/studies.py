@@ -16,6 +16,7 @@ class Origin:
     dataset: str | None
     environments: tuple[Json, ...]  # one for every start that is known
     seconds: float | None
+    subset_of: int | None = None  # how many images there were, where a stratified subset of them was looked at
 
 
 @dataclass(frozen=True)
