@@ -23,7 +23,7 @@ from specguard.evaluate import (
     SmoothingStudy,
     cascading,
     certification,
-    certified_samples,
+    claimed_samples,
     sensitivity,
     smoothing,
     verification,
@@ -218,7 +218,7 @@ def proofs(tmp_path, subset, monkeypatch) -> Path:
 
 def verified(file: Path, folder: Path, split: Dataset | None = None) -> runs.Json:
     data = files()
-    split = split or certified_samples(file, data, len(runs.read_lines(file)))
+    split = split or claimed_samples(file, data, len(runs.read_lines(file)))
     return verification(file, model(), split, folder, data=data.fingerprint(), device=CPU)
 
 

@@ -11,7 +11,7 @@ from specguard.cli.console import chosen_device, err, interruptible, option, out
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
 from specguard.cli.names import DATA_HELP, DataName, settings_hash
 from specguard.errors import RunError
-from specguard.evaluate import certified_samples, identity, timed, verification
+from specguard.evaluate import claimed_samples, identity, timed, verification
 from specguard.evaluate.samples import samples_settings
 from specguard.report import subset_lines
 from specguard.runs import read_lines
@@ -42,7 +42,7 @@ def verify_command(
     if not count:
         raise RunError(f"{records} holds no certificates")
     about = subject(model, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)
-    split = certified_samples(records, about.data, count)
+    split = claimed_samples(records, about.data, count)
     name = f"verification/{count}-{settings_hash([str(records.resolve()), seed])}"
     folder = about.folder(name, out_name)
     err.print(f"{records}: {count} records, what is found goes to {folder}", soft_wrap=True)

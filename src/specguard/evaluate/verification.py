@@ -92,7 +92,7 @@ def verification(
         return result
 
 
-def certified_samples(file: Path, data: AnyData, count: int) -> Split:
+def claimed_samples(file: Path, data: AnyData, count: int) -> Split:
     """The images of `data` that the `count` records of `file` are about, as the settings beside it say."""
     path = _settings_of(file)
     return stated_samples(read_json(path), data, count, path)
