@@ -39,9 +39,10 @@ def stratified_order(labels: Sequence[int], seed: int) -> list[int]:
     places from floor((j - 1) n / n_c) + 1 to ceil(j n / n_c): these windows say that a class has floor or ceil of
     its share in every beginning. Each place goes to an image whose window has begun, and whose end is nearest.
 
-    So |count - N n_c / n| < 1 for every N and every class. That no image misses its window: done by n_c / n of a place
-    at a time, all images keep theirs; unit jobs with whole windows that can be done in fractions can be done in whole
-    places, and the earliest deadline first finds how (Baruah, Cohen, Plaxton and Varvel 1996, with one processor).
+    So |count - N n_c / n| < 1 for every N and every class. That no image misses its window: done by n_c / n of a
+    place at a time, all images keep theirs; unit jobs with whole windows that can be done in fractions can be done
+    in whole places, and the earliest deadline first finds how (Baruah, Cohen, Plaxton and Varvel 1996, with one
+    processor).
     """
     n = len(labels)
     bits = Noise.of(torch.arange(n), seed).fold(_PURPOSE).bits(()).tolist()
