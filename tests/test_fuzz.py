@@ -172,7 +172,7 @@ def attack_records(folder: Path) -> object:
 
 def spectrum_records(folder: Path) -> object:
     ledger = Ledger(
-        Place(folder, Shard()), 3, 2, lambda record, i: is_spectrum(record, i, int(data().labels[i]), FORMS)
+        Place(folder, Shard()), range(3), 2, lambda record, i: is_spectrum(record, i, int(data().labels[i]), FORMS)
     )
     return ledger.missing()
 
@@ -180,7 +180,7 @@ def spectrum_records(folder: Path) -> object:
 def certificates(folder: Path) -> object:
     labels = data().labels.tolist()
     fits = lambda record, i: is_certificate(record, i, labels[i], (0.01,), ("local",))  # noqa: E731
-    return Ledger(Place(folder, Shard()), 3, 2, fits).missing()
+    return Ledger(Place(folder, Shard()), range(3), 2, fits).missing()
 
 
 def checkpoint(folder: Path) -> None:

@@ -194,3 +194,17 @@ def test_a_split_without_a_folder_is_refused_by_name(root, split):
 def test_a_size_below_one_is_refused_as_such_and_not_blamed_on_a_picture(root, size):
     with pytest.raises(ConfigError):
         image_folder(root, size)
+
+
+def test_a_few_pictures_are_of_all_classes_whether_or_not_they_stay_on_the_disk(root):
+    for name, colour in COLOURS.items():
+        for number in range(10 if name == "ant" else 4):
+            write(root / "val" / name / f"more-{number}.png", colour)
+    data, streamed = image_folder(root, 5), image_folder(root, 5, memory=0)
+    assert data.test.labels[:7].tolist() == [0] * 7
+    split = data.take(7)
+    assert sorted(split.labels.tolist()) == [0, 0, 0, 0, 1, 2, 2]
+    assert streamed.take(7).samples.tolist() == split.samples.tolist()
+    everything = slice(0, 7)
+    for one, other in zip(split.batch(everything), streamed.take(7).batch(everything), strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())

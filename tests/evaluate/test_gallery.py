@@ -137,3 +137,17 @@ def test_a_class_token_that_joins_late_and_a_model_without_attention():
     assert seen.shape == (2, 4, 4)
     without = replace(preset("tiny"), dim=16, depth=2, heads=2, kernels=(3, 3), pool="mean")
     assert attention_rollout(ViT(without, torch.Generator().manual_seed(0)).eval(), images) is None
+
+
+def test_images_of_a_subset_are_shown_by_their_numbers_in_the_data_set(model, tmp_path):
+    split = digits().test.stratified(30)
+    evaluation = Evaluation(Suite((("pgd", PGD(steps=3)),)), BALLS, batch=16, diagnose=False)
+    known = identity(model, digits())
+    evaluate(model, split, digits().classes, tmp_path, evaluation, identity=known, device=CPU)
+    gallery(model, split, digits().classes, tmp_path, evaluation, device=CPU)
+    pictures = read_json(tmp_path / "gallery" / "pictures.json")["pictures"]
+    assert 2 <= len(pictures) <= 6
+    for place, picture in enumerate(pictures):
+        image, label = (part[0] for part in digits().test.batch(torch.tensor([picture["sample"]])))
+        assert torch.equal(read_tensors(tmp_path / "gallery" / "images.safetensors")["clean"][place], image)
+        assert str(int(label)) == picture["label"]

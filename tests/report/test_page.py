@@ -18,7 +18,7 @@ from sample_runs import FAMILIES, RADII, changed, sample_run
 from specguard.errors import ConfigError
 from specguard.proportion import Proportion
 from specguard.report import read_run, report, write_report
-from specguard.report.sections import verdict
+from specguard.report.sections import attacked_shares, clean_share, proved_shares, subsets, verdict
 from specguard.runs import append_lines, rewrite_lines
 
 HOSTILE = "\"'></script><script>alert(1)</script>\x00\u202e<b onmouseover=alert(1)>"
@@ -148,6 +148,50 @@ def test_the_verdict_speaks_of_the_largest_radius_at_which_something_is_proved(c
     assert f"{count} are certified at l2 0.05: no attack" in verdict(read_run(copy, "a"))
     changed(path, radii=[row | {"certified": none} for row in rows])
     assert "none is certified, even at l2 0.02." in verdict(read_run(copy, "a"))
+
+
+def of_subset(path: Path, count: int) -> None:
+    """The study in this folder is now of a stratified subset, on which so many images are right, or certified."""
+    stored = json.loads((path / "summary.json").read_text())
+    share = Proportion(count, stored["n"]).record()
+    for name, column in (("worst_case", "accuracy"), ("radii", "certified"), ("radii", "attacked")):
+        for row in stored.get(name, []):
+            row[column] = share
+    stored["settings"]["subset"] = {"rule": "stratified", "seed": 0, "of": 1000}
+    changed(path / "summary.json", **stored | {"clean": share})
+
+
+@pytest.mark.parametrize("count", [1, 39])
+def test_of_as_many_images_a_stratified_subset_is_shown_before_the_first(copy, count):
+    first = read_run(copy, "a")
+    shutil.rmtree(copy / "verification")
+    for study in ("attacks/quick", "certificates/proofs"):
+        for name in ("a", "z"):  # before and behind it
+            shutil.copytree(copy / study, copy / study.replace("/", f"/{name}-"))
+            of_subset(copy / study.replace("/", f"/{name}-"), count)
+    found = read_run(copy, "a")
+    for shares in (attacked_shares, proved_shares):
+        assert shares(first).keys() == shares(found).keys()
+        assert {share.count for share in shares(found).values()} == {count}
+        assert {share.count for share in shares(first).values()} != {count}
+    share = clean_share(found)
+    assert share is not None
+    assert share.count == count
+    assert f"Of 40 images, {count} are certified" in verdict(found)
+    places = "attacks/a-quick and attacks/z-quick and certificates/a-proofs and certificates/z-proofs"
+    said = f"In {places}: 40 images, a stratified subset of 1,000, in which every class has its share."
+    assert subsets(found) == [said]
+    assert subsets(first) == []
+    assert said in Elements(report({"a run": copy}).html).text
+
+
+@pytest.mark.parametrize("subset", [7, [], {}, {"of": "all"}, {"of": -1}, {"of": True}], ids=str)
+def test_a_subset_that_is_none_is_a_sentence_of_the_report(copy, subset):
+    path = copy / "certificates" / "proofs" / "summary.json"
+    changed(path, settings=json.loads(path.read_text())["settings"] | {"subset": subset})
+    found = read_run(copy, "a")
+    assert not found.certified
+    assert any("certificates/proofs/summary.json" in problem for problem in found.problems)
 
 
 def test_commands_times_and_flags_are_shown(made):

@@ -15,14 +15,15 @@ from specguard.attacks.victim import Precision
 from specguard.cli.console import err, interruptible, option, out, plain_warnings, study_bar
 from specguard.cli.launch import ShardText, chosen_shard, own_device, unfinished
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
-from specguard.cli.names import DATA_HELP, DataName, first_samples, number, settings_hash
+from specguard.cli.names import DATA_HELP, DataName, number, settings_hash
+from specguard.cli.subset import IMAGES_HELP, First, choice, taken, tell_of_first
 from specguard.data import Dataset
 from specguard.errors import ConfigError
 from specguard.evaluate import Evaluation, balls_of, evaluate, gallery, identity, timed
 from specguard.evaluate.shards import Place
 from specguard.geometry import Norm
 from specguard.proportion import Proportion
-from specguard.report import robustbench_record
+from specguard.report import robustbench_record, subset_lines
 
 _WHAT, _HOW, _WHERE = "Attacks", "Images and arithmetic", "Output"
 
@@ -40,7 +41,8 @@ def attack_command(
     steps: Annotated[int | None, option("of the attacks named by --attack", _WHAT)] = None,
     step_size: Annotated[str | None, option("of the attacks named by --attack, in pixels", _WHAT)] = None,
     restarts: Annotated[int | None, option("of the attacks named by --attack", _WHAT)] = None,
-    images: Annotated[int | None, option("only the first N test images", _HOW, min=1)] = None,
+    images: Annotated[int | None, option(f"{IMAGES_HELP} [default: all]", _HOW, min=1)] = None,
+    first: First = False,
     data: Annotated[DataName | None, option(f"{DATA_HELP} [default: the one trained on]", _HOW)] = None,
     data_root: Annotated[Path | None, option("where the data set lies [default: as in training]", _HOW)] = None,
     verify_data: Annotated[bool, option("check the official checksums", _HOW)] = True,
@@ -68,8 +70,12 @@ def attack_command(
     chosen = _suite(attack, suite, model.classes, steps=steps, step_size=step_size, restarts=restarts)
     balls = balls_of(model, norm, tuple(number(text, "--radius") for text in radius))
     evaluation = Evaluation(chosen, balls, seed, batch, precision, diagnose, save_images)
-    split = loaded.test if images is None else first_samples(loaded, images)
-    where = folder or about.place / "attacks" / _folder_name(evaluation, len(split))
+    split = taken(loaded, len(loaded.test) if images is None else images, first)
+    where, of_first = (
+        folder or about.place / "attacks" / _folder_name(evaluation, [len(split), *more])
+        for more in (choice(split), [])
+    )
+    tell_of_first(where, of_first, split)
     target, known = own_device(device), identity(model, loaded)
     err.print(f"{run} on {len(split)} images, {target}, records in {where}", markup=False, soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
@@ -109,12 +115,12 @@ def _suite(names: list[str], suite: SuiteName | None, classes: int, **changes: A
     return Suite(tuple((name, named_attack(name, classes, **given)) for name in dict.fromkeys(names)))
 
 
-def _folder_name(evaluation: Evaluation, count: int) -> str:
+def _folder_name(evaluation: Evaluation, chosen: list[object]) -> str:
     """Readable, and another one for other settings."""
     attacks = "+".join(name for name, _ in evaluation.suite.attacks)
     radii = "+".join(f"{ball.radius:.4g}" for ball in evaluation.balls)
     norm = evaluation.balls[0].norm
-    return f"{attacks}-{norm}-{radii}-{settings_hash([evaluation.settings(), count])}"[-200:]
+    return f"{attacks}-{norm}-{radii}-{settings_hash([evaluation.settings(), *chosen])}"[-200:]
 
 
 def _print(result: dict[str, Any]) -> None:
@@ -127,6 +133,8 @@ def _print(result: dict[str, Any]) -> None:
         accuracy = str(Proportion.from_record(row["accuracy"]))
         table.add_row(name, row["norm"], f"{row['radius']:.4g}", accuracy)
     out.print(table)
+    for line in subset_lines(result):
+        out.print(line, soft_wrap=True)
     for flag in result["flags"]:
         err.print(f"warning, {flag['name']}: {flag['message']}", style="yellow", markup=False, soft_wrap=True)
     for text in result["warnings"]:

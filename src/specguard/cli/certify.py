@@ -11,7 +11,8 @@ from specguard.certify import CROWN, FAMILIES, Family, Verifier
 from specguard.cli.console import err, interruptible, option, out, plain_warnings, study_bar
 from specguard.cli.launch import ShardText, chosen_shard, own_device, unfinished
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
-from specguard.cli.names import DATA_HELP, DataName, first_samples, number, settings_hash
+from specguard.cli.names import DATA_HELP, DataName, number, settings_hash
+from specguard.cli.subset import IMAGES_HELP, First, choice, taken, tell_of_first
 from specguard.data import Data, Dataset
 from specguard.errors import ConfigError
 from specguard.evaluate import (
@@ -52,9 +53,8 @@ def certify_command(
     baseline: Annotated[
         Literal["linear"] | None, option("a linear classifier on the same data, certified exactly", _WHAT)
     ] = None,
-    images: Annotated[
-        int | None, option(f"the first N test images [default: {_IMAGES}, or all]", _HOW, min=1)
-    ] = None,
+    images: Annotated[int | None, option(f"{IMAGES_HELP} [default: {_IMAGES}, or all]", _HOW, min=1)] = None,
+    first: First = False,
     data: Annotated[DataName | None, option(f"{DATA_HELP} [default: the one trained on]", _HOW)] = None,
     data_root: Annotated[Path | None, option("where the data set lies [default: as in training]", _HOW)] = None,
     verify_data: Annotated[bool, option("check the official checksums", _HOW)] = True,
@@ -86,11 +86,15 @@ def certify_command(
     )
     about = subject(run, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)
     model, loaded = about.model, about.data
-    split = first_samples(loaded, min(_IMAGES, len(loaded.test)) if images is None else images)
+    split = taken(loaded, min(_IMAGES, len(loaded.test)) if images is None else images, first)
     further, pictures = _verifiers(verifiers, model), None
     if baseline is not None:
         _, pictures = about.of_images("certify --baseline")
-    folder = about.folder(_folder_name(settings, len(split), [verifier.rests_on for verifier in further]), out_name)
+    folder, of_first = (
+        about.folder(_folder_name(settings, len(split), [v.rests_on for v in further] + more), out_name)
+        for more in (choice(split), [])
+    )
+    tell_of_first(folder, of_first, split)
     target, known = own_device(device), identity(model, loaded)
     err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
@@ -149,5 +153,5 @@ def _verifiers(text: str | None, model: Classifier) -> tuple[Verifier, ...]:
     return (CROWN(model, model.shape),)
 
 
-def _folder_name(settings: Certification | Cascading, count: int, further: list[str]) -> str:
+def _folder_name(settings: Certification | Cascading, count: int, further: list[object]) -> str:
     return f"certificates/{count}-{settings_hash([str(settings), count, *further])}"

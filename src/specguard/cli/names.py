@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specguard import runs
 from specguard.cli.text import TEXT_DATA, run_text
-from specguard.data import AnyData, Data, Dataset, Split, cifar10, cifar100, digits, image_folder, svhn
+from specguard.data import AnyData, Data, cifar10, cifar100, digits, image_folder, svhn
 from specguard.errors import ConfigError, RunError
 from specguard.nn import Classifier, TextEncoder
 
@@ -100,19 +100,3 @@ def folder_within(name: str) -> str:
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise ConfigError(f"--out takes the name of a folder within the run, not {name!r}")
     return name
-
-
-def first_samples(data: AnyData, count: int) -> Split:
-    """The first test images, or sentences, none missing."""
-    if isinstance(data, Data):
-        return first_images(data, count)
-    if count > len(data.test):
-        raise ConfigError(f"{data.name} has {len(data.test)} test sentences, not {count}")
-    return data.test.first(count)
-
-
-def first_images(data: Data, count: int) -> Dataset:
-    """The first test images, none missing."""
-    if count > len(data.test):
-        raise ConfigError(f"{data.name} has {len(data.test)} test images, not {count}")
-    return data.test.select(slice(count))

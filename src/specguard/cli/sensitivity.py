@@ -20,9 +20,10 @@ from specguard.cli.console import (
 )
 from specguard.cli.figure import check_figure, write_figure
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
-from specguard.cli.names import DATA_HELP, DataName, first_images, number, settings_hash
+from specguard.cli.names import DATA_HELP, DataName, number, settings_hash
+from specguard.cli.subset import IMAGES_HELP, First, choice, tell_of_first
 from specguard.evaluate import Sensitivity, identity, sensitivity
-from specguard.report import sensitivity_figure
+from specguard.report import sensitivity_figure, subset_lines
 from specguard.runs import Json
 
 _WHAT, _HOW, _WHERE = "Layer and studies", "Images and arithmetic", "Output"
@@ -56,7 +57,8 @@ def sensitivity_command(
     samples: Annotated[int, option("random changes of each matrix and size", _WHAT, min=1)] = 10,
     steps: Annotated[int, option("of the ascent that looks for the largest change", _WHAT, min=1)] = 60,
     starts: Annotated[int, option("random starts of it, besides the most fragile direction", _WHAT, min=0)] = 2,
-    images: Annotated[int, option("the first N test images", _HOW, min=1)] = 8,
+    images: Annotated[int, option(IMAGES_HELP, _HOW, min=1)] = 8,
+    first: First = False,
     data: Annotated[DataName | None, option(f"{DATA_HELP} [default: the one trained on]", _HOW)] = None,
     data_root: Annotated[Path | None, option("where the data set lies [default: as in training]", _HOW)] = None,
     verify_data: Annotated[bool, option("check the official checksums", _HOW)] = True,
@@ -94,8 +96,12 @@ def sensitivity_command(
     target = chosen_device(device)
     about = subject(run, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)
     model, loaded = about.of_images("sensitivity")
-    split = first_images(loaded, images)
-    folder = about.folder(f"sensitivity/{_folder_name(settings)}", out_name, "sensitivity")
+    split = loaded.take(images, first=first)
+    folder, of_first = (
+        about.folder(f"sensitivity/{_folder_name(settings, more)}", out_name, "sensitivity")
+        for more in (choice(split), [])
+    )
+    tell_of_first(folder, of_first, split)
     known = identity(model, loaded)
     err.print(readable(f"{run} on {len(split)} images, {target}, result in {folder}"), soft_wrap=True)
     advice = f"start again with: {shlex.join(['specguard', *sys.argv[1:]])}"
@@ -111,9 +117,10 @@ def _numbers(texts: list[str], flag: str) -> tuple[float, ...]:
     return tuple(sorted({number(text, flag) for text in texts}))
 
 
-def _folder_name(settings: Sensitivity) -> str:
+def _folder_name(settings: Sensitivity, chosen: list[object]) -> str:
     """Readable, and another one for other settings."""
-    return f"{settings.layer}-{settings.images}-{settings_hash(str(settings))}"
+    known = [str(settings), *chosen] if chosen else str(settings)
+    return f"{settings.layer}-{settings.images}-{settings_hash(known)}"
 
 
 def _print(label: str, result: Json) -> None:
@@ -127,7 +134,8 @@ def _print(label: str, result: Json) -> None:
         values.add_row(shown, *(_short(mean) for mean in means))
         if name != "found":
             ratios.add_row(shown, *(_ratio(mean, row["found"]) for mean, row in zip(means, rows, strict=True)))
-    out.print(label, soft_wrap=True)
+    for line in (label, *subset_lines(result)):
+        out.print(line, soft_wrap=True)
     out.print(values)
     out.print(ratios)
     failed = [row["radius"] for row in (*rows, *result["input_norms"]) if row["exceeded"]]

@@ -10,7 +10,8 @@ import typer
 from specguard.certify import Smoothing
 from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
-from specguard.cli.names import DataName, first_images, number, settings_hash
+from specguard.cli.names import DataName, number, settings_hash
+from specguard.cli.subset import IMAGES_HELP, First, choice, tell_of_first
 from specguard.evaluate import SmoothingStudy, identity, smoothing
 from specguard.report import smoothing_table, smoothing_verdict
 
@@ -25,9 +26,8 @@ def smooth_command(
     select: Annotated[int, option("others, that choose the class", _WHAT, min=1)] = 100,
     alpha: Annotated[float, option("failure probability of every certificate", _WHAT)] = 0.001,
     curve: Annotated[str, option("l2 radii to count at, with commas", _WHAT)] = "0.1,0.25,0.5",
-    images: Annotated[
-        int | None, option(f"the first N test images [default: {_IMAGES}, or all]", _HOW, min=1)
-    ] = None,
+    images: Annotated[int | None, option(f"{IMAGES_HELP} [default: {_IMAGES}, or all]", _HOW, min=1)] = None,
+    first: First = False,
     data: Annotated[DataName | None, option("data set [default: the one trained on]", _HOW)] = None,
     data_root: Annotated[Path | None, option("where the data set lies [default: as in training]", _HOW)] = None,
     verify_data: Annotated[bool, option("check the official checksums", _HOW)] = True,
@@ -51,9 +51,13 @@ def smooth_command(
     settings = SmoothingStudy(Smoothing(number(sigma, "--sigma"), select, samples, alpha), radii, batch, seed)
     about = subject(run, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)
     model, loaded = about.of_images("smooth")
-    split = first_images(loaded, min(_IMAGES, len(loaded.test)) if images is None else images)
-    name = f"smoothing/{len(split)}-{settings_hash([str(settings), len(split)])}"
-    folder, target = about.folder(name, out_name), chosen_device(device)
+    split = loaded.take(min(_IMAGES, len(loaded.test)) if images is None else images, first=first)
+    folder, of_first = (
+        about.folder(f"smoothing/{len(split)}-{settings_hash([str(settings), len(split), *more])}", out_name)
+        for more in (choice(split), [])
+    )
+    tell_of_first(folder, of_first, split)
+    target = chosen_device(device)
     err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
     with interruptible(advice), plain_warnings(), study_bar("images") as watch:

@@ -24,7 +24,8 @@ from specguard.cli.figure import check_figure, write_figure
 from specguard.cli.labels import labelled
 from specguard.cli.launch import ShardText, chosen_shard, own_device, unfinished
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, origin_kind, subject
-from specguard.cli.names import DATA_HELP, DataName, first_images, number, settings_hash
+from specguard.cli.names import DATA_HELP, DataName, number, settings_hash
+from specguard.cli.subset import IMAGES_HELP, First, choice, tell_of_first
 from specguard.data import Dataset
 from specguard.errors import ConfigError
 from specguard.evaluate import Shard, Spectra, identity, spectra, timed
@@ -33,7 +34,7 @@ from specguard.evaluate.shards import Place
 from specguard.evaluate.spectra import Precision, stored_directions
 from specguard.geometry import Ball, Norm
 from specguard.nn import Network, ViT
-from specguard.report import direction_figure, violin_figure
+from specguard.report import direction_figure, subset_lines, violin_figure
 from specguard.runs import Json, read_lines
 
 _WHAT, _HOW, _WHERE = "Spectra", "Images and arithmetic", "Output"
@@ -67,9 +68,8 @@ def spectrum_command(
     ] = 0,
     norm: Annotated[Norm, option("of the PGD-20 perturbation followed through the blocks", _WHAT)] = "l2",
     radius: Annotated[str, option("of that perturbation, in pixels of [0, 1]", _WHAT)] = "0.25",
-    images: Annotated[
-        int | None, option(f"the first N test images [default: {_IMAGES}, or all]", _HOW, min=1)
-    ] = None,
+    images: Annotated[int | None, option(f"{IMAGES_HELP} [default: {_IMAGES}, or all]", _HOW, min=1)] = None,
+    first: First = False,
     data: Annotated[DataName | None, option(f"{DATA_HELP} [default: the one trained on]", _HOW)] = None,
     data_root: Annotated[Path | None, option("where the data set lies [default: as in training]", _HOW)] = None,
     verify_data: Annotated[bool, option("check the official checksums", _HOW)] = True,
@@ -112,8 +112,11 @@ def spectrum_command(
         )
         model, loaded = about.of_images("spectrum")
         start: Any = None if about.run is None else untrained(about.run)
-        split = first_images(loaded, min(_IMAGES, len(loaded.test)) if images is None else images)
-        folder = about.folder(_folder_name(settings, len(split)), out_name)
+        split = loaded.take(min(_IMAGES, len(loaded.test)) if images is None else images, first=first)
+        folder, of_first = (
+            about.folder(_folder_name(settings, [len(split), *more]), out_name) for more in (choice(split), [])
+        )
+        tell_of_first(folder, of_first, split)
         known = identity(model, loaded)
         studies.append(_Study(label, model, start, split, loaded.classes, known, folder))
         err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
@@ -174,9 +177,9 @@ def _shown(studies: Iterable[list[Json]]) -> tuple[str, ...]:
     return tuple(g for g in groups if g in _GROUPS) or tuple(groups)
 
 
-def _folder_name(settings: Spectra, count: int) -> str:
+def _folder_name(settings: Spectra, chosen: list[Any]) -> str:
     """Where the records go: another place for other settings."""
-    return f"spectrum/{count}-{settings_hash([str(settings), count])}"
+    return f"spectrum/{chosen[0]}-{settings_hash([str(settings), *chosen])}"
 
 
 def _print(label: str, result: Json) -> None:
@@ -188,6 +191,8 @@ def _print(label: str, result: Json) -> None:
         row = (f"{sigma['mean']:.3g} ± {sigma['std']:.2g}", f"{sigma['quantiles']['50']:.3g}", both)
         table.add_row(part["name"], *row)
     out.print(table)
+    for line in subset_lines(result):
+        out.print(line, soft_wrap=True)
     if "exponent" in result and result["growth"]["n"]:
         lines = {"exponent": "Eq. 15", "log_product": "product of the steps", "growth": "PGD-20"}
         text = ", ".join(f"{name} {result[key]['mean']:.3g}" for key, name in lines.items())

@@ -9,9 +9,11 @@ import typer
 
 from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
-from specguard.cli.names import DATA_HELP, DataName, first_samples, settings_hash
+from specguard.cli.names import DATA_HELP, DataName, settings_hash
 from specguard.errors import RunError
-from specguard.evaluate import identity, timed, verification
+from specguard.evaluate import claimed_samples, identity, timed, verification
+from specguard.evaluate.samples import samples_settings
+from specguard.report import subset_lines
 from specguard.runs import read_lines
 
 _HOW, _WHERE = "Images and arithmetic", "Output"
@@ -43,7 +45,7 @@ def verify_command(
     if not count:
         raise RunError(f"{records} holds no certificates")
     about = subject(model, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)
-    split = first_samples(about.data, count)
+    split = claimed_samples(records, about.data, count)
     name = f"verification/{count}-{settings_hash([str(records.resolve()), seed])}"
     folder = about.folder(name, out_name)
     err.print(f"{records}: {count} records, what is found goes to {folder}", soft_wrap=True)
@@ -68,6 +70,8 @@ def verify_command(
         f"{result['attacked']} certified images attacked, none broken",
         soft_wrap=True,
     )
+    for line in subset_lines({"n": count, "settings": samples_settings(split)}):
+        out.print(line, soft_wrap=True)
     if theirs := result.get("third_party"):
         out.print(
             f"{theirs} certificates rest on a third party: attacked, but not proved again by anyone", soft_wrap=True

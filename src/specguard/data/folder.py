@@ -35,7 +35,7 @@ def image_folder(root: Path, size: int, memory: int = 2**31) -> Data:
     for files, labels in splits:
         images = Pictures(files, size) if streamed else pictures(files, size)
         found.append(Dataset(images, torch.tensor(labels, dtype=torch.int64)))
-    return Data(root.resolve().name, found[0], found[1], classes)
+    return Data(root.resolve().name, found[0], found[1], classes, by_class=True)
 
 
 def _files(folder: Path, classes: tuple[str, ...]) -> tuple[tuple[Path, ...], tuple[int, ...]]:

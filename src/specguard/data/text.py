@@ -100,6 +100,11 @@ class Sentences:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def samples(self) -> Int64[Tensor, " sample"]:
+        """The number by which records, and random numbers, know each sentence."""
+        return torch.arange(len(self), device=self.labels.device)
+
     def batch(
         self, index: Int64[Tensor, " batch"] | slice
     ) -> tuple[Int64[Tensor, "batch token"], Int64[Tensor, " batch"]]:

@@ -19,7 +19,7 @@ from specguard.evaluate.spectral_summary import spectral_summary
 from specguard.evaluate.subjects import balls_of
 from specguard.evaluate.summary import summary
 from specguard.evaluate.timing import timed
-from specguard.evaluate.verification import verification
+from specguard.evaluate.verification import claimed_samples, verification
 
 __all__ = [
     "Cascading",
@@ -39,6 +39,7 @@ __all__ = [
     "cauchy_claims",
     "certification",
     "certified_summary",
+    "claimed_samples",
     "diagnoses",
     "evaluate",
     "gallery",

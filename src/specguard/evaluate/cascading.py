@@ -28,6 +28,7 @@ from specguard.evaluate.certification import Certification
 from specguard.evaluate.folder import Watcher, as_stored
 from specguard.evaluate.memory import first_proof, images_within
 from specguard.evaluate.refutation import broken
+from specguard.evaluate.samples import in_order, labels_by_sample, samples_settings
 from specguard.evaluate.shards import WHOLE, Shard
 from specguard.evaluate.study import Study, carried_out
 from specguard.evaluate.subjects import Group, subject
@@ -74,16 +75,16 @@ def cascading(
     """
     check_verifiers(verifiers)
     rests_on = {verifier.name: verifier.rests_on for verifier in verifiers}
-    stages, labels = [*settings.families, *rests_on], split.labels.tolist()
+    stages, labels = [*settings.families, *rests_on], labels_by_sample(split)
     prover = _Prover(model, split.to(device), settings, verifiers, device)
     part = settings.batch if memory is None else images_within(memory, prover.tried)
     study = Study(
         "cascade",
-        as_stored({**identity, "n": len(split), **described(settings), "verifiers": rests_on}),
-        len(split),
+        as_stored({**identity, **samples_settings(split), **described(settings), "verifiers": rests_on}),
+        list(labels),
         settings.batch,
         work=lambda begin, end: prover.batch(begin, end, part),
-        belongs=lambda record, i: is_cascade_record(record, i, labels[i], settings.radii, stages),
+        belongs=lambda record, sample: is_cascade_record(record, sample, labels[sample], settings.radii, stages),
         summary=lambda records: cascade_summary(records, settings.radii, rests_on),
         seconds=_seconds,
         doing="certifying",
@@ -118,7 +119,7 @@ class _Prover:
                 records, taken = self.proved(group)
                 found += records
                 seconds += taken
-        return sorted(found, key=lambda record: int(record["sample"])), {"stages": seconds}
+        return in_order(found, self.split.samples[begin:end]), {"stages": seconds}
 
     def proved(self, group: Group) -> tuple[list[Json], list[Json]]:
         """The records of these images, and the seconds of every stage at every radius."""

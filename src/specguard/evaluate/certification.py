@@ -40,6 +40,7 @@ from specguard.evaluate.certified_summary import certified_summary, is_record
 from specguard.evaluate.folder import Watcher, as_stored
 from specguard.evaluate.memory import first_proof, images_within
 from specguard.evaluate.refutation import broken
+from specguard.evaluate.samples import in_order, labels_by_sample, samples_settings
 from specguard.evaluate.shards import WHOLE, Shard
 from specguard.evaluate.study import Study, carried_out
 from specguard.evaluate.subjects import Group, subject
@@ -102,15 +103,15 @@ def certification(
     some to do, returns how many are `pending`, of how many, in place of a summary.
     """
     proof = {"arithmetic": ARITHMETIC, "failure_probability": 0.0}
-    prover, labels = _Prover(model, split.to(device), settings, device), split.labels.tolist()
+    prover, labels = _Prover(model, split.to(device), settings, device), labels_by_sample(split)
     part = settings.batch if memory is None else images_within(memory, prover.tried)
     study = Study(
         "certification",
-        as_stored({**identity, "n": len(split), **described(settings), **proof}),
-        len(split),
+        as_stored({**identity, **samples_settings(split), **described(settings), **proof}),
+        list(labels),
         settings.batch,
         work=lambda begin, end: prover.batch(begin, end, part),
-        belongs=lambda record, i: is_record(record, i, labels[i], settings.radii, settings.families),
+        belongs=lambda record, sample: is_record(record, sample, labels[sample], settings.radii, settings.families),
         summary=lambda records: certified_summary(records, settings.radii, settings.families),
         seconds=lambda batches: _seconds(batches, len(split)),
         doing="certifying",
@@ -139,7 +140,7 @@ class _Prover:
                 found, taken = self.proved(group)
                 records += found
                 seconds = {name: seconds.get(name, 0.0) + value for name, value in taken.items()}
-        return sorted(records, key=lambda record: record["sample"]), seconds
+        return in_order(records, self.split.samples[begin:end]), seconds
 
     def proved(self, group: Group) -> tuple[list[Json], dict[str, float]]:
         """The records of these images, and the seconds of every family."""

@@ -45,8 +45,20 @@ def open_folder(folder: Path, name: str, settings: Json) -> None:
         if (folder / "environment.jsonl").exists():  # every work of any kind begins with one
             raise RunError(f"{folder} holds other records and no {name}.json; name another folder")
         write_json(path, settings)
-    elif difference := first_difference(_as_now(read_json(path), settings), settings):
+    elif difference := _difference(_as_now(read_json(path), settings), settings):
         raise RunError(f"{folder} holds another {name} ({difference}); name another folder{begun_by(folder)}")
+
+
+def _difference(old: Json, new: Json) -> str | None:
+    """Where settings differ; which images were chosen comes last, and in words."""
+    before, now = ({key: value for key, value in each.items() if key != "subset"} for each in (old, new))
+    if (other := first_difference(before, now)) or old.get("subset") == new.get("subset"):
+        return other
+    if "subset" not in old:
+        return "the first images before, a stratified subset now; --first takes the first"
+    if "subset" not in new:
+        return "a stratified subset before, the first images now"
+    return first_difference(old["subset"], new["subset"], "subset")
 
 
 def _as_now(stored: Json, settings: Json) -> Json:

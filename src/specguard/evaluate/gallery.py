@@ -41,14 +41,15 @@ def gallery(
             return
         model = model.to(device).eval()
         chosen = _chosen(read_lines(folder / "records.jsonl"))
+        positions = {sample: position for position, sample in enumerate(split.samples.tolist())}
         pictures: list[Json] = []
         found: list[tuple[Tensor, Tensor]] = []
         for (name, norm, radius), samples in chosen.items():
             attack = dict(evaluation.suite.attacks)[name]
             ball = next(b for b in evaluation.balls if (b.norm, b.radius) == (norm, radius))
-            index = torch.tensor(samples)
+            index = torch.tensor([positions[sample] for sample in samples])
             images, labels = (part.to(device) for part in split.batch(index))
-            ids = index.to(device)
+            ids = torch.tensor(samples, device=device)
             result = attack(
                 model, images, labels, ball, ids=ids, seed=evaluation.seed, precision=evaluation.precision
             )

@@ -24,6 +24,7 @@ from specguard.attacks.victim import Model, Precision
 from specguard.data import Split
 from specguard.errors import ConfigError, RunError
 from specguard.evaluate.folder import Progress, Watcher, as_stored, nearly_equal
+from specguard.evaluate.samples import labels_by_sample, samples_settings
 from specguard.evaluate.shards import WHOLE, Place, Shard, opened
 from specguard.evaluate.subjects import Group, attacked, most_alike, subject
 from specguard.evaluate.summary import summary
@@ -97,7 +98,7 @@ def evaluate(
     so the records are too. A `shard` attacks its own batches, and while others have some to do, returns how many
     are `pending`, of how many, in place of a summary.
     """
-    settings = as_stored({**identity, "n": len(split), **evaluation.settings()})
+    settings = as_stored({**identity, **samples_settings(split), **evaluation.settings()})
     path = folder / "summary.json"
     with opened(folder, "evaluation", settings, shard) as place:
         if path.exists():
@@ -145,10 +146,10 @@ class _Work:
             key = (name, ball.norm, ball.radius)
             for done, start in enumerate(begins, number * len(begins)):
                 self.watch(Progress(done, total, f"{name}, {ball.norm} {ball.radius:.4g}"))
-                if ids := state.missing(key, start):
-                    index = torch.tensor(ids, device=self.split.labels.device)
+                if positions := state.missing(key, start):
+                    index = torch.tensor(positions, device=self.split.labels.device)
                     adversarial, labels = attacked(self.subject, index, self._search(attack, ball))
-                    state.add(key, start, ids, labels, adversarial)
+                    state.add(key, start, positions, labels, adversarial)
         self.watch(Progress(total, total, "done"))
 
     def _search(self, attack: Attack, ball: Ball) -> Callable[[Group], Adversarial]:
@@ -169,7 +170,8 @@ class _State:
 
     def __init__(self, place: Place, split: Split, evaluation: Evaluation) -> None:
         self.place, self.evaluation, self.count = place, evaluation, len(split)
-        self.labels = split.labels.tolist()
+        self.labels = labels_by_sample(split)
+        self.samples = list(self.labels)
         self.path = place.own / "records.jsonl"
         self.begins = place.shard.begins(len(split), evaluation.batch)
         self.keys: list[Key] = [
@@ -192,20 +194,24 @@ class _State:
 
     def merged(self) -> list[Json]:
         """All records, attack by attack and in order, which then are on disk in the folder of the study itself."""
-        found = [record for key in self.keys for _, record in sorted(self.records[key].items())]
+        kept = [(key, sample) for key in self.keys for sample in self.samples if sample in self.records[key]]
+        found = [self.records[key][sample] for key, sample in kept]
         path = self.place.folder / "records.jsonl"
         if self.lines.get(path) != found:
             rewrite_lines(path, found)
         return found
 
     def missing(self, key: Key, start: int) -> list[int]:
-        """The images of a batch that this attack has yet to see; all that are wanted, or none."""
+        """Where the images of a batch stand that this attack has yet to see; all that are wanted, or none."""
         wanted = self._wanted(key, start)
-        return [] if wanted <= self.records[key].keys() else sorted(wanted)
+        if wanted <= self.records[key].keys():
+            return []
+        return [place for place, sample in enumerate(self._batch(start), start) if sample in wanted]
 
-    def add(self, key: Key, start: int, ids: list[int], labels: Tensor, found: Adversarial) -> None:
+    def add(self, key: Key, start: int, positions: list[int], labels: Tensor, found: Adversarial) -> None:
         """Write the records of a batch; the images first, so that a record promises its image."""
         name, norm, radius = key
+        ids = [self.samples[position] for position in positions]
         if self.evaluation.save_images:
             path = self.place.folder / "images" / f"{name}-{norm}-{radius!r}-{start:08d}.safetensors"
             with writing(path.parent):
@@ -228,12 +234,15 @@ class _State:
 
     def _wanted(self, key: Key, start: int) -> set[int]:
         """The images of a batch; in a cascade, those that the attacks before have not broken."""
-        wanted = set(range(start, min(start + self.evaluation.batch, self.count)))
+        wanted = set(self._batch(start))
         if self.evaluation.suite.cascade:
             for earlier in self.keys[: self.keys.index(key)]:
                 if earlier[1:] == key[1:]:
                     wanted -= self.broken[earlier]
         return wanted
+
+    def _batch(self, start: int) -> list[int]:
+        return self.samples[start : start + self.evaluation.batch]
 
     def _take(self, record: Json, path: Path) -> None:
         """Believe a record that can be true; one that is there already says nothing new."""
@@ -251,8 +260,7 @@ class _State:
                 "closest": None | float() | int() as closest,
             } if (
                 (name, norm, radius) in self.records
-                and 0 <= sample < self.count
-                and label == self.labels[sample]
+                and label == self.labels.get(sample)
                 and (closest is None or closest >= 0)
                 and all(isinstance(text, str) for text in _listed(record.get("warnings", [])))
             ):

@@ -38,6 +38,7 @@ from specguard.evaluate.attention_change import (
     with_skip,
 )
 from specguard.evaluate.folder import Progress, Watcher, as_stored, open_folder
+from specguard.evaluate.samples import samples_settings
 from specguard.noise import Noise
 from specguard.runs import Json, derived_seed, locked, read_json, read_lines, record_start, write_json
 
@@ -104,7 +105,8 @@ def sensitivity(
     name = attention_name(model, settings.layer)
     if len(split) < settings.images:
         raise ConfigError(f"there are {len(split)} images, not {settings.images}")
-    stored, path = as_stored({**identity, **asdict(settings)}), folder / "result.json"
+    subset = {key: value for key, value in samples_settings(split).items() if key == "subset"}
+    stored, path = as_stored({**identity, **subset, **asdict(settings)}), folder / "result.json"
     with locked(folder):
         open_folder(folder, "sensitivity", stored)
         if path.exists():

@@ -8,7 +8,7 @@ records. Whatever any process has done counts for all: a study begun by eight ma
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,10 +103,14 @@ def opened(folder: Path, name: str, settings: Json, shard: Shard) -> Iterator[Pl
 class Ledger:
     """The records of a study with one line per image, by image, of all processes; in whole batches."""
 
-    def __init__(self, place: Place, count: int, batch: int, fits: Callable[[Json, int], bool]) -> None:
-        """`fits` says whether a record can be that of an image. Nothing is written yet."""
-        self.place, self.count, self.batch, self.fits = place, count, batch, fits
-        self.path, self.begins = place.own / _RECORDS, place.shard.begins(count, batch)
+    def __init__(self, place: Place, samples: Sequence[int], batch: int, fits: Callable[[Json, int], bool]) -> None:
+        """`samples` are the images by their numbers, in order; `fits` says whether a record can be that of one.
+
+        Nothing is written yet.
+        """
+        self.place, self.samples, self.batch, self.fits = place, samples, batch, fits
+        self.path, self.begins = place.own / _RECORDS, place.shard.begins(len(samples), batch)
+        known, count = set(samples), len(samples)
         self.records: dict[int, Json] = {}
         self.lines = dict(place.lines(_RECORDS))
         for path, lines in self.lines.items():
@@ -114,7 +118,7 @@ class Ledger:
                 raise RunError(f"{path} holds {len(lines)} records of a study of {count} images")
             for record in lines:
                 sample = record.get("sample")
-                if type(sample) is not int or not 0 <= sample < count or not fits(record, sample):
+                if type(sample) is not int or sample not in known or not fits(record, sample):
                     raise RunError(f"{path} holds a record that does not belong to this study")
                 if not nearly_equal(self.records.setdefault(sample, record), record):
                     raise RunError(
@@ -126,12 +130,13 @@ class Ledger:
 
         A batch that was cut short is dropped, on disk too, and done again as a whole: its company may matter.
         """
-        self.records = {s: r for s, r in self.records.items() if self._whole(s // self.batch * self.batch)}
+        whole = {s for begin in self._all_begins() if self._whole(begin) for s in self._batch(begin)}
+        self.records = {sample: record for sample, record in self.records.items() if sample in whole}
         own = [record for record in self.lines.get(self.path, []) if record["sample"] in self.records]
         if self.path.exists():  # also because a line cut short must not be written on
             rewrite_lines(self.path, own)
         self.lines[self.path] = own
-        return [(number, begin) for number, begin in enumerate(self.begins) if begin not in self.records]
+        return [(number, begin) for number, begin in enumerate(self.begins) if not self._whole(begin)]
 
     def add(self, records: list[Json]) -> None:
         """Write the records of a batch."""
@@ -142,11 +147,11 @@ class Ledger:
     def ended(self, device: torch.device, stored: Reader, made: Reader) -> Json:
         """The summary, `stored` or `made` of all records and written; or how much other shards have yet to do."""
         with self.place.together():
-            ledger = self if self.place.alone else Ledger(self.place, self.count, self.batch, self.fits)
+            ledger = self if self.place.alone else Ledger(self.place, self.samples, self.batch, self.fits)
             path = self.place.folder / "summary.json"
             if path.exists():
                 return stored(ledger._merged())
-            begins = range(0, self.count, self.batch)
+            begins = self._all_begins()
             if left := sum(not ledger._whole(begin) for begin in begins):
                 return {"pending": left, "of": len(begins)}
             return self.place.summarised(made(ledger._merged()), device)
@@ -154,12 +159,19 @@ class Ledger:
     def _merged(self) -> list[Json]:
         """All records, in order, which then are on disk in the folder of the study itself."""
         path = self.place.folder / _RECORDS
-        if len(self.records) < self.count:
-            raise RunError(f"{path} holds {len(self.records)} records of a study of {self.count} images")
-        records = [self.records[sample] for sample in range(self.count)]
+        if len(self.records) < len(self.samples):
+            raise RunError(f"{path} holds {len(self.records)} records of a study of {len(self.samples)} images")
+        records = [self.records[sample] for sample in self.samples]
         if self.lines.get(path) != records:
             rewrite_lines(path, records)
         return records
 
     def _whole(self, begin: int) -> bool:
-        return all(sample in self.records for sample in range(begin, min(begin + self.batch, self.count)))
+        return all(sample in self.records for sample in self._batch(begin))
+
+    def _batch(self, begin: int) -> Sequence[int]:
+        return self.samples[begin : begin + self.batch]
+
+    def _all_begins(self) -> range:
+        """Where the batches of all processes begin."""
+        return WHOLE.begins(len(self.samples), self.batch)

@@ -32,6 +32,7 @@ from specguard.certify.smoothing import (
 from specguard.data import Dataset
 from specguard.errors import ConfigError, RunError
 from specguard.evaluate.folder import Watcher, as_stored
+from specguard.evaluate.samples import labels_by_sample, samples_settings
 from specguard.evaluate.study import Study, carried_out
 from specguard.nn import Network, ViT
 from specguard.proportion import Proportion
@@ -72,7 +73,7 @@ def smoothing(
 
     A study that was cut short goes on with the next image, to the same records: the noise belongs to the image.
     """
-    function, data, labels = copy.deepcopy(model).to(device).eval(), split.to(device), split.labels.tolist()
+    function, data, labels = copy.deepcopy(model).to(device).eval(), split.to(device), labels_by_sample(split)
 
     def work(begin: int, end: int) -> tuple[list[Json], Json]:
         begun = time.perf_counter()
@@ -81,11 +82,11 @@ def smoothing(
 
     study = Study(
         "smoothing",
-        as_stored({**identity, "n": len(split), "kind": KIND, "about": ABOUT, **described(settings)}),
-        len(split),
+        as_stored({**identity, **samples_settings(split), "kind": KIND, "about": ABOUT, **described(settings)}),
+        list(labels),
         1,
         work=work,
-        belongs=lambda record, i: is_smoothing_record(record, i, labels[i], settings.smoothing),
+        belongs=lambda record, sample: is_smoothing_record(record, sample, labels[sample], settings.smoothing),
         summary=lambda records: smoothing_summary(records, settings),
         seconds=lambda batches: sum(batch["seconds"] for batch in batches.values()),
         doing="smoothing",
@@ -93,8 +94,9 @@ def smoothing(
     return carried_out(study, folder, device, watch)
 
 
-def _record(model: ViT | Network, data: Dataset, sample: int, settings: SmoothingStudy) -> Json:
-    images, labels = data.batch(slice(sample, sample + 1))
+def _record(model: ViT | Network, data: Dataset, position: int, settings: SmoothingStudy) -> Json:
+    images, labels = data.batch(slice(position, position + 1))
+    sample = int(data.samples[position])
     found = smoothed(model, images[0], settings.smoothing, sample=sample, seed=settings.seed, batch=settings.batch)
     return {
         "sample": sample,

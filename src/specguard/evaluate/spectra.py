@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from specguard.attacks import PGD
 from specguard.data import Dataset
 from specguard.errors import CheckpointError, ConfigError, RunError
 from specguard.evaluate.folder import Progress, Watcher, as_stored, stored_summary
+from specguard.evaluate.samples import labels_by_sample, samples_settings
 from specguard.evaluate.shards import WHOLE, Ledger, Shard, opened
 from specguard.evaluate.spectral_summary import PartForm, is_part_record, is_record, spectral_summary
 from specguard.geometry import Ball
@@ -94,7 +95,7 @@ def spectra(
     """
     study = _Study(model, split, folder, settings, device, watch)
     names, path = list(study.forms), folder / "summary.json"
-    stored = as_stored({**identity, "n": len(split), "parts": names, **asdict(settings)})
+    stored = as_stored({**identity, **samples_settings(split), "parts": names, **asdict(settings)})
 
     def known(records: list[Json]) -> Json:
         return {**spectral_summary(records, names), "settings": stored}
@@ -113,7 +114,7 @@ def spectra(
         opened(folder, "spectrum", stored, shard) as place,
         torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
     ):
-        ledger = Ledger(place, len(split), settings.batch, study.fits)
+        ledger = Ledger(place, list(study.labels), settings.batch, study.fits)
         if not path.exists():
             record_start(place.own, device)
             study.complete(ledger)
@@ -127,7 +128,7 @@ def stored_directions(folder: Path, split: Dataset, settings: Spectra, names: li
     for begin in range(0, kept, settings.batch):
         path = folder / "directions" / f"{begin:08d}.safetensors"
         tensors = read_tensors(path)
-        samples = torch.arange(begin, min(begin + settings.batch, kept))
+        samples = split.samples[begin : min(begin + settings.batch, kept)]
         shapes = dict.fromkeys(keys, (len(samples), *split.images.shape[1:])) | {"samples": (len(samples),)}
         fits = {key: tensor.shape for key, tensor in tensors.items()} == shapes
         if not fits or (tensors["samples"] != samples).any():
@@ -150,7 +151,7 @@ class _Study:
     ) -> None:
         dtype = torch.float64 if settings.precision == "float64" else torch.float32
         self.model, self.dtype = copy.deepcopy(model).to(device, dtype).eval(), dtype  # the caller keeps his
-        self.split, self.labels = split.to(device), split.labels.tolist()
+        self.split, self.labels = split.to(device), labels_by_sample(split)
         self.folder, self.settings, self.watch = folder, settings, watch
         self.forms = {part.name: _form(part, settings) for part in blank_parts(self.model, settings.wanted)}
 
@@ -169,9 +170,8 @@ class _Study:
         """The records of a batch of images; the directions, if wanted, are on disk before them."""
         settings = self.settings
         end = min(begin + settings.batch, len(self.split))
-        samples = torch.arange(begin, end, device=self.split.labels.device)
-        images, labels = self.split.batch(samples)
-        images = images.to(self.dtype)
+        images, labels = self.split.batch(slice(begin, end))
+        images, samples = images.to(self.dtype), self.split.samples[begin:end]
         attack = PGD(steps=20, leave=False)
         attacked = attack(self.model, images, labels, settings.ball, ids=samples, seed=settings.seed).images
         found: dict[str, list[Json]] = {}
@@ -186,19 +186,18 @@ class _Study:
                 if begin < settings.directions:
                     directions[part.name] = _as_images(part, images, right)
         if directions:
-            self._keep(samples, images, directions)
+            self._keep(begin, {"images": images, "samples": samples, **directions})
         return [
             {"sample": sample, "label": label, "parts": {name: rows[i] for name, rows in found.items()}}
             for i, (sample, label) in enumerate(zip(samples.tolist(), labels.tolist(), strict=True))
         ]
 
-    def _keep(self, samples: Int64[Tensor, " batch"], images: Images, directions: dict[str, Tensor]) -> None:
-        kept = samples < self.settings.directions
-        path = self.folder / "directions" / f"{int(samples[0]):08d}.safetensors"
+    def _keep(self, begin: int, tensors: dict[str, Tensor]) -> None:
+        kept = self.settings.directions - begin
+        path = self.folder / "directions" / f"{begin:08d}.safetensors"
         with writing(path.parent):
             path.parent.mkdir(exist_ok=True)
-        tensors = {"images": images, "samples": samples, **directions}
-        write_tensors(path, {name: tensor[kept] for name, tensor in tensors.items()})
+        write_tensors(path, {name: tensor[:kept] for name, tensor in tensors.items()})
 
     def _tell(self, batch: int, batches: int, part: int, doing: str) -> None:
         self.watch(Progress(batch * len(self.forms) + part, batches * len(self.forms), doing))

@@ -1,6 +1,6 @@
 """A study that goes through images in batches, whatever it finds out: killed, continued, summed up once."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,15 @@ from specguard.runs import Json, append_lines, read_lines, record_start, rewrite
 class Study:
     """What is done, and how its records are known.
 
-    `work(begin, end)` gives the records of these images, and what to keep about the time that they took; `seconds`
-    sums up the latter, by the first image of each batch. `belongs(record, image)` says whether a record can be one
-    of this study. The settings, as they are stored, go into `name`.json.
+    `samples` are the images by their numbers in the data set. `work(begin, end)` gives the records of those from
+    one place to another, in order, and what to keep about the time that they took; `seconds` sums up the latter, by
+    the first place of each batch. `belongs(record, sample)` says whether a record can be one of this study. The
+    settings, as they are stored, go into `name`.json.
     """
 
     name: str
     settings: Json
-    count: int
+    samples: Sequence[int]
     batch: int
     work: Callable[[int, int], tuple[list[Json], Json]]
     belongs: Callable[[Json, int], bool]
@@ -45,7 +46,7 @@ def carried_out(study: Study, folder: Path, device: torch.device, watch: Watcher
         return {**study.summary(records), "settings": study.settings}
 
     with opened(folder, study.name, study.settings, shard) as place:
-        ledger = Ledger(place, study.count, study.batch, study.belongs)
+        ledger = Ledger(place, study.samples, study.batch, study.belongs)
         if not path.exists():
             record_start(place.own, device)
             _complete(study, ledger, watch)
@@ -62,7 +63,7 @@ def _complete(study: Study, ledger: Ledger, watch: Watcher) -> None:
     rewrite_lines(seconds_path, read_lines(seconds_path))  # a line cut short must not be written on
     for number, begin in ledger.missing():
         watch(Progress(number, total, study.doing))
-        found, taken = study.work(begin, min(begin + study.batch, study.count))
+        found, taken = study.work(begin, min(begin + study.batch, len(study.samples)))
         append_lines(seconds_path, {"begin": begin, **taken})
         ledger.add(found)
     watch(Progress(total, total, "done"))

@@ -51,7 +51,10 @@ class Form:
 
 @dataclass(frozen=True)
 class Group:
-    """Samples whose inputs have one shape; `places` is where they stand among those that were asked for."""
+    """Samples whose inputs have one shape, by their numbers in the data set.
+
+    `places` is where they stand among those that were asked for.
+    """
 
     form: Form
     places: Int64[Tensor, " sample"]
@@ -65,8 +68,8 @@ class Subject(Protocol):
 
     box: bool
 
-    def groups(self, samples: Int64[Tensor, " sample"]) -> Iterator[Group]:
-        """These samples, each in one group."""
+    def groups(self, positions: Int64[Tensor, " sample"]) -> Iterator[Group]:
+        """The samples at these places of the split, each in one group."""
 
 
 class Pictures:
@@ -77,9 +80,9 @@ class Pictures:
     def __init__(self, model: Any, split: Dataset) -> None:
         self.split, self.form = split, Form(model)
 
-    def groups(self, samples: Int64[Tensor, " sample"]) -> Iterator[Group]:
-        places = torch.arange(len(samples), device=samples.device)
-        yield Group(self.form, places, samples, *self.split.batch(samples))
+    def groups(self, positions: Int64[Tensor, " sample"]) -> Iterator[Group]:
+        places = torch.arange(len(positions), device=positions.device)
+        yield Group(self.form, places, self.split.samples[positions], *self.split.batch(positions))
 
 
 class Texts:
@@ -91,14 +94,14 @@ class Texts:
         self.model, self.split = model, split
         self.forms: dict[int, Form] = {}
 
-    def groups(self, samples: Int64[Tensor, " sample"]) -> Iterator[Group]:
-        words, labels = self.split.batch(samples)
+    def groups(self, positions: Int64[Tensor, " sample"]) -> Iterator[Group]:
+        words, labels = self.split.batch(positions)
         for count, places in by_length(words):
             if count not in self.forms:
                 self.forms[count] = Form(self.model.network(count))
             with torch.no_grad():
                 inputs = self.model.embedded(words[places, :count])
-            yield Group(self.forms[count], places, samples[places], inputs, labels[places])
+            yield Group(self.forms[count], places, self.split.samples[positions[places]], inputs, labels[places])
 
 
 def subject(model: Any, split: Split) -> Subject:
@@ -115,25 +118,25 @@ def balls_of(model: object, norm: Norm, radii: tuple[float, ...]) -> tuple[Ball,
     return tuple(Ball(norm, radius, box=not isinstance(model, TextEncoder)) for radius in radii)
 
 
-def most_alike(about: Subject, samples: Int64[Tensor, " sample"]) -> Group:
-    """The largest group among these samples."""
-    return max(about.groups(samples), key=lambda group: len(group.samples))
+def most_alike(about: Subject, positions: Int64[Tensor, " sample"]) -> Group:
+    """The largest group among the samples at these places."""
+    return max(about.groups(positions), key=lambda group: len(group.samples))
 
 
 def attacked(
-    about: Subject, samples: Int64[Tensor, " sample"], attack: Callable[[Group], Adversarial]
+    about: Subject, positions: Int64[Tensor, " sample"], attack: Callable[[Group], Adversarial]
 ) -> tuple[Adversarial, Int64[Tensor, " sample"]]:
-    """What an attack finds, group by group, in the order of `samples`, and their labels.
+    """What an attack finds, group by group, in the order of `positions`, and their labels.
 
     Inputs of several shapes are put into the corner of one that holds them all, with zeros around: for sentences,
     in the places of the padding.
     """
-    found = [(group, attack(group)) for group in about.groups(samples)]
+    found = [(group, attack(group)) for group in about.groups(positions)]
     if len(found) == 1:
         return found[0][1], found[0][0].labels
     order = torch.cat([group.places for group, _ in found]).argsort()
     shape = [max(sizes) for sizes in zip(*(each.images.shape[1:] for _, each in found), strict=True)]
-    whole = found[0][1].images.new_zeros(len(samples), *shape)
+    whole = found[0][1].images.new_zeros(len(positions), *shape)
     for group, each in found:
         room = [
             padding

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from specguard.attacks import APGD
-from specguard.data import Split
+from specguard.data import AnyData, Split
 from specguard.errors import RunError, SoundnessError
 from specguard.evaluate.cascade_check import proved_cascade
 from specguard.evaluate.cascade_summary import cascade_summary, is_cascade_record, third_party
@@ -42,6 +42,7 @@ from specguard.evaluate.folder import (
     whole_batches,
 )
 from specguard.evaluate.refutation import lost
+from specguard.evaluate.samples import in_order, samples_settings, stated_samples
 from specguard.evaluate.subjects import Group, subject
 from specguard.geometry import Ball, Norm
 from specguard.nn import answers_to
@@ -74,6 +75,8 @@ def verification(
     claims = read_json(_settings_of(file))
     records = read_lines(file)
     _check_study(file, claims, records, model, data, len(split))
+    if claims.get("subset") != samples_settings(split).get("subset"):
+        raise RunError(f"{file} is about other images than those that it is to be checked with")
     identity = {
         "records": hashlib.sha256(file.read_bytes()).hexdigest(),
         "model": claims["model"],
@@ -107,6 +110,12 @@ def verification(
         result = {**_summed(done, folder), "environment": read_lines(folder / "environment.jsonl")[-1]}
         write_json(summary, result)
         return {**result, "taken": taken}
+
+
+def claimed_samples(file: Path, data: AnyData, count: int) -> Split:
+    """The images of `data` that the `count` records of `file` are about, as the settings beside it say."""
+    path = _settings_of(file)
+    return stated_samples(read_json(path), data, count, path)
 
 
 def _summed(done: list[Json], folder: Path) -> Json:
@@ -196,7 +205,8 @@ class _Study:
         self, model: nn.Module, split: Split, claims: Json, records: list[Json], attack: APGD, seed: int
     ) -> None:
         self.subject = subject(copy.deepcopy(model).eval().to(split.labels.device), split)
-        self.split, self.records, self.attack, self.seed = split, records, attack, seed
+        self.split, self.attack, self.seed = split, attack, seed
+        self.records = dict(zip(split.samples.tolist(), records, strict=False))  # there may be more images
         self.norm: Norm = claims["norm"]
         self.radii: list[float] = claims["radii"]
         self.families: list[str] = claims["families"]
@@ -204,13 +214,12 @@ class _Study:
 
     def batch(self, begin: int, end: int) -> list[Json]:
         """What was found right in these records."""
-        labels = self.split.labels[begin:end].tolist()
-        for i, record in enumerate(self.records[begin:end]):
-            if not self._belongs(record, begin + i, labels[i]):
-                raise RunError(f"the record of image {begin + i} is not one of this study")
-        samples = torch.arange(begin, end, device=self.split.labels.device)
-        found = [line for group in self.subject.groups(samples) for line in self._group(group)]
-        return sorted(found, key=lambda line: int(line["sample"]))
+        samples, labels = self.split.samples[begin:end], self.split.labels[begin:end].tolist()
+        for sample, label in zip(samples.tolist(), labels, strict=True):
+            if not self._belongs(self.records[sample], sample, label):
+                raise RunError(f"the record of image {sample} is not one of this study")
+        positions = torch.arange(begin, end, device=self.split.labels.device)
+        return in_order([line for group in self.subject.groups(positions) for line in self._group(group)], samples)
 
     def _group(self, group: Group) -> Iterator[Json]:
         """What was found right in the records of inputs of one shape."""
@@ -233,9 +242,10 @@ class _Study:
             line = {"sample": sample, "claims": claims, "room": room, "attacked": attacked[i]}
             yield {**line, "third_party": theirs}
 
-    def may_have_found(self, line: Json, sample: int) -> bool:
-        """Whether this can be what was found right in the record of that image, as far as the record tells."""
-        record, label = self.records[sample], int(self.split.labels[sample])
+    def may_have_found(self, line: Json, place: int) -> bool:
+        """Whether this can be what was found right in that record of the file, as far as the record tells."""
+        sample, label = int(self.split.samples[place]), int(self.split.labels[place])
+        record = self.records[sample]
         if not (_is_line(line, sample) and self._belongs(record, sample, label)):
             return False
         theirs = self.rests_on is not None and any(third_party(row, self.rests_on) for row in record["radii"])

@@ -7,7 +7,7 @@ from specguard.report.page import Report, report, write_report
 from specguard.report.robustbench import robustbench_record
 from specguard.report.sensitivity_figure import sensitivity_figure
 from specguard.report.smoothing_table import smoothing_table, smoothing_verdict
-from specguard.report.tables import certification_tables, certification_verdict
+from specguard.report.tables import certification_tables, certification_verdict, subset_lines
 
 __all__ = [
     "Report",
@@ -24,6 +24,7 @@ __all__ = [
     "sensitivity_figure",
     "smoothing_table",
     "smoothing_verdict",
+    "subset_lines",
     "violin_figure",
     "write_report",
 ]

@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from specguard.report.tables import Json, baseline_row, only_proofs, with_interval
+from specguard.report.tables import Json, baseline_row, only_proofs, subset_lines, with_interval
 
 
 def cascade_tables(result: Json, baseline: Json | None = None) -> list[Table]:
@@ -35,6 +35,7 @@ def cascade_verdict(result: Json) -> list[str]:
     last = result["radii"][-1]
     own = last["certified"]["count"]
     lines = [f"radius {last['radius']:.4g}: {own} certified, {last['broken']} broken, 0 both, of {result['n']}"]
+    lines += subset_lines(result)
     if result["rests_on"]:
         more = last["with_third_party"]["count"] - own
         lines.append(f"{more} more rest on a third party: {'; '.join(result['rests_on'].values())}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specguard.errors import RunError
-from specguard.report.fields import Malformed, path_text, shortened, size
+from specguard.report.fields import Malformed, count, field, path_text, shortened, size, table
 from specguard.report.galleries import read_gallery
 from specguard.report.margins import looked_records, margins_of
 from specguard.report.studies import Attacked, Certified, Checked, Looked, Origin, Run, Training, Unfinished
@@ -193,6 +193,7 @@ class _Reader:
             shortened(name) if isinstance(name, str) else None,
             self._environments(path.parent if own else None, record),
             self._seconds(path.parent, record) if own else None,
+            None if (subset := settings.get("subset")) is None else field(table(subset, "subset"), "of", count),
             weights if isinstance(weights, str) else None,
         )
 

@@ -140,6 +140,7 @@ def _run_view(run: Run, number: int) -> View:
         problems=run.problems,
         unfinished=run.unfinished,
         verdict=sections.verdict(run),
+        subsets=sections.subsets(run),
         bars=sections.bars(run),
         clean=sections.clean_share(run),
         attacked_shares=sections.attacked_shares(run),
@@ -203,9 +204,11 @@ def _svg(figure: Any, name: str, says: str) -> Markup:
 
 
 def _curve_caption(run: Run, norm: str) -> str:
-    words = [f"proved, and attacked beside it, on {s.n:,} images" for s in run.certified if s.norm == norm]
+    words = [
+        f"proved, and attacked beside it, on {sections.images_text(s)}" for s in run.certified if s.norm == norm
+    ]
     words += [
-        f"attacked by {', '.join(dict.fromkeys(row.attack for row in hit.rows))} on {hit.n:,} images"
+        f"attacked by {', '.join(dict.fromkeys(row.attack for row in hit.rows))} on {sections.images_text(hit)}"
         for hit in run.attacked
         if any(row.norm == norm for row in hit.worst)
     ]

@@ -1,6 +1,6 @@
 """What the page shows of each run, as values that a template can print: no HTML here, no decision there."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specguard.proportion import Proportion
@@ -9,6 +9,7 @@ from specguard.report.studies import Attacked, Certified, Checked, Looked, Run, 
 from specguard.runs import Json
 
 _BALLS, _CLASSES, _COMMANDS = 4, 100, 20  # of each, so many are shown
+_Share = tuple[tuple[str, float], Proportion, Attacked | Certified]
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,9 @@ def ball_text(norm: str, radius: float) -> str:
 
 
 def clean_share(run: Run) -> Proportion | None:
-    """The clean accuracy on as many images as anything was measured on."""
-    found = [hit.clean for hit in run.attacked] + [study.clean for study in run.certified]
+    """The clean accuracy on as many images as anything was measured on; of as many, on a stratified subset."""
+    studies: list[Attacked | Certified] = [*run.attacked, *run.certified]
+    found = [study.clean for study in sorted(studies, key=_stratified, reverse=True)]
     if run.training is not None:
         found.append(run.training.accuracy)
     return max(found, key=lambda share: share.total, default=None)
@@ -58,24 +60,25 @@ def clean_share(run: Run) -> Proportion | None:
 
 def attacked_shares(run: Run) -> dict[tuple[str, float], Proportion]:
     """By ball, what stands every attack that was tried; of several evaluations the one with most images."""
-    rows = [(row.norm, row.radius, row.accuracy) for hit in run.attacked for row in hit.worst]
-    rows += [(study.norm, row.radius, row.attacked) for study in run.certified for row in study.rows]
-    found: dict[tuple[str, float], Proportion] = {}
-    for norm, radius, share in rows:
-        known = found.get((norm, radius))
-        if known is None or (share.total, -share.count) > (known.total, -known.count):
-            found[norm, radius] = share
-    return dict(sorted(found.items()))
+    rows: list[_Share] = [((row.norm, row.radius), row.accuracy, hit) for hit in run.attacked for row in hit.worst]
+    rows += [((study.norm, row.radius), row.attacked, study) for study in run.certified for row in study.rows]
+    return _foremost(rows, lambda share: -share.count)
 
 
 def proved_shares(run: Run) -> dict[tuple[str, float], Proportion]:
-    found: dict[tuple[str, float], Proportion] = {}
-    for study in run.certified:
-        for row in study.rows:
-            known = found.get((study.norm, row.radius))
-            if known is None or (row.certified.total, row.certified.count) > (known.total, known.count):
-                found[study.norm, row.radius] = row.certified
-    return dict(sorted(found.items()))
+    """By ball, what is certified; of several studies, on most images."""
+    rows: list[_Share] = [((s.norm, row.radius), row.certified, s) for s in run.certified for row in s.rows]
+    return _foremost(rows, lambda share: share.count)
+
+
+def _foremost(rows: list[_Share], better: Callable[[Proportion], int]) -> dict[tuple[str, float], Proportion]:
+    """By ball, the share of most images; of as many, that of a stratified subset, and then the better one."""
+    ordered = sorted(rows, key=lambda row: (row[1].total, _stratified(row[2]), better(row[1])))
+    return dict(sorted({ball: share for ball, share, _ in ordered}.items()))
+
+
+def _stratified(study: Attacked | Certified) -> bool:
+    return study.origin.subset_of is not None
 
 
 def bars(run: Run) -> list[Bar]:
@@ -107,7 +110,7 @@ def verdict(run: Run) -> str:
             f"Of {share.total:,} images, {share.count:,} stand every attack tried at {ball_text(*ball)}. "
             "Nothing is proved about them."
         )
-    study = max(run.certified, key=lambda study: study.n)
+    study = max(run.certified, key=lambda study: (study.n, _stratified(study)))
     proved = [row for row in study.rows if row.certified.count]
     row = proved[-1] if proved else study.rows[0]
     place = ball_text(study.norm, row.radius)
@@ -118,6 +121,22 @@ def verdict(run: Run) -> str:
         f"Of {study.n:,} images, {row.certified.count:,} are certified at {place}: "
         f"no attack of that size can change their class. {rest}"
     )
+
+
+def images_text(study: Attacked | Certified | Looked) -> str:
+    """How many images a study is about, and how they were chosen where they are not the first."""
+    of = study.origin.subset_of
+    return f"{study.n:,} images" + ("" if of is None else f", a stratified subset of {of:,}")
+
+
+def subsets(run: Run) -> list[str]:
+    """One sentence for every choice of images that are not the first of the data set."""
+    places: dict[str, list[str]] = {}
+    studies: list[Attacked | Certified | Looked] = [*run.attacked, *run.looked, *run.certified]
+    for study in studies:
+        if study.origin.subset_of is not None:
+            places.setdefault(images_text(study), []).append(study.origin.place)
+    return [f"In {' and '.join(at)}: {text}, in which every class has its share." for text, at in places.items()]
 
 
 def median_radius(run: Run) -> tuple[str, float] | None:

@@ -3,7 +3,7 @@
 from rich.table import Table
 
 from specguard.errors import RunError
-from specguard.report.tables import Json, with_interval
+from specguard.report.tables import Json, subset_lines, with_interval
 
 
 def smoothing_table(result: Json) -> Table:
@@ -23,6 +23,7 @@ def smoothing_verdict(result: Json) -> list[str]:
     """What these numbers are, and what they are not."""
     failure, median = result["failure_probability"], result["median_radius"]
     return [
+        *subset_lines(result),
         f"each certificate is false with probability {failure['per_image']:g} at most, "
         f"any of the {result['n']} with {failure['any_of_all']:.3g} at most",
         f"they are about {result['about']}",

@@ -16,6 +16,7 @@ class Origin:
     dataset: str | None
     environments: tuple[Json, ...]  # one for every start that is known
     seconds: float | None
+    subset_of: int | None = None  # how many images there were, where a stratified subset of them was looked at
     weights: str | None = None  # the fingerprint of the weights, beside that of the function
 
     def is_about(self, model: str | None, weights: str | None) -> bool:

@@ -30,6 +30,14 @@ def certification_tables(result: Json, baseline: Json | None = None) -> list[Tab
     ]
 
 
+def subset_lines(result: Json) -> list[str]:
+    """What is to be said beside n where the images are a subset; of the first of a data set, nothing."""
+    subset = result.get("settings", {}).get("subset")
+    if subset is None:
+        return []
+    return [f"the {result['n']} images are a stratified subset of {subset['of']}: every class has its share"]
+
+
 def only_proofs(result: Json) -> None:
     """Refuse a summary of probabilistic certificates: they are of another function, with a table of their own."""
     if result.get("kind") == "probabilistic":
@@ -77,6 +85,7 @@ def certification_verdict(result: Json) -> list[str]:
     last, n = result["radii"][-1], result["n"]
     certified = last["certified"]["count"]
     lines = [f"radius {last['radius']:.4g}: {certified} certified, {last['broken']} broken, 0 both, of {n}"]
+    lines += subset_lines(result)
     if certified >= n / 2:
         return lines
     if result["settings"]["search"]:
