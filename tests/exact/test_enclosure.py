@@ -1,4 +1,4 @@
-"""Boxes hold the exact results for all of their members, where rounding goes the wrong way, and norms bound them."""
+"""Boxes hold the exact results for all of their members, even where rounding goes the wrong way; so do norms."""
 
 from fractions import Fraction
 

@@ -51,7 +51,7 @@ _SLOPES_TO_ONE = (nn.ReLU, nn.Tanh, own.Softplus, own.Squareplus)  # those whose
 
 def read(model: nn.Module) -> tuple[Step, ...]:
     """The steps of a model, with its weights, exactly, in float64."""
-    return _sequence("", materialised(model).eval().double())
+    return _steps("", materialised(model).eval().double())
 
 
 def _sequence(name: str, layer: nn.Module) -> tuple[Step, ...]:
