@@ -65,7 +65,7 @@ def check_point(layer, z, g, radii, seed=0):
 
 
 def check_path(layer, z, g, radius, seed=0):
-    """Layers in a row, each at the input computed before it: the radius of the output, and the adjoint's identity."""
+    """Layers in a row, each at the input computed before it: the output's radius, and the adjoint's identity."""
     f, (path, output) = plain(layer), walked(read(layer), z)
     found = pulled(path, g)
     for D in [0 * fractions(z), *directions(np.random.default_rng(seed), z.shape, radius, found.g[0])]:

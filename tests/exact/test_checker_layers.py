@@ -63,10 +63,11 @@ def test_a_layer_at_a_point_obeys_the_laws(name):
 @pytest.mark.parametrize("scale", [1e-8, 1e8])
 @pytest.mark.parametrize("name", NAMES)
 def test_layers_with_badly_scaled_weights_obey_the_laws_or_are_refused(name, scale):
-    try:
+    if "sll" in name and scale > 1:
+        with pytest.raises(ConfigError, match="lost in rounding"):
+            check(*case(name, scale, 1), 1e-6)
+    else:
         check(*case(name, scale, 1), 1e-6)
-    except ConfigError as error:
-        assert "lost in rounding" in str(error)
 
 
 @pytest.mark.parametrize("name", NAMES)

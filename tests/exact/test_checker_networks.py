@@ -1,4 +1,4 @@
-"""What the checker proves of whole networks holds at exact points: with tied logits, bad scales, blunt arithmetic."""
+"""What the checker proves of whole networks holds at exact points: tied logits, bad scales, blunt arithmetic."""
 
 import math
 
@@ -179,14 +179,13 @@ def test_projections_whose_squares_are_lost_are_refused(kind, size):
 @pytest.mark.parametrize(
     "layer", [SmoothProject(1.0), LayerProject(1.0), nn.RMSNorm(3, eps=1e-6), nn.LayerNorm(3)], ids=str
 )
-@pytest.mark.parametrize("size", [1e150, 1e160, 1e300])
-def test_tokens_whose_squares_overflow_are_refused_or_bounded(layer, size):
+def test_huge_tokens_obey_the_laws_until_their_squares_overflow(layer):
     rng = np.random.default_rng(4)
-    z = rng.standard_normal((2, 3)) * size
-    try:
-        check_point(layer, z, rng.standard_normal((1, 2, 3)), (1e-3 * size, size))
-    except SpecGuardError as error:
-        assert "division" in str(error)
+    z, g = rng.standard_normal((2, 3)), rng.standard_normal((1, 2, 3))
+    check_point(layer, 1e150 * z, g, (1e147, 1e150))
+    for size in (1e160, 1e300):
+        with pytest.raises(SpecGuardError, match="division"):
+            check_point(layer, size * z, g, (size,))
 
 
 @pytest.mark.parametrize("first", [2.0**34, 2.0**34 + 2.0**33, 1.0, 0.0])
