@@ -1,0 +1,57 @@
+"""Every rule against the exact function of its layer: outputs and adjoints are off by their slack at most.
+
+A slack is a bound that is mostly a hundred times what it bounds; so every case makes one term of it the largest by
+far, by weights, biases and points of sizes that have nothing to do with each other.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+from certify.layers import LAYERS, made
+from exact.laws import check_adjoint, check_value
+from specguard.certify import rules
+
+SINGLE = [name for name in LAYERS if name not in ("normalised attention", "residual mlp")]  # those of one step
+SIZES = (1.0, 1e-9, 1e-4, 1e4, 1e8)
+
+
+def scaled(name, seed):
+    """A layer with every tensor of a size of its own, and one point."""
+    layer, z = made(name, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    layer, z = layer.double(), z[:1].double()
+    with torch.no_grad():
+        for tensor in (*layer.parameters(), z):
+            tensor.mul_(1 + torch.rand(tensor.shape, generator=generator, dtype=torch.float64) * 1e-3)  # odd mantissas
+            if seed:
+                tensor.mul_(SIZES[int(torch.randint(len(SIZES), (), generator=generator))])
+        if hasattr(layer, "log_q"):
+            layer.log_q.clamp_(-30, 30)
+    return layer, z
+
+
+def functionals(layer, z, seed=0):
+    with torch.no_grad():
+        shape = layer(z).shape
+    return torch.randn(1, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_outputs_and_adjoints_are_within_their_slacks_whatever_the_sizes(name):
+    for seed in range(4):
+        layer, z = scaled(name, seed)
+        check_value(layer, z)
+        check_adjoint(layer, z, functionals(layer, z, seed))
+
+
+def test_every_layer_with_a_rule_is_among_the_cases():
+    kinds = {kind for kind in rules._RULES if kind.__module__.startswith(("torch", "specguard"))}  # not of tests
+    found = {type(inner) for name in SINGLE for inner in LAYERS[name][0]().modules()}
+    assert not kinds - found
+    pairs = {
+        tuple(type(inner) for inner in layer.children())
+        for name in SINGLE
+        if isinstance(layer := LAYERS[name][0](), nn.Sequential)
+    }
+    assert {kind for _, kind in rules._PAIRS} >= {second for _, second in pairs}
