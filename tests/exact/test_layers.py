@@ -23,7 +23,9 @@ def scaled(name, seed):
     layer, z = layer.double(), z[:1].double()
     with torch.no_grad():
         for tensor in (*layer.parameters(), z):
-            tensor.mul_(1 + torch.rand(tensor.shape, generator=generator, dtype=torch.float64) * 1e-3)  # odd mantissas
+            tensor.mul_(
+                1 + torch.rand(tensor.shape, generator=generator, dtype=torch.float64) * 1e-3
+            )  # odd mantissas
             if seed:
                 tensor.mul_(SIZES[int(torch.randint(len(SIZES), (), generator=generator))])
         if hasattr(layer, "log_q"):

@@ -155,7 +155,9 @@ def turned(side, angle):
 def test_the_bound_by_svd_holds_for_factors_that_are_a_little_wrong(wrong, error, monkeypatch):
     true = torch.linalg.svd
     monkeypatch.setattr(
-        torch.linalg, "svd", lambda A, **kwargs: tuple(x[None] for x in WRONG[wrong](*(y[0] for y in true(A, **kwargs)), error))
+        torch.linalg,
+        "svd",
+        lambda A, **kwargs: tuple(x[None] for x in WRONG[wrong](*(y[0] for y in true(A, **kwargs)), error)),
     )
     for seed in range(4):
         A = random(seed, 3, 3)
@@ -185,7 +187,9 @@ def test_no_eigenvalue_is_above_its_bound_by_a_rounding():
 
 def test_the_trivial_bound_on_an_eigenvalue_is_one(monkeypatch):
     """Where no candidate can be verified."""
-    monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda M: torch.return_types.linalg_cholesky_ex((M, torch.ones(len(M)))))
+    monkeypatch.setattr(
+        torch.linalg, "cholesky_ex", lambda M: torch.return_types.linalg_cholesky_ex((M, torch.ones(len(M))))
+    )
     S = torch.ones(1, 3, 3, dtype=torch.float64)
     assert float(upper_eigenvalue(S)[0]) >= 3
     assert float(upper_cholesky(S)[0]) >= 3
