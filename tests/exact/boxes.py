@@ -38,11 +38,11 @@ def _near(mid, rad, exact):
     return abs(convert(Fraction(float(mid))) - exact) <= convert(Fraction(float(rad)))
 
 
-def blunt(monkeypatch, seed=0):
+def blunt(monkeypatch, seed=0, inwards=False):
     """Let every operation of boxes give a wider box whose middle is off by a `SHARE` of its size.
 
     Such a box holds the exact result as well, so every law must still hold, and what a rule forgets of the radii it
-    is given shows at the scale of that share instead of at that of rounding.
+    is given shows at the scale of that share instead of at that of rounding. `inwards`, all middles are too small.
     """
     rng = np.random.default_rng(seed)
 
@@ -52,7 +52,8 @@ def blunt(monkeypatch, seed=0):
         def operation(self, *args, **settings):
             found = sharp(self, *args, **settings)
             off = SHARE * np.abs(found.mid)
-            return Box(found.mid + off * rng.choice([-1.0, 1.0], found.shape), found.rad + 1.001 * off)
+            sign = -np.sign(found.mid) if inwards else rng.choice([-1.0, 1.0], found.shape)
+            return Box(found.mid + off * sign, found.rad + 1.001 * off)
 
         monkeypatch.setattr(Box, name, operation)
 

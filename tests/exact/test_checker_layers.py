@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from certify.layers import LAYERS, made
-from exact.boxes import blunt
-from exact.checker import check_path, check_point, single
+from exact.boxes import blunt, fractions, holds
+from exact.checker import check_path, check_point, function, plain, single
 from specguard import nn as own
 from specguard.errors import ConfigError
 from specguard.evaluate.checker import network
+from specguard.evaluate.checker.enclosure import Box
 
 NAMES = list(LAYERS)
 PASSIVE = {nn.Module, nn.BatchNorm1d}  # a word for any layer, and the inside of TokenBatchNorm
@@ -58,6 +59,60 @@ def check(layer, z, g, *radii):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_layer_at_a_point_obeys_the_laws(name):
     check(*case(name), 1e-14, 1e-3, 1.0)
+
+
+def convolution(*taps):
+    """A convolution along tokens of one channel per group, these taps, and nothing behind it."""
+    layer = own.TokenConvolution(len(taps), [len(tap) for tap in taps]).double()
+    with torch.no_grad():
+        layer.out.weight.copy_(torch.eye(len(taps)))
+        for kernel, tap in zip(layer.kernels, taps, strict=True):
+            kernel.weight.copy_(torch.tensor(tap).view(1, 1, -1))
+    return layer
+
+
+@pytest.mark.parametrize("taps", [[[1.0, -2.0, 1.0], [0.1]], [[0.1], [1.0, 1.0, 1.0]]], ids=str)
+def test_a_convolution_spreads_what_it_stretches_most(taps):
+    """Signs that alternate where the taps do, in the channel of the larger kernel."""
+    sign = np.where(np.arange(5) % 2 == 1, np.sign(min(min(taps))), 1.0)
+    for z in (np.zeros((5, 2)), np.random.default_rng(0).standard_normal((5, 2))):
+        check_point(convolution(*taps), z, np.stack([sign, sign], 1)[None], (1.0,))
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_norms_of_tokens_far_shorter_than_their_stabiliser_are_in_their_boxes(centred):
+    """Where nothing but the constants of a norm and a few products is rounded."""
+    rng = np.random.default_rng(5)
+    for eps in rng.uniform(0.1, 10, 25):
+        layer = (nn.LayerNorm if centred else nn.RMSNorm)(2, eps=float(eps)).double()
+        x = 1e-9 * rng.standard_normal((60, 2))
+        (step,) = network.read(layer)
+        assert holds(step.make(Box.exact(x)).output, function(plain(layer), fractions(x)))
+
+
+def still(size):
+    """Attention whose queries vanish at its tokens, and those tokens: only the keys that they meet matter."""
+    layer = own.Attention(4, 1).double()
+    Wq, Wk, Wv = np.zeros((3, 4, 4))
+    Wq[:2, :2], Wk[:2, 2:], Wv[0, 2] = np.eye(2), size * np.eye(2), 1.0
+    with torch.no_grad():
+        layer.qkv.weight.copy_(torch.tensor(np.concatenate([Wq, Wk, Wv])))
+        layer.qkv.bias.zero_()[:2] = -1.0
+        layer.out.weight.copy_(torch.eye(4))
+    return layer, np.array([[1.0, 1.0, 1.0, 0.3], [1.0, 1.0, -1.0, 0.2], [1.0, 1.0, 0.1, -0.7]])
+
+
+@pytest.mark.parametrize("size", [0.1, 30.0])
+def test_norms_of_attention_are_above_those_of_its_matrices_however_blunt_arithmetic_is(size, monkeypatch):
+    layer, x = still(size)
+    J = torch.func.jacrev(own.explicit(layer))(torch.tensor(x)[None])[0, :, :, 0].reshape(12, 12)
+    a = x @ layer.qkv.weight[4:8].detach().numpy().T @ layer.qkv.weight[:4].detach().numpy()
+    blunt(monkeypatch, inwards=True)
+    (step,) = network.read(layer)
+    point = step.make(Box.exact(x))
+    assert point.derivative_norm >= np.linalg.norm(J.detach().numpy(), 2) * (1 - 1e-12)
+    assert point.mu[0] >= np.linalg.norm(a - a.mean(0), 2) * (1 - 1e-12)
+    assert point.mu_uncentred[0] >= np.linalg.norm(a, 2) * (1 - 1e-12)
 
 
 @pytest.mark.parametrize("scale", [1e-8, 1e8])

@@ -187,6 +187,13 @@ def test_projections_of_any_size_obey_the_laws(kind, size):
         check_point(kind(size), z, rng.standard_normal((2, 2, 3)), (1e-9 * size, 0.1 * size, size))
 
 
+@pytest.mark.parametrize("place", [0.1, 0.45, 0.6, 2.0])
+def test_the_bend_of_a_projection_along_a_line_is_bounded_by_no_less(place):
+    """One channel, a small step: what is left out is half of the second derivative, next to the bound."""
+    for sign in (1.0, -1.0):
+        check_point(SmoothProject(1.0), np.array([[sign * place]]), np.ones((1, 1, 1)), (1e-3, 1e-5))
+
+
 @pytest.mark.parametrize("size", [1e-300, 1e-160, 1e160, 1e300])
 @pytest.mark.parametrize("kind", [SmoothProject, LayerProject])
 def test_projections_whose_squares_are_lost_are_refused(kind, size):
@@ -225,6 +232,27 @@ def test_the_steepest_softmax_of_logits_in_a_box_is_no_steeper_than_said(first):
                 x = member(S[0, 0], sign)
                 p = 1 / (1 + mp.exp(real(x[1] - x[0])))
                 assert at_most(2 * p * (1 - p), point.lam(0.0)[0, 0])
+
+
+def test_the_steepest_softmax_of_a_head_that_is_given_queries_and_keys_is_no_steeper_than_said():
+    """A query and seven keys at zero, and one key shut out: all that moves the logits is the product of both moves."""
+    (step,) = read(CoreAttention(1))
+    head = step.make(Box.exact(np.zeros((7, 3)))).heads[0]
+    head.__dict__["S"] = Box.exact(np.where(np.arange(7) == 0, -50.0, np.zeros((1, 7, 7))))
+    radius = 1.5
+    query, key, others = radius / math.sqrt(2), radius * math.sqrt(5 / 12), -radius / math.sqrt(60)
+    assert query**2 + key**2 + 5 * others**2 <= radius**2 * (1 + 1e-15)
+    up, down = (real(fractions(query * move)[()]) for move in (key, others))
+    p = mp.exp(up) / (mp.exp(up) + 5 * mp.exp(down) + mp.exp(-50 + down))
+    assert at_most(p, head.lam(radius)[0, 0])
+    assert p > 0.4
+
+
+def test_what_one_head_leaves_out_is_not_hidden_by_another_that_leaves_out_nothing():
+    rng = np.random.default_rng(8)
+    z, g = rng.standard_normal((3, 12)), rng.standard_normal((2, 3, 4))
+    g[:, :, :2] = 0.0  # nothing is asked of the first head
+    check_point(CoreAttention(2), z, g, (0.1, 1.0))
 
 
 def test_an_image_whose_numbers_overflow_is_proved_nothing():
