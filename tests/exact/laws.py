@@ -90,8 +90,4 @@ def check_margins(model, x, label, D, families=FAMILIES, largest=float("inf")):
 def upper(number):
     """The least float64 that is no less than a positive real, or the next."""
     found = float(number)
-    return (
-        found
-        if mpf(found) >= number
-        else float(torch.nextafter(torch.tensor(found).double(), torch.tensor(torch.inf).double()))
-    )
+    return found if mpf(found) >= number else float(torch.nextafter(torch.tensor(found).double(), torch.tensor(torch.inf).double()))
