@@ -60,6 +60,33 @@ def test_outputs_and_adjoints_are_within_their_slacks_whatever_the_sizes(name):
         check_adjoint(layer, z, functionals(layer, z, seed))
 
 
+MANY = {
+    "linear": (lambda: nn.Linear(1, 1), (2000, 1)),
+    "patches": (lambda: PatchEmbedding(1, 1, 1), (1, 50, 40)),
+    "convolution": (lambda: TokenConvolution(1, (1,)), (2000, 1)),
+    "layer norm": (lambda: nn.LayerNorm(2, 1e-2), (1000, 2)),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_a_bias_is_added_to_every_token(name):
+    """Many tokens, each of which loses nearly all of itself beside a bias of 1."""
+    maker, shape = MANY[name]
+    layer, z = (
+        maker().double().eval(),
+        torch.randn(1, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+    )
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.full(parameter.shape, 1.0 if parameter.ndim == 1 else 1e-9))
+        if isinstance(layer, nn.LayerNorm):
+            layer.weight.fill_(1e-9)
+        if isinstance(layer, TokenConvolution):
+            layer.out.weight.fill_(1.0)
+            layer.out.bias.zero_()
+    check_value(layer, z)
+
+
 AFFINE = {
     "linear": (lambda: nn.Linear(3, 2), (2, 3)),
     "normalise": (lambda: Normalise((0.4, 0.6), (0.3, 0.7)), (2, 1, 2)),

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from exact.laws import check_identity, check_margins, full, one_step, plain
+from exact.networks import NETWORKS, drawn, point, shape
 from exact.numbers import exact, length, like, mpf, real, squared
 from exact.reference import value_at
 from specguard.certify import certify, program
@@ -16,40 +17,7 @@ from specguard.certify.families import upper_falls
 from specguard.certify.network import located, upper_radii
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
-from specguard.nn import (
-    SLL,
-    Attention,
-    ClassPool,
-    CoreAttention,
-    GatedUnit,
-    HeadNorm,
-    LayerProject,
-    LayerScale,
-    MaxMin,
-    MeanPool,
-    Residual,
-    SkipAttention,
-    SmoothProject,
-    Squareplus,
-)
-
-
-def drawn(model, seed, size=1.0):
-    """The model in float64, with weights and biases of about this size."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in model.double().parameters():
-            p.copy_(size * torch.randn(p.shape, generator=generator, dtype=torch.float64))
-    return model.eval()
-
-
-def point(seed, *shape):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def shape(model):
-    """Of its images: tokens where there is a pool, else numbers."""
-    return (3, 4) if any(isinstance(layer, ClassPool | MeanPool) for layer in model) else (3,)
+from specguard.nn import SLL, Residual, Squareplus
 
 
 def directed(z, direction, radius):
@@ -64,31 +32,6 @@ def worst(model, x, label, rival):
     logits = plain(model)(x)[0]
     (slope,) = torch.autograd.grad(logits[rival] - logits[label], x)
     return slope[0] + 1e-300
-
-
-HEAD = (ClassPool(), nn.Linear(4, 3))
-NETWORKS = {
-    "linear": lambda: nn.Sequential(nn.Linear(3, 3)),
-    "two linear maps": lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3)),
-    "relu": lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3)),
-    "tanh alone": lambda: nn.Sequential(nn.Tanh(), nn.Linear(3, 3)),
-    "gelu": lambda: nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 3)),
-    "sorted pairs": lambda: nn.Sequential(nn.Linear(3, 4), MaxMin(), nn.Linear(4, 3)),
-    "gated": lambda: nn.Sequential(nn.Linear(3, 4), GatedUnit(), nn.Linear(2, 3)),
-    "sll": lambda: nn.Sequential(SLL(3, 4), nn.Linear(3, 3)),
-    "no affine end": lambda: nn.Sequential(nn.Linear(3, 3), Squareplus(0.3)),
-    "attention": lambda: nn.Sequential(Residual(Attention(4, 2), 0.3), MeanPool(), nn.Linear(4, 3)),
-    "skip attention": lambda: nn.Sequential(SmoothProject(1.0), SkipAttention(4, 2, 0.3), *HEAD),
-    "block": lambda: nn.Sequential(
-        Residual(nn.Sequential(nn.LayerNorm(4, 1e-2), nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 4)), 0.3), *HEAD
-    ),
-    "forks in a fork": lambda: nn.Sequential(
-        Residual(nn.Sequential(LayerProject(0.7), Residual(nn.Linear(4, 4), -0.9), LayerScale(4, 0.3)), 0.7), *HEAD
-    ),
-    "normalised heads": lambda: nn.Sequential(
-        nn.Linear(4, 12), HeadNorm(4, 2, 1e-2), CoreAttention(2, fused=False), *HEAD
-    ),
-}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -258,6 +201,48 @@ def test_the_identity_holds_to_the_last_rounding(name):
             directed(z, point(seed + 40, *shape(model)), radius),
             ("naive", "specformer", "lofast", "local"),
         )
+
+
+def test_adjoints_of_linear_maps_are_off_by_their_slack_at_most():
+    """At the point 0, without a bias, nothing is lost forwards."""
+    for seed in range(8):
+        model = drawn(nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 3, bias=False)), seed)
+        z, g = torch.zeros(1, 3).double(), point(seed + 10, 1, 1, 3)
+        check_identity(model, z, g, directed(z, point(seed + 20, 3), 1.0))
+        check_identity(
+            nn.Sequential(model[0]).eval(), z, point(seed, 1, 1, 4), directed(z, point(seed + 30, 3), 1.0)
+        )
+
+
+def test_a_long_sum_in_an_adjoint_is_no_exact_fall():
+    """A million hidden numbers, of which 64 make what is computed of the slope, and all the others are lost."""
+    hidden = 2**20
+    model = nn.Sequential(nn.Linear(1, hidden, bias=False), nn.Linear(hidden, 2, bias=False)).double().eval()
+    with torch.no_grad():
+        model[0].weight.fill_(1e-16)
+        model[0].weight[:64] = 1.0
+        model[1].weight.zero_()
+        model[1].weight[0] = 1.0
+    p = posed(program(model), torch.zeros(1, 1).double(), torch.tensor([0]), ("adjoint",))
+    fall = upper_falls(p, full(torch.zeros(1), 1.0), ("adjoint",))["adjoint"].total
+    assert Fraction(float(fall[0, 0])) >= 64 + (hidden - 64) * Fraction(1e-16)
+
+
+@pytest.mark.parametrize("name", ["forks in a fork", "block", "relu"])
+def test_a_fall_holds_every_rounding_that_the_identity_names(name):
+    """`forward + backward radius + scaling radius` for every layer, in exact arithmetic."""
+    model = drawn(NETWORKS[name](), 0)
+    images = point(1, 1, *shape(model))
+    p = posed(program(model), images, torch.tensor([0]), ("adjoint",))
+    radius = full(images, 0.7)
+    fall, radii = upper_falls(p, radius, ("adjoint",))["adjoint"], upper_radii(p.path, radius, "local")
+    found = p.whole.part(0)
+    for layer, (ahead, back) in found.rounding.items():
+        for rival in range(len(ahead)):
+            wanted = Fraction(float(ahead[rival])) + Fraction(float(back[rival])) * Fraction(float(radii.at[layer]))
+            if layer in found.scaling:
+                wanted += Fraction(float(found.scaling[layer][rival])) * Fraction(float(radii.ends[layer]))
+            assert Fraction(float(fall.terms[layer, "rounding"][rival])) >= wanted
 
 
 # What vanishes ----------------------------------------------------------------------------------------------------

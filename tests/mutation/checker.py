@@ -1,0 +1,5 @@
+"""Mutants of the checker."""
+
+from mutation.mutant import Mutant
+
+CHECKER: tuple[Mutant, ...] = ()
