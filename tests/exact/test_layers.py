@@ -9,18 +9,20 @@ import torch
 from torch import nn
 
 from certify.layers import LAYERS, made
-from exact.laws import bounds_norm, check_adjoint, check_value, full, matrix, one_step
-from exact.numbers import mpf
+from exact.laws import bounds_norm, check_adjoint, check_identity, check_value, full, matrix, one_step
+from exact.numbers import exact, mpf, real
 from specguard.certify import rules
 from specguard.nn import (
     ClassAndMean,
     ClassToken,
+    HeadNorm,
     LayerScale,
     MeanPool,
     Normalise,
     PatchEmbedding,
     Positions,
     Resize,
+    SmoothProject,
     TokenBatchNorm,
     TokenConvolution,
 )
@@ -58,6 +60,83 @@ def test_outputs_and_adjoints_are_within_their_slacks_whatever_the_sizes(name):
         layer, z = scaled(name, seed)
         check_value(layer, z)
         check_adjoint(layer, z, functionals(layer, z, seed))
+
+
+def along(layer, z, weights):
+    """Tokens nearly along one long vector, and weights that are orthogonal to it but for rounding."""
+    base = torch.linspace(0.3, 1.7, z.shape[-1]).double()
+    with torch.no_grad():
+        for W in weights:
+            W.sub_((W * base).sum(-1, keepdim=True) * base / (base @ base))
+    return layer, 1e8 * z[..., :1] * base + z
+
+
+def far_from_zero(maker, dim):
+    """Tokens whose entries differ by far less than they are large."""
+    layer, z = maker(), torch.randn(1, 2, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return layer.double().eval(), 1e8 + z
+
+
+def cancelling_batch_norm():
+    """A bias that is the mean, scaled, but for a little: their difference is mostly rounding."""
+    layer, z = TokenBatchNorm(3).double().eval(), torch.full((1, 2, 3), 1e-3, dtype=torch.float64)
+    with torch.no_grad():
+        layer.norm.running_mean.copy_(1e8 * torch.tensor([1.1, 2.3, 0.7]))
+        layer.norm.running_var.copy_(torch.tensor([0.3, 0.7, 1.9]))
+        layer.norm.bias.copy_(layer.norm.running_mean / (layer.norm.running_var + layer.norm.eps).sqrt())
+    return layer, z
+
+
+def cancelling_convolution():
+    layer, z = made("token convolution")
+    layer, z = layer.double(), z[:1].double()
+    layer, z = along(layer, z, [])
+    base = torch.linspace(0.3, 1.7, 6).double().chunk(3)
+    with torch.no_grad():
+        for conv, part in zip(layer.kernels, base, strict=True):
+            W = conv.weight  # out, in, tap: orthogonal over the inputs of every tap
+            W.sub_((W * part[:, None]).sum(1, keepdim=True) * part[:, None] / (part @ part))
+    return layer, z
+
+
+def convolution_with_a_long_last_bias():
+    layer, z = made("token convolution")
+    layer, z = layer.double(), z[:1].double()
+    with torch.no_grad():
+        layer.out.bias.mul_(1e9)
+    return layer, z
+
+
+CANCELLING = {
+    "layer norm": lambda: far_from_zero(lambda: nn.LayerNorm(4), 4),
+    "layer norm of large eps": lambda: far_from_zero(lambda: nn.LayerNorm(4, 10.0), 4),
+    "head norm, q": lambda: head_norm(0),
+    "head norm, k": lambda: head_norm(1),
+    "batch norm": cancelling_batch_norm,
+    "token convolution": cancelling_convolution,
+    "token convolution, last bias": convolution_with_a_long_last_bias,
+}
+
+
+def head_norm(which):
+    layer, z = far_from_zero(lambda: HeadNorm(4, 2), 12)
+    parts = z.view(1, 2, 3, 4)
+    parts[:, :, 1 - which] -= 1e8
+    parts[:, :, 2] -= 1e8
+    return layer, z
+
+
+@pytest.mark.parametrize("name", CANCELLING)
+def test_what_cancels_on_the_way_is_in_the_slacks(name):
+    layer, z = CANCELLING[name]()
+    check_value(layer, z)
+    check_adjoint(layer, z, functionals(layer, z))
+
+
+def test_the_largest_bend_of_a_projection_is_attained():
+    x, along_it = torch.tensor([[[0.5, 0.0, 0.0]]]).double(), torch.tensor([[[[1.0, 0.0, 0.0]]]]).double()
+    for sign in (1, -1):
+        check_identity(SmoothProject(1.0).eval(), x, along_it, real(exact(sign * 1e-3 * along_it[0, 0])))
 
 
 MANY = {

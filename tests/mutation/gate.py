@@ -5,8 +5,8 @@
 Every mutant is a copy of the source with one change. Killers are asked in their order, each in a process of its
 own, until one fails (`--all` asks every one). Which test noticed it is written to `docs/mutants.json` and to
 `docs/mutants.md`. Verdicts are kept in `.mutants/` by the texts of the mutant, of the source and of the tests, so a
-run that was stopped goes on where it was. The gate fails where a mutant survives without an argument why every claim
-still holds with it.
+run that was stopped goes on where it was. The gate fails where a mutant survives without an argument why every
+claim still holds with it.
 """
 
 import argparse
@@ -35,7 +35,13 @@ MUTANTS: tuple[Mutant, ...] = (*LINALG, *CORE, *LAYERS, *ATTENTION, *CHECKER)
 TABLE = ROOT / "docs" / "mutants.json"
 _KEPT = ROOT / ".mutants"
 _LIMIT = 900  # seconds; a mutant that makes the tests run on is noticed
-_EXACT = ("test_linalg.py", "test_networks.py", "test_layers.py", "test_attention.py")  # of the prover
+_EXACT = (
+    "test_formulas.py",
+    "test_linalg.py",
+    "test_networks.py",
+    "test_layers.py",
+    "test_attention.py",
+)  # of the prover
 _LAWS = (
     "certify/test_rules.py",
     "certify/test_activations.py",
@@ -44,6 +50,12 @@ _LAWS = (
 )
 _PROVER, _CHECKER = ("certify", "linalg", "nn"), ("nn", "evaluate/checker")  # folders of the source
 _HELPERS = ("tests/exact/numbers.py", "tests/exact/reference.py", "tests/exact/laws.py", "tests/exact/networks.py")
+_INTRODUCTION = """
+Every row is one small change of the source that would make a proof, or the check of one, wrong: a rounding left
+out, a constant too small, a term dropped. It is killed when a test fails with it. A change that leaves every claim
+true is equivalent, and its row says why. `python tests/mutation/gate.py` writes this page and fails where a mutant
+survives; tests are asked in the order exact, checker, laws, until one notices.
+"""
 
 
 def killers(mutant: Mutant) -> dict[str, list[str]]:
@@ -147,10 +159,7 @@ def page(rows: list[dict[str, object]]) -> str:
     lines = [
         "# Mutants",
         "",
-        "Every row is one small change of the source that would make a proof, or the check of one, wrong: a rounding",
-        "left out, a constant too small, a term dropped. It is killed when a test fails with it. A change that leaves",
-        "every claim true is equivalent, and the row says why. `python tests/mutation/gate.py` writes this page and",
-        "fails where a mutant survives; tests are asked in the order exact, checker, laws, until one notices.",
+        *_INTRODUCTION.strip().splitlines(),
         "",
         f"{len(rows)} mutants: " + ", ".join(f"{number} {fate}" for fate, number in count.items()) + ".",
         "",

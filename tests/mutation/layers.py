@@ -50,18 +50,25 @@ LAYERS: tuple[Mutant, ...] = (
         ("math.sqrt(W.shape[2]) * length(group) * size + math.sqrt(tokens)",
          "0 * length(group) + math.sqrt(tokens)", "products of convolutions are exact"),
         ("* size + math.sqrt(tokens) * float(upper_length(b))", "* size",
-         "adding the bias of a convolution is exact"),
+         "adding the bias of a convolution is exact",
+         "a sum is rounded to u of its result, the numbers that the last map is given; its own slack holds "
+         "gamma(channels + 4) of these, four roundings more than its products and its bias take"),
         ("up(last.slack + slack * last.norm)", "up(last.slack)", "rounding before the last map is left out"),
         ("up(last.slack + slack * last.norm)", "up(slack * last.norm)", "rounding of the last map is left out"),
-        ("error = widest * (last.error +", "error = widest * (0 * last.error +", "the last map's adjoint is exact"),
-        ("+ gamma(max(W[0].numel() for W in kernels) + 4) * last.norm)", ")", "adjoints of convolutions are exact"),
+        ("error = widest * (last.error", "error = 0 * widest * (last.error",
+         "adjoints of convolutions along tokens are exact"),
         ("float(upper_gram(whole).amax()) + 2 * gamma(width + 64) * taps", "float(upper_gram(whole).amax())",
-         "cosines and sines are exact"),
+         "cosines and sines are exact",
+         "complex matrices are taken as real ones of twice the size, so every singular value stands twice and "
+         "Gram iteration is above the norm by 2^(1 / 2^13), a part in 12,000; waves are off by gamma(width + 64) "
+         "of the taps' sizes, and these are at most sqrt(width dim) norms"),
     ),
     *mutants(
         "certify/radial.py",
         ("float(self.gain.abs().amax()) * (1 + gamma(8))", "float(self.gain.abs().amax())",
-         "the stretch of a norm is exact"),
+         "the stretch of a norm is exact",
+         "stretch, gain and their product are right to three roundings, and `up` around the spread raises it by "
+         "4096"),
         ("bend = self._curvature(self.blur) * self.blur", "bend = 0 * self.blur",
          "derivatives of norms are taken at the exact point"),
         ("gamma(3 * g.shape[-1] + 32) * steepest + bend", "bend", "products in adjoints of norms are exact"),
@@ -75,7 +82,10 @@ LAYERS: tuple[Mutant, ...] = (
         ("slack = up(2 * wrong + gamma(", "slack = up(gamma(", "lengths of tokens are exact"),
         ("gamma(2 * x.shape[-1] + 32) * (length(output) + shifts)", "0 * length(output)",
          "the products and the shift of a norm are exact"),
-        ("(length(output) + shifts)", "length(output)", "what cancels in the shift of a norm is lost"),
+        ("(length(output) + shifts)", "length(output)", "what cancels in the shift of a norm is lost",
+         "sums are rounded to u of their result; a shift that cancels is as long as what it cancels, gain "
+         "stretch p, of which `wrong` holds gamma(4 d + 32) twice; any other is no longer than that and the "
+         "output together"),
         ("near, far = 3 * R**3 * t / w**5", "near, far = 2.9 * R**3 * t / w**5", "a curvature too small"),
     ),
     *mutants(
@@ -98,8 +108,11 @@ LAYERS: tuple[Mutant, ...] = (
          "H = self.before.output.abs()", "neurons are on their side of the kink by their computed sign"),
         ("gap = (first - second).abs() - 2 * blur", "gap = (first - second).abs()",
          "pairs are in their order by computed numbers"),
-        ("wrong = 2 * UNIT * float(length(W[None])[0])", "wrong = 0.0", "differences of rows are exact"),
-        ("root = math.sqrt(2) * (1 + 1e-15)", "root = math.sqrt(2) * (1 - 1e-15)", "the root of 2 is too small"),
+        ("wrong = 2 * UNIT * float(length(W[None])[0])", "wrong = 0.0", "differences of rows are exact",
+         "a difference is rounded to u of itself: lengths are raised by 4096 u by `up`, and of the 4u of "
+         "Frobenius norms that `upper_svd` adds, dividing by the scale takes one"),
+        ("root = math.sqrt(2) * (1 + 1e-15)", "root = math.sqrt(2) * (1 - 1e-15)", "the root of 2 is too small",
+         "both uses, in `_crossing`, are raised by 4096 u by `up`, and 1e-15 is 9 u"),
         ("reached = distance <= up(delta * rates)", "reached = distance < delta * rates",
          "a neuron that just reaches its kink is left out"),
     ),
