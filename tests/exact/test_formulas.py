@@ -10,11 +10,23 @@ import pytest
 import torch
 from torch import nn
 
-from exact.laws import check_adjoint, check_value, full, one_step
-from exact.numbers import exact, length, mp, mpf, real
+from exact.laws import check_adjoint, check_identity, check_value, full, one_step
+from exact.numbers import exact, exp, length, mp, mpf, real, within
 from exact.reference import _interpolation, value_at
 from specguard.certify import affine
-from specguard.nn import SLL, GatedUnit, LayerProject, MaxMin, Resize, Softplus, Squareplus
+from specguard.nn import (
+    SLL,
+    ClassAndMean,
+    CoreAttention,
+    GatedUnit,
+    HeadNorm,
+    LayerProject,
+    MaxMin,
+    MeanPool,
+    Resize,
+    Softplus,
+    Squareplus,
+)
 
 
 def radial(seed):
@@ -96,6 +108,56 @@ def test_an_sll_of_arguments_that_are_mostly_rounding_is_within_its_slacks(activ
         check_adjoint(layer, x, torch.tensor([[[[1.0, -0.7]]]], dtype=torch.float64))
 
 
+def exact_B(layer):
+    """The matrix that an SLL multiplies its neurons by, in reals."""
+    W, log_q = real(exact(layer.weight)), real(exact(layer.log_q))
+    T = (abs(W @ W.T) * exp(log_q[None, :] - log_q[:, None])).sum(1) + real(Fraction(1e-12))
+    return -2 * W.T / T
+
+
+def test_an_sll_whose_divisors_are_mostly_rounding_is_within_its_slacks():
+    """Rows that are orthogonal but for rounding, and q so far apart that their product counts."""
+    for seed in range(6):
+        a, b = torch.rand(2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).tolist()
+        layer = SLL(2, 2, nn.Tanh()).double().eval()
+        with torch.no_grad():
+            layer.weight.copy_(torch.tensor([[a, b], [-b * (1 + 3e-16), a]], dtype=torch.float64))
+            layer.bias.copy_(torch.tensor([0.7, -0.3]))
+            layer.log_q.copy_(torch.tensor([0.0, 22.0]))
+        x = torch.tensor([[[0.3, -0.8]]], dtype=torch.float64)
+        node = one_step(layer, x)
+        assert within(node.B, exact_B(layer), node.wrong)
+        check_value(layer, x)
+        check_adjoint(layer, x, torch.tensor([[[[1.0, -0.7]]]], dtype=torch.float64))
+
+
+def test_a_long_sum_in_the_divisors_of_an_sll_is_in_its_account(monkeypatch):
+    """Every sum from its first term to its last, as good an order as any."""
+    layer = SLL(1, 3000).double().eval()
+    with torch.no_grad():
+        layer.weight.fill_(1e-16)
+        layer.weight[0] = 1.0
+    true = torch.Tensor.sum
+    monkeypatch.setattr(
+        torch.Tensor,
+        "sum",
+        lambda x, axis=None, **rest: (
+            x.cumsum(axis).select(axis, -1) if axis in (1, -1) and not rest else true(x, axis, **rest)
+        ),
+    )
+    node = one_step(layer, torch.zeros(1, 1).double())
+    first = -2 / (1 + 2999 * Fraction(1e-16) + Fraction(1e-12))
+    assert abs(Fraction(float(node.B[0, 0])) - first) <= Fraction(node.wrong)
+
+
+def test_adding_little_to_a_long_point_is_in_the_slack_of_an_sll():
+    layer, x = SLL(1, 1).double().eval(), torch.tensor([[1e8 / 3]], dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.fill_(1e-10)
+        layer.bias.fill_(1.0)
+    check_value(layer, x)
+
+
 def long_row(count):
     """64 ones, as many as a sum may have parts, and numbers whose squares they lose; and the sum of all squares."""
     row = torch.full((count,), 1e-8, dtype=torch.float64)
@@ -168,6 +230,47 @@ def test_a_gated_unit_bends_by_its_exact_second_factor():
         assert mpf(float(bend[0, 0])) >= wanted
 
 
+def derivatives(name):
+    """An activation in reals: its first and its second derivative."""
+    functions = {
+        "gelu": lambda t: t * mp.ncdf(t),
+        "gelu by tanh": lambda t: t * (1 + mp.tanh(mp.sqrt(2 / mp.pi) * (t + mpf(0.044715) * t**3))) / 2,
+        "silu": lambda t: t / (1 + mp.exp(-t)),
+        "tanh": mp.tanh,
+        "softplus": lambda t: mp.log(1 + mp.exp(t)),
+        "squareplus": lambda t: (t + mp.sqrt(t * t + 4)) / 2,
+    }
+    f = functions[name]
+    return (lambda t: mp.diff(f, t)), (lambda t: mp.diff(f, t, 2))
+
+
+LARGEST = {  # where the slope and the second derivative are largest in size
+    "gelu": (mp.sqrt(2), mpf(0)),
+    "gelu by tanh": (mp.mpf("1.41956"), mpf(0)),
+    "silu": (mpf("2.39935728052"), mpf(0)),
+    "tanh": (mpf(0), mp.atanh(1 / mp.sqrt(3))),
+    "softplus": (mpf(60), mpf(0)),
+    "squareplus": (mpf(10) ** 9, mpf(0)),
+}
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_constants_of_activations_are_not_below_the_exact_ones(name):
+    phi = one_step(SMOOTH[name]().eval(), torch.zeros(1, 1).double()).phi
+    first, second = derivatives(name)
+    steep, bent = LARGEST[name]
+    assert mpf(phi.steepest) >= abs(first(steep)) - mpf(10) ** -60
+    assert mpf(phi.curvature) >= abs(second(bent)) - mpf(10) ** -60
+    if phi.bend is None:
+        return
+    for low, high in ((0.0, 0.1), (0.0, 3.0), (0.5, 0.8), (1.3, 1.5), (1.9, 2.1), (1.95, 1.99), (2.2, 9.0)):
+        bound = float(phi.bend(*(torch.tensor(end, dtype=torch.float64) for end in (low, high))))
+        for place in (low, (low + high) / 2, high, 2.0, math.atanh(3**-0.5)):
+            if low <= place <= high:
+                rounding = mpf(2) ** -53 * phi.roundings * mpf(phi.curvature)
+                assert mpf(bound) + rounding >= max(abs(second(mpf(place))), abs(second(-mpf(place)))), place
+
+
 @pytest.mark.parametrize("old", [97, 599, 601])
 def test_a_matrix_of_interpolation_is_off_by_what_its_norm_holds(old, monkeypatch):
     """With norms of the computed matrices that are right to a rounding, so that nothing else hides it."""
@@ -182,3 +285,28 @@ def test_a_matrix_of_interpolation_is_off_by_what_its_norm_holds(old, monkeypatc
         node = one_step(Resize(size).eval(), torch.zeros(1, 1, old, 1).double())
         longest = max(sum(entry * entry for entry in row) for row in _interpolation(old, size))
         assert mpf(node.norm) >= mp.sqrt(real(longest * size))
+
+
+def test_norms_of_means_are_not_rounded_down():
+    for tokens in range(1, 120):
+        z = torch.zeros(1, tokens, 1).double()
+        assert Fraction(one_step(MeanPool().eval(), z).norm) ** 2 * tokens >= 1
+        share = 1 / mpf(tokens)
+        both = mp.sqrt((1 + share + mp.sqrt((1 - share) ** 2 + 4 * share**2)) / 2)
+        assert mpf(one_step(ClassAndMean(0).eval(), z).norm) >= both
+
+
+def test_values_beside_normalised_heads_move_as_they_are_moved():
+    x = torch.tensor([[[900.0, -800.0, 700.0, -600.0, 1.0, 2.0]]]).double()
+    D = real(exact(torch.tensor([[0.0, 0.0, 0.0, 0.0, 3.0, -1.0]]).double()))
+    check_identity(HeadNorm(2, 1, eps=1.0).double().eval(), x, torch.ones(1, *x.shape).double(), D)
+
+
+def test_heads_side_by_side_lose_what_all_of_them_lose():
+    x = torch.randn(1, 3, 18, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    node = one_step(CoreAttention(3, fused=False).eval(), x)
+    assert Fraction(float(node.slack[0])) ** 2 >= sum(Fraction(float(each)) ** 2 for each in node.inner.slack)
+    g = torch.randn(1, 1, 3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    each = g.unflatten(3, (3, -1)).transpose(2, 3)
+    inner = node.inner.pull(torch.nn.functional.pad(each, (0, 4)).flatten(1, 2)).slack
+    assert Fraction(float(node.pull(g).slack[0, 0])) ** 2 >= sum(Fraction(float(one)) ** 2 for one in inner[0])

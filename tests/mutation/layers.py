@@ -114,7 +114,10 @@ LAYERS: tuple[Mutant, ...] = (
         ("root = math.sqrt(2) * (1 + 1e-15)", "root = math.sqrt(2) * (1 - 1e-15)", "the root of 2 is too small",
          "both uses, in `_crossing`, are raised by 4096 u by `up`, and 1e-15 is 9 u"),
         ("reached = distance <= up(delta * rates)", "reached = distance < delta * rates",
-         "a neuron that just reaches its kink is left out"),
+         "a neuron that just reaches its kink is left out",
+         "a neuron is missed only where the kink is passed by a rounding of its distance: the remainder is then "
+         "u of it, activations' own slack holds gamma(128) of it, and of pairs the rate, sqrt 2 (1 + 1e-15), is "
+         "too large by nine roundings"),
     ),
     *mutants(
         "certify/activations.py",
@@ -166,7 +169,10 @@ LAYERS: tuple[Mutant, ...] = (
          "the neurons of SLL are exact"),
         ("* blur + self.wrong * hidden + product + added", "* blur + product + added", "SLL's matrix B is exact"),
         ("+ self.wrong * hidden + product + added", "+ self.wrong * hidden + added",
-         "SLL's product with B is exact"),
+         "SLL's product with B is exact",
+         "`wrong` is four times what B can be off by, share being doubled twice, and its share holds "
+         "gamma(hidden + 64) of |B|: three times that stays for the product, which takes gamma(hidden) of the "
+         "same sizes"),
         ("+ self.wrong * hidden + product + added", "+ self.wrong * hidden + product", "SLL's sum is exact"),
         ("slack = inner.slack + 3 * steep * off", "slack = 0 * inner.slack + 3 * steep * off",
          "the adjoint of SLL's neurons is exact"),
