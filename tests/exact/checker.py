@@ -57,11 +57,12 @@ def check_point(layer, z, g, radii, seed=0):
             change = function(f, moved(z, D)) - real(clean)
             for method in METHODS:
                 assert at_most(length(change), point.spread(r, method)), f"it moves farther than {method} says"
-            bounds = [*remainder(r).values(), longest(Box.exact(back.rad), 1) * r]
+            bounds = remainder(r).values()
+            off = longest(Box.exact(back.rad), 1) * r
             for rival in range(len(g)):
-                assert at_most(left(g, change, back.mid, D, rival), *(b[rival] for b in bounds)), (
-                    "a larger remainder"
-                )
+                terms = [bound[rival] for bound in bounds]
+                assert at_most(left(g, change, wanted, D, rival), *terms), "a larger remainder"
+                assert at_most(left(g, change, fractions(back.mid), D, rival), off[rival], *terms), "a larger one"
 
 
 def check_path(layer, z, g, radius, seed=0):
@@ -76,7 +77,7 @@ def check_path(layer, z, g, radius, seed=0):
             assert at_most(length(change), out), f"it moves farther than {method} says"
         bounds = [term for name, rest in found.remainders.items() for term in rest(at[name]).values()]
         for rival in range(len(g)):
-            size = left(g, change, found.g, D, rival)
+            size = left(g, change, fractions(found.g), D, rival)
             assert at_most(size, *(np.broadcast_to(b, len(g))[rival] for b in bounds)), (
                 "the identity is off by more"
             )
@@ -84,7 +85,7 @@ def check_path(layer, z, g, radius, seed=0):
 
 def left(g, change, back, D, rival):
     """What the linear part leaves out of a functional's change."""
-    whole, linear = (real(fractions(g[rival])) * change).sum(), (real(fractions(back[rival])) * real(D)).sum()
+    whole, linear = (real(fractions(g[rival])) * change).sum(), (real(back[rival]) * real(D)).sum()
     return abs(whole - linear)
 
 

@@ -1,8 +1,11 @@
 """What a proof may claim of a layer or a network, held against the exact function, without a tolerance."""
 
+import math
+
+import numpy as np
 import torch
 
-from exact.numbers import exact, length, like, mpf, real, squared, within
+from exact.numbers import Dual, exact, length, like, mpf, real, squared, with_derivatives, within
 from exact.reference import adjoint, forward, value_at
 from specguard.certify import FAMILIES, program
 from specguard.certify.certificate import posed
@@ -50,7 +53,7 @@ def check_adjoint(layer, z, g):
 def check_identity(layer, z, g, D, methods=("local",)):
     """The bounds of a path at `z + D`, D an array of one image's numbers: radii, and the identity of the adjoint.
 
-    `||f(z + D) - output|| <= radius`, and `<g, f(z + D) - output> - <adjoint, D>` is at most remainders and rounding.
+    `||f(z + D) - output|| <= radius`; `<g, f(z + D) - output> - <adjoint, D>` is at most remainders and rounding.
     """
     path, output = located(program(layer), z)
     r = upper(length(D))
@@ -87,7 +90,33 @@ def check_margins(model, x, label, D, families=FAMILIES, largest=float("inf")):
             assert proved <= margin, f"{family} proves {float(proved)}, and the margin is {float(margin)}"
 
 
+def matrix(layer, z):
+    """The exact matrix of an affine layer's linear part, for one image."""
+    output = forward(plain(layer), with_derivatives(exact(z))).ravel()
+    return np.stack([entry.slope if isinstance(entry, Dual) else 0 * output[-1].slope for entry in output])
+
+
+def positive_definite(c, S):
+    """Whether `c I - S`, for an array S, has a Cholesky factorisation, in a hundred digits."""
+    M = -S
+    for i in range(len(M)):
+        M[i, i] += c
+    for i in range(len(M)):
+        if not M[i, i] > 0:
+            return False
+        for j in range(i + 1, len(M)):
+            if M[j, i]:
+                M[j, i:] = M[j, i:] - M[i, i:] * (M[j, i] / M[i, i])
+    return True
+
+
+def bounds_norm(c, A):
+    """Whether `||A|| <= c`, for a float or real c and an array: a bound that is attained passes by 50 digits."""
+    A = real(A if len(A) >= len(A.T) else A.T)
+    return positive_definite(mpf(c) ** 2 * (1 + mpf(10) ** -50), A.T @ A)
+
+
 def upper(number):
-    """The least float64 that is no less than a positive real, or the next."""
+    """A float64 that is no less than a positive real, and the least or the next."""
     found = float(number)
-    return found if mpf(found) >= number else float(torch.nextafter(torch.tensor(found).double(), torch.tensor(torch.inf).double()))
+    return found if mpf(found) >= number else math.nextafter(found, math.inf)

@@ -90,6 +90,38 @@ def test_norms_of_tokens_far_shorter_than_their_stabiliser_are_in_their_boxes(ce
         assert holds(step.make(Box.exact(x)).output, function(plain(layer), fractions(x)))
 
 
+def neuron(weight, bias, activation):
+    """One input, as many neurons as weights, and what follows them."""
+    first = nn.Linear(1, len(weight)).double()
+    with torch.no_grad():
+        first.weight.copy_(torch.tensor(weight).view(-1, 1))
+        first.bias.copy_(torch.tensor(bias))
+    return nn.Sequential(first, activation)
+
+
+@pytest.mark.parametrize("activation", [nn.GELU(), nn.Tanh(), own.Softplus(3.0), own.Squareplus(0.5)], ids=str)
+def test_the_bend_of_one_neuron_is_that_of_its_exact_input_however_blunt_arithmetic_is(activation, monkeypatch):
+    for seed in range(6):
+        with monkeypatch.context() as patch:
+            blunt(patch, seed)
+            for x in (-0.9, 0.8):
+                check_point(neuron([1.3], [0.2], activation), np.array([x]), np.ones((1, 1)), (1e-7,))
+
+
+def test_neurons_next_to_their_kink_may_be_on_either_side_of_it(monkeypatch):
+    """By how far they can move, and by how far the computed input can be from the exact one."""
+    for x in (0.95, -0.95, 0.9999999999):
+        check_point(neuron([1.0], [0.0], nn.ReLU()), np.array([x]), np.ones((1, 1)), (1.0,))
+        check_point(neuron([1.0, -1.0], [0.0, 0.0], own.MaxMin()), np.array([x]), np.array([[1.0, -1.0]]), (1.0,))
+    for seed in range(6):
+        with monkeypatch.context() as patch:
+            blunt(patch, seed)
+            for x in (1 + 1e-6, 1 - 1e-6):
+                check_point(neuron([1.0], [-1.0], nn.ReLU()), np.array([x]), np.ones((1, 1)), (1e-9,))
+                pair = neuron([1.0, -1.0], [-1.0, 1.0], own.MaxMin())
+                check_point(pair, np.array([x]), np.array([[1.0, -1.0]]), (1e-9,))
+
+
 def still(size):
     """Attention whose queries vanish at its tokens, and those tokens: only the keys that they meet matter."""
     layer = own.Attention(4, 1).double()

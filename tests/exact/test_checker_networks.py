@@ -235,7 +235,7 @@ def test_the_steepest_softmax_of_logits_in_a_box_is_no_steeper_than_said(first):
 
 
 def test_the_steepest_softmax_of_a_head_that_is_given_queries_and_keys_is_no_steeper_than_said():
-    """A query and seven keys at zero, and one key shut out: all that moves the logits is the product of both moves."""
+    """A query and seven keys at zero, one key shut out: only the product of their moves moves the logits."""
     (step,) = read(CoreAttention(1))
     head = step.make(Box.exact(np.zeros((7, 3)))).heads[0]
     head.__dict__["S"] = Box.exact(np.where(np.arange(7) == 0, -50.0, np.zeros((1, 7, 7))))

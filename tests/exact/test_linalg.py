@@ -5,6 +5,7 @@ from fractions import Fraction
 import pytest
 import torch
 
+from exact.laws import bounds_norm, positive_definite
 from exact.numbers import exact, mpf, real, squared
 from specguard.certify.node import up
 from specguard.linalg import (
@@ -31,25 +32,6 @@ BOUNDS = {
 }
 
 
-def bounds_norm(c, A):
-    """Whether `||A|| <= c` for a float c and a matrix of float64: whether `c^2 I - A^T A` is positive definite."""
-    X = real(exact(A if len(A) >= len(A.mT) else A.mT))
-    return positive_definite(mpf(c) ** 2, X.T @ X)
-
-
-def positive_definite(c, S):
-    """Whether `c I - S` has a Cholesky factorisation, in a hundred digits."""
-    M = -S
-    for i in range(len(M)):
-        M[i, i] += c
-    for i in range(len(M)):
-        if not M[i, i] > 0:
-            return False
-        for j in range(i + 1, len(M)):
-            M[j, i:] = M[j, i:] - M[i, i:] * (M[j, i] / M[i, i])
-    return True
-
-
 def random(seed, *shape):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
@@ -68,7 +50,7 @@ def matrices():
 @pytest.mark.parametrize("name", BOUNDS)
 def test_no_bound_is_below_the_norm_by_a_rounding(name):
     for A in matrices():
-        assert bounds_norm(float(BOUNDS[name](A[None])[0]), A)
+        assert bounds_norm(float(BOUNDS[name](A[None])[0]), exact(A))
     for seed in range(300):
         value = random(seed, 1, 1)
         assert float(BOUNDS[name](value[None])[0]) >= abs(float(value))
@@ -161,7 +143,7 @@ def test_the_bound_by_svd_holds_for_factors_that_are_a_little_wrong(wrong, error
     )
     for seed in range(4):
         A = random(seed, 3, 3)
-        assert bounds_norm(float(upper_svd(A[None])[0]), A)
+        assert bounds_norm(float(upper_svd(A[None])[0]), exact(A))
 
 
 def test_a_candidate_a_few_roundings_too_small_is_not_verified(monkeypatch):

@@ -28,3 +28,8 @@ class Mutant:
     @property
     def of_checker(self) -> bool:
         return self.file.startswith("evaluate/checker/")
+
+
+def mutants(file: str, *rows: tuple[str, ...]) -> tuple[Mutant, ...]:
+    """Those of one file: old text, new text, what is then wrong and, where it is known, why nothing is."""
+    return tuple(Mutant(file, *row) for row in rows)
