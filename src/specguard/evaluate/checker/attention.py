@@ -236,7 +236,8 @@ class Attention:
         s = radius * np.sqrt(a[:, None, :] ** 2 + b[:, :, None] ** 2) + B * radius**2 / 2
         own = radius * both + B[..., 0] * radius**2
         s = np.where(np.eye(n, dtype=bool), own[:, :, None], s)
-        s = outward(self.w.most_tau * outward(s) + self.S.rad)
+        rounding = 2.0**-52 * np.abs(self.S.mid)  # of the two sums below
+        s = outward(self.w.most_tau * outward(s) + self.S.rad + rounding)
         high, low = self.S.mid + s, self.S.mid - s
         top = high.max(-1, keepdims=True)
         ups, downs = np.exp(high - top), np.exp(low - top)

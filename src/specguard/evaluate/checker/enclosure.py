@@ -19,6 +19,7 @@ Array = NDArray[np.float64]
 _UNIT = 2.0**-53
 _ROOM = 1 + 2.0**-35  # for the rounding of radii, which are sums of at most 2^17 positive terms
 _TINY = 1e-290  # for what underflows
+_LEAST = 1e-300  # what is smaller may have lost its digits, or be zero, by underflow
 
 
 def outward(value: Any) -> Any:
@@ -83,7 +84,8 @@ class Box:
         rad = size @ (other.rad + wrong * np.abs(other.mid))
         if self.rad.any():
             rad = rad + self.rad @ other.size
-        return Box(self.mid @ other.mid, np.asarray(outward(rad)))
+        mid = self.mid @ other.mid
+        return Box(mid, np.asarray(outward(rad + _UNIT * np.abs(mid))))  # infinite where the middle is
 
     def __truediv__(self, other: "Box | float") -> "Box":
         b = boxed(other)
@@ -91,11 +93,12 @@ class Box:
         if not (least > 0).all():
             raise SoundnessError("the checker met a division by what may be zero")
         mid = self.mid / b.mid
-        return Box(mid, outward((self.rad + np.abs(mid) * b.rad) / least + _UNIT * np.abs(mid)))
+        return Box(mid, outward(self.rad / least + np.abs(mid) * (b.rad / least) + _UNIT * np.abs(mid)))
 
     def sum(self, axis: int, keepdims: bool = False) -> "Box":
-        wrong = self.rad + _gamma(self.shape[axis]) * np.abs(self.mid)
-        return Box(self.mid.sum(axis, keepdims=keepdims), np.asarray(outward(wrong.sum(axis, keepdims=keepdims))))
+        wrong = (self.rad + _gamma(self.shape[axis]) * np.abs(self.mid)).sum(axis, keepdims=keepdims)
+        mid = self.mid.sum(axis, keepdims=keepdims)
+        return Box(mid, np.asarray(outward(wrong + _UNIT * np.abs(mid))))  # infinite where the middle is
 
     def mean(self, axis: int, keepdims: bool = False) -> "Box":
         return self.sum(axis, keepdims) / float(self.shape[axis])
@@ -117,7 +120,7 @@ class Box:
     def exp(self) -> "Box":
         """An exponent that is off by r makes a factor of `exp(r)` at most."""
         mid = np.exp(self.mid)
-        return Box(mid, outward(mid * (np.expm1(outward(self.rad)) + 32 * _UNIT)))
+        return Box(mid, outward(np.maximum(mid, _LEAST) * (np.expm1(outward(self.rad)) + 32 * _UNIT)))
 
     def softmax(self) -> "Box":
         """Over the last axis: logits that are off by r make probabilities off by a factor `exp(2 r)` at most."""
@@ -125,7 +128,8 @@ class Box:
         e = np.exp(self.mid - top)
         p = e / e.sum(-1, keepdims=True)
         lost = self.rad.max(-1, keepdims=True) + _UNIT * np.abs(self.mid - top).max(-1, keepdims=True)
-        return Box(p, outward(p * (np.expm1(outward(2 * lost)) + _gamma(p.shape[-1] + 64))))
+        off = np.expm1(outward(2 * lost)) + _gamma(p.shape[-1] + 64)
+        return Box(p, outward(np.maximum(p, _LEAST) * off))
 
 
 def boxed(value: "Box | float") -> Box:
@@ -138,17 +142,20 @@ def joined(boxes: list[Box], axis: int) -> Box:
 
 def longest(x: Box, axes: int = 0) -> Any:
     """The Euclidean length over all but the first `axes` axes, from above."""
-    flat = x.size.reshape(*x.shape[:axes], -1)
-    top = flat.max(-1, initial=0.0)
-    scaled = flat / np.where(top > 0, top, 1.0)[..., None]
-    return outward(top * np.sqrt((scaled * scaled).sum(-1)))
+    return outward(_length(x.size, axes))
 
 
 def shortest(x: Box, axes: int = 0) -> Any:
     """The same length from below."""
-    flat, rad = x.mid.reshape(*x.shape[:axes], -1), x.rad.reshape(*x.shape[:axes], -1)
-    length = np.sqrt((flat * flat).sum(-1)) / _ROOM
-    return np.maximum(length - outward(np.sqrt((rad * rad).sum(-1))), 0.0) / _ROOM
+    return np.maximum(_length(x.mid, axes) / _ROOM - outward(_length(x.rad, axes)), 0.0) / _ROOM
+
+
+def _length(x: Array, axes: int) -> Any:
+    """As computed, without squares that overflow or underflow."""
+    flat = np.abs(x).reshape(*x.shape[:axes], -1)
+    top = flat.max(-1, initial=0.0)
+    scaled = flat / np.where(top > 0, top, 1.0)[..., None]
+    return top * np.sqrt((scaled * scaled).sum(-1))
 
 
 def spectral(A: Box) -> Any:

@@ -96,9 +96,9 @@ def pulled(path: Path, g: Array) -> Pulled:
             remainders |= inner.remainders
             back, remainder = Box.exact(g) + Box.exact(inner.g), _nothing
             lost = longest(Box.exact(scaled.rad), 1)
-            if lost.any() and place.branch:  # a scale that is no power of two
-                last = place.branch[-1].position
-                remainders[last] = _with(remainders[last], lost, 0.0)
+            if lost.any() and place.branch:  # a scale that is no power of two: a rate of what the branch gives
+                last = place.branch[-1]
+                remainders[last.position] = _with_end(remainders[last.position], lost, last)
         wrong = longest(Box.exact(back.rad), 1)
         remainders[place.position] = _with(remainder, wrong, outward(size * place.slack))
         g = back.mid
@@ -119,6 +119,11 @@ def _with(remainder: Remainder, rate: Array, constant: Array | float) -> Remaind
         return {**found, "rounding": rounding}
 
     return terms
+
+
+def _with_end(remainder: Remainder, rate: Array, last: Place | Fork) -> Remainder:
+    """A remainder and the rounding `rate R`, R the radius behind the last step of a branch."""
+    return lambda radius: _with(remainder, 0 * rate, outward(rate * radii((last,), radius, "local")[1]))(radius)
 
 
 def names(path: Path) -> dict[Position, str]:

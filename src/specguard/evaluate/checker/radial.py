@@ -49,7 +49,7 @@ class Scaled:
             length = square.root()
             low, high = (np.maximum(length.mid + sign * outward(length.rad), self.R) for sign in (-1, 1))
             return Box((low + high) / 2, outward((high - low) / 2 + 1e-15 * high))
-        return (square + _about(self.R**2)).root()
+        return (square + _about(self.R * self.R)).root()
 
     @cached_property
     def unit(self) -> Box:
@@ -63,13 +63,13 @@ class Scaled:
         )
 
     def _w(self, t: Array) -> Array:
-        return np.asarray(np.maximum(t, self.R) if self.hard else np.sqrt(t * t + self.R**2))
+        return np.asarray(np.maximum(t, self.R) if self.hard else np.hypot(t, self.R))
 
     def spread(self, radius: float, method: str) -> float:
         factor = outward(self.stretch * float(self.gain.size.max()))
         if method == "local":
             reach = np.maximum(self._low - outward(radius), 0.0)
-            slope = outward(self.R / np.sqrt(self._w(self._low) * self._w(reach)))
+            slope = outward(self.R / (np.sqrt(self._w(self._low)) * np.sqrt(self._w(reach))))
             factor = outward(factor * min(float(slope.max()), 1.0))
         return float(outward(factor * radius))
 
@@ -102,9 +102,9 @@ class Scaled:
         if self.hard:
             outside = low > R * (1 + 1e-12)
             safe = np.where(outside, low, 1.0)
-            return np.asarray(np.where(outside, outward(2 / math.sqrt(3) * R / (safe * safe)), np.inf))
+            return np.asarray(np.where(outside, outward(2 / math.sqrt(3) * R / safe / safe), np.inf))
         t = np.minimum(np.maximum(low, R / 2), high)
-        w = np.sqrt(t * t + R * R)
-        near, far = 3 * R**3 * t / w**5, 2 / math.sqrt(3) * R / (w * w)
+        w = np.hypot(t, R)  # ratios below, for no power of a length may overflow
+        near, far = 3 * (R / w) ** 3 * (t / w) / w, 2 / math.sqrt(3) * (R / w) / w
         # Where the two pieces meet they agree; near it the larger is taken.
         return np.asarray(outward(np.where(t <= R / math.sqrt(2) * (1 - 1e-12), near, np.maximum(near, far))))

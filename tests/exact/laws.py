@@ -1,0 +1,122 @@
+"""What a proof may claim of a layer or a network, held against the exact function, without a tolerance."""
+
+import math
+
+import numpy as np
+import torch
+
+from exact.numbers import Dual, exact, length, like, mpf, real, squared, with_derivatives, within
+from exact.reference import adjoint, forward, value_at
+from specguard.certify import FAMILIES, program
+from specguard.certify.certificate import posed
+from specguard.certify.families import upper_falls
+from specguard.certify.network import Place, located, pulled, upper_radii
+from specguard.nn import explicit, materialised
+
+
+def plain(layer):
+    """The layer that its rule reads: weights in float64, nothing folded away, no kernels."""
+    return materialised(explicit(layer.eval())).double().requires_grad_(False)
+
+
+def one_step(layer, z):
+    """The node of a layer that is one step of a program."""
+    (place,), _ = located(program(layer), z)
+    assert isinstance(place, Place)
+    return place.node
+
+
+def full(z, radius):
+    return torch.full((len(z),), float(radius), dtype=torch.float64)
+
+
+def check_value(layer, z, node=None):
+    """`||output - f(z)|| <= slack`, image by image."""
+    node = one_step(layer, z) if node is None else node
+    wanted, slack = value_at(plain(layer), z), node.slack.expand(len(z))
+    assert node.output.shape == wanted.shape
+    for image in range(len(z)):
+        assert within(node.output[image], wanted[image], slack[image]), "the output is off by more than its slack"
+
+
+def check_adjoint(layer, z, g):
+    """`||pull(g).adjoint - Df(z)^T g|| <= pull(g).slack`, rival by rival."""
+    pull, wanted = one_step(layer, z).pull(g), adjoint(plain(layer), z, g)
+    assert pull.adjoint.shape == wanted.shape
+    slack = pull.slack.expand(g.shape[:2])
+    for rival in range(len(g)):
+        for image in range(len(z)):
+            found = within(pull.adjoint[rival, image], wanted[rival, image], slack[rival, image])
+            assert found, "the adjoint is off by more than its slack"
+
+
+def check_identity(layer, z, g, D, methods=("local",)):
+    """The bounds of a path at `z + D`, D an array of one image's numbers: radii, and the identity of the adjoint.
+
+    `||f(z + D) - output|| <= radius`; `<g, f(z + D) - output> - <adjoint, D>` is at most remainders and rounding.
+    """
+    path, output = located(program(layer), z)
+    r = upper(length(D))
+    moved = forward(plain(layer), real(exact(z)) + real(D)[None])
+    change = moved - like(output, moved)
+    for method in methods:
+        assert squared(change) <= like(float(upper_radii(path, full(z, r), method).out[0]), moved) ** 2, method
+    found, radii = pulled(path, g), upper_radii(path, full(z, r), "local")
+    for rival in range(len(g)):
+        allowed = mpf(0)
+        for name, pull in found.pulls.items():
+            for term in pull.remainder(radii.at[name]).values():
+                allowed += mpf(float(term[rival, 0]))
+        for name, (ahead, back) in found.rounding.items():
+            allowed += mpf(float(ahead[rival, 0])) + mpf(float(back[rival, 0])) * mpf(float(radii.at[name][0]))
+            if name in found.scaling:
+                allowed += mpf(float(found.scaling[name][rival, 0])) * mpf(float(radii.ends[name][0]))
+        left = (real(exact(g[rival])) * real(change)).sum()
+        left -= (real(exact(found.adjoint[rival])) * real(D)[None]).sum()
+        assert abs(left) <= allowed, "the remainder is larger than its bound"
+
+
+def check_margins(model, x, label, D, families=FAMILIES, largest=float("inf")):
+    """`m_j(x + D)` is at least what every family proves within ||D||, for one image x and an array D."""
+    images, labels = x[None], torch.tensor([label])
+    p = posed(program(model), images, labels, families)
+    radius = upper(length(D)) if any(D.ravel()) else 0.0
+    falls = upper_falls(p, full(images, radius), families, largest)
+    logits = real(forward(plain(model), real(exact(images)) + real(D)[None]))[0]
+    for family, fall in falls.items():
+        for row, rival in enumerate(p.rivals[:, 0].tolist()):
+            margin = logits[label] - logits[rival]
+            proved = mpf(float(p.margins[row, 0])) - mpf(float(fall.total[row, 0]))
+            assert proved <= margin, f"{family} proves {float(proved)}, and the margin is {float(margin)}"
+
+
+def matrix(layer, z):
+    """The exact matrix of an affine layer's linear part, for one image."""
+    output = forward(plain(layer), with_derivatives(exact(z))).ravel()
+    return np.stack([entry.slope if isinstance(entry, Dual) else 0 * output[-1].slope for entry in output])
+
+
+def positive_definite(c, S):
+    """Whether `c I - S`, for an array S, has a Cholesky factorisation, in a hundred digits."""
+    M = -S
+    for i in range(len(M)):
+        M[i, i] += c
+    for i in range(len(M)):
+        if not M[i, i] > 0:
+            return False
+        for j in range(i + 1, len(M)):
+            if M[j, i]:
+                M[j, i:] = M[j, i:] - M[i, i:] * (M[j, i] / M[i, i])
+    return True
+
+
+def bounds_norm(c, A):
+    """Whether `||A|| <= c`, for a float or real c and an array: a bound that is attained passes by 50 digits."""
+    A = real(A if len(A) >= len(A.T) else A.T)
+    return positive_definite(mpf(c) ** 2 * (1 + mpf(10) ** -50), A.T @ A)
+
+
+def upper(number):
+    """A float64 that is no less than a positive real, and the least or the next."""
+    found = float(number)
+    return found if mpf(found) >= number else math.nextafter(found, math.inf)

@@ -1,0 +1,165 @@
+"""Every layer of the checker against its exact function: values, adjoints, spreads and remainders hold."""
+
+import ast
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from certify.layers import LAYERS, made
+from exact.boxes import blunt, fractions, holds
+from exact.checker import check_path, check_point, function, plain, single
+from specguard import nn as own
+from specguard.errors import ConfigError
+from specguard.evaluate.checker import network
+from specguard.evaluate.checker.enclosure import Box
+
+NAMES = list(LAYERS)
+PASSIVE = {nn.Module, nn.BatchNorm1d}  # a word for any layer, and the inside of TokenBatchNorm
+WHOLE = {own.ViT, own.Network, own.Block, nn.Sequential}  # sequences: of test_checker_networks.py
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow|invalid:RuntimeWarning")
+
+
+def known():
+    """The layers that are named where the checker reads a model."""
+    spaces = {"own": own, "nn": nn}
+    named = [
+        getattr(spaces[node.value.id], node.attr)
+        for node in ast.walk(ast.parse(inspect.getsource(network)))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in spaces
+    ]
+    return {kind for kind in named if isinstance(kind, type) and issubclass(kind, nn.Module)} - PASSIVE
+
+
+def test_every_layer_that_the_checker_knows_is_among_those_that_are_tried():
+    tried = {type(inner) for name in NAMES for inner in made(name)[0].modules()}
+    assert len(known()) > 35
+    assert not known() - tried - WHOLE
+
+
+def case(name, scale=1.0, seed=0):
+    """A layer with weights of that size, one image's input and functionals of its output."""
+    layer, z = made(name, scale, seed)
+    layer, z = layer.double(), z[0].double().numpy()
+    with torch.no_grad():
+        wide = tuple(own.explicit(layer)(torch.tensor(z)[None]).shape[1:])
+    return layer, z, np.random.default_rng(seed).standard_normal((2, *wide))
+
+
+def check(layer, z, g, *radii):
+    if single(layer, z):
+        return check_point(layer, z, g, radii)
+    for radius in radii:
+        check_path(layer, z, g, radius)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_layer_at_a_point_obeys_the_laws(name):
+    check(*case(name), 1e-14, 1e-3, 1.0)
+
+
+def convolution(*taps):
+    """A convolution along tokens of one channel per group, these taps, and nothing behind it."""
+    layer = own.TokenConvolution(len(taps), [len(tap) for tap in taps]).double()
+    with torch.no_grad():
+        layer.out.weight.copy_(torch.eye(len(taps)))
+        for kernel, tap in zip(layer.kernels, taps, strict=True):
+            kernel.weight.copy_(torch.tensor(tap).view(1, 1, -1))
+    return layer
+
+
+@pytest.mark.parametrize("taps", [[[1.0, -2.0, 1.0], [0.1]], [[0.1], [1.0, 1.0, 1.0]]], ids=str)
+def test_a_convolution_spreads_what_it_stretches_most(taps):
+    """Signs that alternate where the taps do, in the channel of the larger kernel."""
+    sign = np.where(np.arange(5) % 2 == 1, np.sign(min(min(taps))), 1.0)
+    for z in (np.zeros((5, 2)), np.random.default_rng(0).standard_normal((5, 2))):
+        check_point(convolution(*taps), z, np.stack([sign, sign], 1)[None], (1.0,))
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_norms_of_tokens_far_shorter_than_their_stabiliser_are_in_their_boxes(centred):
+    """Where nothing but the constants of a norm and a few products is rounded."""
+    rng = np.random.default_rng(5)
+    for eps in rng.uniform(0.1, 10, 25):
+        layer = (nn.LayerNorm if centred else nn.RMSNorm)(2, eps=float(eps)).double()
+        x = 1e-9 * rng.standard_normal((60, 2))
+        (step,) = network.read(layer)
+        assert holds(step.make(Box.exact(x)).output, function(plain(layer), fractions(x)))
+
+
+def neuron(weight, bias, activation):
+    """One input, as many neurons as weights, and what follows them."""
+    first = nn.Linear(1, len(weight)).double()
+    with torch.no_grad():
+        first.weight.copy_(torch.tensor(weight).view(-1, 1))
+        first.bias.copy_(torch.tensor(bias))
+    return nn.Sequential(first, activation)
+
+
+@pytest.mark.parametrize("activation", [nn.GELU(), nn.Tanh(), own.Softplus(3.0), own.Squareplus(0.5)], ids=str)
+def test_the_bend_of_one_neuron_is_that_of_its_exact_input_however_blunt_arithmetic_is(activation, monkeypatch):
+    for seed in range(6):
+        with monkeypatch.context() as patch:
+            blunt(patch, seed)
+            for x in (-0.9, 0.8):
+                check_point(neuron([1.3], [0.2], activation), np.array([x]), np.ones((1, 1)), (1e-7,))
+
+
+def test_neurons_next_to_their_kink_may_be_on_either_side_of_it(monkeypatch):
+    """By how far they can move, and by how far the computed input can be from the exact one."""
+    for x in (0.95, -0.95, 0.9999999999):
+        check_point(neuron([1.0], [0.0], nn.ReLU()), np.array([x]), np.ones((1, 1)), (1.0,))
+        check_point(neuron([1.0, -1.0], [0.0, 0.0], own.MaxMin()), np.array([x]), np.array([[1.0, -1.0]]), (1.0,))
+    for seed in range(6):
+        with monkeypatch.context() as patch:
+            blunt(patch, seed)
+            for x in (1 + 1e-6, 1 - 1e-6):
+                check_point(neuron([1.0], [-1.0], nn.ReLU()), np.array([x]), np.ones((1, 1)), (1e-9,))
+                pair = neuron([1.0, -1.0], [-1.0, 1.0], own.MaxMin())
+                check_point(pair, np.array([x]), np.array([[1.0, -1.0]]), (1e-9,))
+
+
+def still(size):
+    """Attention whose queries vanish at its tokens, and those tokens: only the keys that they meet matter."""
+    layer = own.Attention(4, 1).double()
+    Wq, Wk, Wv = np.zeros((3, 4, 4))
+    Wq[:2, :2], Wk[:2, 2:], Wv[0, 2] = np.eye(2), size * np.eye(2), 1.0
+    with torch.no_grad():
+        layer.qkv.weight.copy_(torch.tensor(np.concatenate([Wq, Wk, Wv])))
+        layer.qkv.bias.zero_()[:2] = -1.0
+        layer.out.weight.copy_(torch.eye(4))
+    return layer, np.array([[1.0, 1.0, 1.0, 0.3], [1.0, 1.0, -1.0, 0.2], [1.0, 1.0, 0.1, -0.7]])
+
+
+@pytest.mark.parametrize("size", [0.1, 30.0])
+def test_norms_of_attention_are_above_those_of_its_matrices_however_blunt_arithmetic_is(size, monkeypatch):
+    layer, x = still(size)
+    J = torch.func.jacrev(own.explicit(layer))(torch.tensor(x)[None])[0, :, :, 0].reshape(12, 12)
+    a = x @ layer.qkv.weight[4:8].detach().numpy().T @ layer.qkv.weight[:4].detach().numpy()
+    blunt(monkeypatch, inwards=True)
+    (step,) = network.read(layer)
+    point = step.make(Box.exact(x))
+    assert point.derivative_norm >= np.linalg.norm(J.detach().numpy(), 2) * (1 - 1e-12)
+    assert point.mu[0] >= np.linalg.norm(a - a.mean(0), 2) * (1 - 1e-12)
+    assert point.mu_uncentred[0] >= np.linalg.norm(a, 2) * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e8])
+@pytest.mark.parametrize("name", NAMES)
+def test_layers_with_badly_scaled_weights_obey_the_laws_or_are_refused(name, scale):
+    if "sll" in name and scale > 1:
+        with pytest.raises(ConfigError, match="lost in rounding"):
+            check(*case(name, scale, 1), 1e-6)
+    else:
+        check(*case(name, scale, 1), 1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layers_obey_the_laws_however_blunt_the_arithmetic_of_boxes_is(name, monkeypatch):
+    layer, z, g = case(name, 1.0, 2)
+    blunt(monkeypatch)
+    check(layer, z, g, 1e-9, 0.1)
+    check_path(layer, z, g, 0.1)

@@ -1,0 +1,212 @@
+"""The mutation gate: every small change that makes a proof wrong must be noticed by a test.
+
+    python tests/mutation/gate.py --jobs 1
+
+Every mutant is a copy of the source with one change. Killers are asked in their order, each in a process of its
+own, until one fails (`--all` asks every one). Which test noticed it is written to `docs/mutants.json` and to
+`docs/mutants.md`. Verdicts are kept in `.mutants/` by the texts of the mutant, of the source and of the tests, so a
+run that was stopped goes on where it was. The gate fails where a mutant survives without an argument why every
+claim still holds with it.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from mutation.attention import ATTENTION  # noqa: E402
+from mutation.checker import CHECKER  # noqa: E402
+from mutation.layers import LAYERS  # noqa: E402
+from mutation.linalg import LINALG  # noqa: E402
+from mutation.mutant import SOURCE, Mutant  # noqa: E402
+from mutation.prover import CORE  # noqa: E402
+
+MUTANTS: tuple[Mutant, ...] = (*LINALG, *CORE, *LAYERS, *ATTENTION, *CHECKER)
+TABLE = ROOT / "docs" / "mutants.json"
+_KEPT = ROOT / ".mutants"
+_LIMIT = 900  # seconds; a mutant that makes the tests run on is noticed
+_EXACT = (
+    "test_formulas.py",
+    "test_linalg.py",
+    "test_networks.py",
+    "test_layers.py",
+    "test_attention.py",
+)  # of the prover
+_LAWS = (
+    "certify/test_rules.py",
+    "certify/test_activations.py",
+    "certify/test_planted.py",
+    "certify/test_linear.py",
+)
+_PROVER, _CHECKER = ("certify", "linalg", "nn"), ("nn", "evaluate/checker")  # folders of the source
+_HELPERS = ("tests/exact/numbers.py", "tests/exact/reference.py", "tests/exact/laws.py", "tests/exact/networks.py")
+_INTRODUCTION = """
+Every row is one small change of the source that would make a proof, or the check of one, wrong: a rounding left
+out, a constant too small, a term dropped. It is killed when a test fails with it. A change that leaves every claim
+true is equivalent, and its row says why. `python tests/mutation/gate.py` writes this page and fails where a mutant
+survives; tests are asked in the order exact, checker, laws, until one notices.
+"""
+
+
+def killers(mutant: Mutant) -> dict[str, list[str]]:
+    """The tests that are asked, in this order, by the name of their kind."""
+    exact = ROOT / "tests" / "exact"
+    if mutant.of_checker:
+        own = [path for path in sorted(exact.glob("test_*.py")) if path.name not in (*_EXACT, "test_reference.py")]
+        return {
+            "exact": [str(path.relative_to(ROOT)) for path in own],
+            "checker": ["tests/evaluate/test_checker.py", "tests/evaluate/test_enclosure.py"],
+        }
+    return {
+        "exact": [f"tests/exact/{name}" for name in _EXACT],
+        "checker": ["tests/mutation/checked.py"],
+        "laws": [*(f"tests/{name}" for name in _LAWS), "tests/linalg/test_norms.py"],
+    }
+
+
+def key(mutant: Mutant) -> str:
+    """Of what a mutant is: it changes when the list does."""
+    return _hash("\0".join((mutant.file, mutant.old, mutant.new, mutant.equivalent)))
+
+
+def tree(kind: str, tests: list[str], of_checker: bool) -> str:
+    """Of the source and the tests that a verdict depends on."""
+    folders = _CHECKER if of_checker else (*_PROVER, *_CHECKER) if kind == "checker" else _PROVER
+    files = [path for folder in folders for path in sorted((SOURCE / folder).rglob("*.py"))]
+    files += [ROOT / path for path in (*_HELPERS, *tests)]
+    return _hash("\0".join(f"{path.relative_to(ROOT)}\0{path.read_text()}" for path in files))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def noticed(mutant: Mutant | None, tests: list[str]) -> str:
+    """The first test that fails for a mutant, or for the source as it is; empty where all pass."""
+    if not tests:
+        return ""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        copy = Path(folder) / "specguard"
+        shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        if mutant is not None:
+            changed = copy / mutant.file
+            changed.write_text(mutant.applied(changed.read_text()))
+        # `addopts` has the check of tensors' types, which takes half of the time and notices no number.
+        options = ["-x", "-q", "-n0", "--tb=no", "--no-header", "-p", "no:cacheprovider", "-o", "addopts="]
+        environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "pytest", *options, *tests]
+        try:
+            run = subprocess.run(
+                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_LIMIT, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return "no end"
+    if run.returncode == 0:
+        return ""
+    failed = [line.split()[1] for line in run.stdout.splitlines() if line.startswith("FAILED ")]
+    if run.returncode != 1 or not failed:
+        raise RuntimeError(f"the tests did not run:\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
+    return failed[0].removeprefix("tests/")
+
+
+def verdict(mutant: Mutant | None, kind: str, tests: list[str], of_checker: bool) -> str:
+    """The first test that notices, from disk where it is known."""
+    name = "as it is" if mutant is None else key(mutant)
+    path = _KEPT / f"{_hash(f'{name} {kind} {tree(kind, tests, of_checker)}')}.json"
+    if path.exists():
+        return json.loads(path.read_text())["noticed"]
+    found = noticed(mutant, tests)
+    path.write_text(json.dumps({"noticed": found}))
+    return found
+
+
+def judged(mutant: Mutant, every: bool) -> dict[str, str]:
+    """The first test of every kind that was asked and noticed the mutant; empty where none of that kind did."""
+    found: dict[str, str] = {}
+    for kind, tests in killers(mutant).items():
+        found[kind] = verdict(mutant, kind, tests, mutant.of_checker)
+        if found[kind] and not every:
+            break
+    return found
+
+
+def row(mutant: Mutant, verdicts: dict[str, str]) -> dict[str, object]:
+    """What is written down of a mutant."""
+    fate = "killed" if any(verdicts.values()) else "equivalent" if mutant.equivalent else "survived"
+    return {
+        "key": key(mutant),
+        "file": mutant.file,
+        "breaks": mutant.breaks,
+        "equivalent": mutant.equivalent,
+        "fate": fate,
+        "noticed": {kind: test for kind, test in verdicts.items() if test},
+    }
+
+
+def page(rows: list[dict[str, object]]) -> str:
+    """The table as a page."""
+    count = {fate: sum(r["fate"] == fate for r in rows) for fate in ("killed", "equivalent", "survived")}
+    lines = [
+        "# Mutants",
+        "",
+        *_INTRODUCTION.strip().splitlines(),
+        "",
+        f"{len(rows)} mutants: " + ", ".join(f"{number} {fate}" for fate, number in count.items()) + ".",
+        "",
+        "| file | what is then wrong | noticed by |",
+        "|---|---|---|",
+    ]
+    for r in rows:
+        by = "; ".join(f"{kind}: `{test}`" for kind, test in r["noticed"].items())  # type: ignore[attr-defined]
+        why = by or (f"equivalent: {r['equivalent']}" if r["fate"] == "equivalent" else "**survived**")
+        lines.append(f"| `{r['file']}` | {r['breaks']} | {why} |".replace("||", "\\|\\|"))
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
+    parser.add_argument("--all", action="store_true", help="ask every killer, not only until one fails")
+    parser.add_argument(
+        "--only", default="", help="mutants whose file or description has this text; writes nothing"
+    )
+    chosen = parser.parse_args()
+    mutants = [m for m in MUTANTS if chosen.only in m.file or chosen.only in m.breaks]
+    begun = time.monotonic()
+    _KEPT.mkdir(exist_ok=True)
+    for asked in {mutant.of_checker: mutant for mutant in mutants}.values():
+        for kind, tests in killers(asked).items():
+            if failed := verdict(None, kind, tests, asked.of_checker):
+                print(f"{failed} fails without any change")
+                return 2
+    rows = []
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        verdicts = pool.map(lambda mutant: judged(mutant, chosen.all), mutants)
+        for number, (mutant, found) in enumerate(zip(mutants, verdicts, strict=True), 1):
+            rows.append(row(mutant, found))
+            by = "; ".join(f"{kind}: {test}" for kind, test in found.items() if test)
+            spent = time.monotonic() - begun
+            print(
+                f"{number}/{len(mutants)} {spent:.0f} s  {rows[-1]['fate']}  {mutant.file}: {mutant.breaks}  {by}",
+                flush=True,
+            )
+    if not chosen.only:
+        TABLE.write_text(json.dumps(rows, indent=1) + "\n")
+        TABLE.with_suffix(".md").write_text(page(rows))
+    survivors = [r for r in rows if r["fate"] == "survived"]
+    print(f"{len(rows)} mutants, {len(survivors)} survived")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
