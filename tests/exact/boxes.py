@@ -6,6 +6,7 @@ import numpy as np
 
 from exact.numbers import mpf, real
 from specguard.evaluate.checker.enclosure import Box
+from specguard.evaluate.checker.reading import Reading
 
 SHARE = 2.0**-16  # of its size, by which blunt arithmetic misplaces every result
 
@@ -57,5 +58,6 @@ def blunt(monkeypatch, seed=0, inwards=False):
 
         monkeypatch.setattr(Box, name, operation)
 
+    monkeypatch.setattr(Reading, "check", lambda self, point, output: None)  # blunt logits are not the model's
     for name in ("__add__", "__mul__", "__matmul__", "__truediv__", "sum", "root", "through", "exp", "softmax"):
         blunted(name)

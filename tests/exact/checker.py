@@ -44,7 +44,7 @@ def directions(rng, shape, radius, along=None):
 
 def check_point(layer, z, g, radii, seed=0):
     """One layer at z: its value, its adjoint, how far it spreads, and what its linear part leaves out."""
-    (step,), f = read(layer), plain(layer)
+    (step,), f = read(layer.eval()).steps, plain(layer)
     point = step.make(Box.exact(z))
     clean = function(f, fractions(z))
     assert holds(point.output, clean), "the value is not in its box"
@@ -67,7 +67,7 @@ def check_point(layer, z, g, radii, seed=0):
 
 def check_path(layer, z, g, radius, seed=0):
     """Layers in a row, each at the input computed before it: the output's radius, and the adjoint's identity."""
-    f, (path, output) = plain(layer), walked(read(layer), z)
+    f, (path, output) = plain(layer), walked(read(layer.eval()).steps, z)
     found = pulled(path, g)
     for D in [0 * fractions(z), *directions(np.random.default_rng(seed), z.shape, radius, found.g[0])]:
         r = upper(length(D)) if any(D.ravel()) else 0.0
@@ -96,7 +96,7 @@ def at_most(number, *bounds):
 
 def check_margins(model, x, label, radius, seed=0, families=FAMILIES, entry=False):
     """The exact margins at exact points within a radius are at least what every family proves."""
-    f, image = plain(model), Image.of(read(model), x, label)
+    f, image = plain(model), Image.of(read(model.eval()), x, label)
     rng = np.random.default_rng(seed)
     some = image.proof(radius, "adjoint") if radius else None
     assert some is None or some.falls.shape == image.margins.shape
@@ -120,5 +120,5 @@ def check_margins(model, x, label, radius, seed=0, families=FAMILIES, entry=Fals
 
 def single(layer, z):
     """Whether a layer is one step of the checker's."""
-    path, _ = walked(read(layer), z)
+    path, _ = walked(read(layer.eval()).steps, z)
     return len(path) == 1 and isinstance(path[0], Place)

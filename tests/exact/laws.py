@@ -21,7 +21,7 @@ def plain(layer):
 
 def one_step(layer, z):
     """The node of a layer that is one step of a program."""
-    (place,), _ = located(program(layer), z)
+    (place,), _ = located(program(layer).steps, z)
     assert isinstance(place, Place)
     return place.node
 
@@ -55,7 +55,7 @@ def check_identity(layer, z, g, D, methods=("local",)):
 
     `||f(z + D) - output|| <= radius`; `<g, f(z + D) - output> - <adjoint, D>` is at most remainders and rounding.
     """
-    path, output = located(program(layer), z)
+    path, output = located(program(layer).steps, z)
     r = upper(length(D))
     moved = forward(plain(layer), real(exact(z)) + real(D)[None])
     change = moved - like(output, moved)

@@ -86,7 +86,7 @@ def test_norms_of_tokens_far_shorter_than_their_stabiliser_are_in_their_boxes(ce
     for eps in rng.uniform(0.1, 10, 25):
         layer = (nn.LayerNorm if centred else nn.RMSNorm)(2, eps=float(eps)).double()
         x = 1e-9 * rng.standard_normal((60, 2))
-        (step,) = network.read(layer)
+        (step,) = network.read(layer.eval()).steps
         assert holds(step.make(Box.exact(x)).output, function(plain(layer), fractions(x)))
 
 
@@ -140,7 +140,7 @@ def test_norms_of_attention_are_above_those_of_its_matrices_however_blunt_arithm
     J = torch.func.jacrev(own.explicit(layer))(torch.tensor(x)[None])[0, :, :, 0].reshape(12, 12)
     a = x @ layer.qkv.weight[4:8].detach().numpy().T @ layer.qkv.weight[:4].detach().numpy()
     blunt(monkeypatch, inwards=True)
-    (step,) = network.read(layer)
+    (step,) = network.read(layer.eval()).steps
     point = step.make(Box.exact(x))
     assert point.derivative_norm >= np.linalg.norm(J.detach().numpy(), 2) * (1 - 1e-12)
     assert point.mu[0] >= np.linalg.norm(a - a.mean(0), 2) * (1 - 1e-12)

@@ -154,7 +154,7 @@ def test_a_model_that_is_one_layer_is_that_layer():
         x = np.array([0.3, -1.0, 2.0, 0.1])
         check_path(layer.double(), x, np.eye(width), 0.1)
     with pytest.raises(ConfigError, match="the model is a Embedding, which the checker cannot read"):
-        read(nn.Embedding(3, 4))
+        read(nn.Embedding(3, 4).eval())
 
 
 def cancelling(factor, scale):
@@ -197,7 +197,7 @@ def test_the_bend_of_a_projection_along_a_line_is_bounded_by_no_less(place):
 @pytest.mark.parametrize("size", [1e-300, 1e-160, 1e160, 1e300])
 @pytest.mark.parametrize("kind", [SmoothProject, LayerProject])
 def test_projections_whose_squares_are_lost_are_refused(kind, size):
-    (step,) = read(kind(size))
+    (step,) = read(kind(size).eval()).steps
     with pytest.raises(SpecGuardError, match="division"):
         step.make(Box.exact(np.full((2, 3), size))).output  # noqa: B018
 
@@ -218,7 +218,7 @@ def test_huge_tokens_obey_the_laws_until_their_squares_overflow(layer):
 def test_the_steepest_softmax_of_logits_in_a_box_is_no_steeper_than_said(first):
     """Two keys: its slope is `2 p (1 - p)`, next to `2 (1 - p)` where p is next to one."""
     layer = SkipAttention(2, 1, 1.0, position_bias=True, tokens=2).double()
-    (step,) = read(layer)
+    (step,) = read(layer.eval()).steps
     point = step.make(Box.exact(np.zeros((2, 2))))
     assert isinstance(point, Attention)
     for apart in (0.0, 1.0, 20.0, 300.0):
@@ -236,7 +236,7 @@ def test_the_steepest_softmax_of_logits_in_a_box_is_no_steeper_than_said(first):
 
 def test_the_steepest_softmax_of_a_head_that_is_given_queries_and_keys_is_no_steeper_than_said():
     """A query and seven keys at zero, one key shut out: only the product of their moves moves the logits."""
-    (step,) = read(CoreAttention(1))
+    (step,) = read(CoreAttention(1).eval()).steps
     head = step.make(Box.exact(np.zeros((7, 3)))).heads[0]
     head.__dict__["S"] = Box.exact(np.where(np.arange(7) == 0, -50.0, np.zeros((1, 7, 7))))
     radius = 1.5

@@ -149,7 +149,7 @@ def test_every_radius_that_is_reported_is_certified_itself():
 
 def check_radii_at_zero(model, z):
     """What the computed activation is off by is at most its radius at radius 0."""
-    path, output = located(program(model), z)
+    path, output = located(program(model).steps, z)
     wanted = value_at(plain(model), z)
     for method in ("naive", "specformer", "lofast", "local"):
         radius = upper_radii(path, full(z, 0.0), method).out

@@ -32,8 +32,8 @@ def proved_again(model, x, label, radii):
             left = (image.margins - proof.falls)[places]
             assert (left >= claimed - CLOSE * (np.abs(claimed) + size)).all(), family
             assert ((left > 0) | (claimed <= 0)).all(), family
-            for layer, own in proof.radii.items():
-                assert own <= float(fall.radii[layer][0]) * (1 + _NEAR), (family, layer)
+            for step, claimed in fall.radii.items():
+                assert proof.radii[p.names[step]] <= float(claimed[0]) * (1 + _NEAR), (family, p.names[step])
 
 
 @pytest.mark.parametrize("sizes", [(1.0, 1.0), (0.3, 0.3), (1e-6, 1e6), (1e5, 1e-5)])
