@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import math
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ from torch import nn
 
 from certify.layers import LAYERS, made
 from exact.boxes import blunt, fractions, holds
-from exact.checker import check_path, check_point, function, plain, single
+from exact.checker import at_most, check_path, check_point, function, left, moved, plain, single
+from exact.numbers import mp, real
+from exact.reference import adjoint, forward
 from specguard import nn as own
 from specguard.errors import ConfigError
-from specguard.evaluate.checker import network
+from specguard.evaluate.checker import curves, network
 from specguard.evaluate.checker.enclosure import Box
 
 NAMES = list(LAYERS)
@@ -117,9 +120,111 @@ def test_neurons_next_to_their_kink_may_be_on_either_side_of_it(monkeypatch):
         with monkeypatch.context() as patch:
             blunt(patch, seed)
             for x in (1 + 1e-6, 1 - 1e-6):
-                check_point(neuron([1.0], [-1.0], nn.ReLU()), np.array([x]), np.ones((1, 1)), (1e-9,))
+                check_point(neuron([1.0], [-1.0], nn.ReLU()), np.array([x]), np.ones((1, 1)), (1e-9,), kinked=True)
                 pair = neuron([1.0, -1.0], [-1.0, 1.0], own.MaxMin())
-                check_point(pair, np.array([x]), np.array([[1.0, -1.0]]), (1e-9,))
+                check_point(pair, np.array([x]), np.array([[1.0, -1.0]]), (1e-9,), kinked=True)
+
+
+EXACT = {
+    "gelu": (curves.GELU, nn.GELU(), (0, math.sqrt(2), -math.sqrt(2), 2)),
+    "gelu by tanh": (curves.TANH_GELU, nn.GELU("tanh"), (0, 1.4, 1.42, 1.417, -1.4)),
+    "silu": (curves.SILU, nn.SiLU(), (0, 2.4, 2.3993572805, -2.4)),
+    "tanh": (curves.TANH, nn.Tanh(), (0, math.atanh(3**-0.5), -math.atanh(3**-0.5))),
+    "softplus": (curves.softplus(3.0), own.Softplus(3.0), (0, 30)),
+    "squareplus": (curves.squareplus(0.7), own.Squareplus(0.7), (0, 1e6)),
+    "relu": (curves.RELU, nn.ReLU(), (1, -1)),
+}  # and where their slopes and their curvatures are largest
+
+
+def derivative(layer, t, order):
+    return abs(mp.diff(lambda x: forward(layer, np.array([x], dtype=object))[0], mp.mpf(t), order))
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_no_activation_is_steeper_or_more_curved_than_its_constants_say(name):
+    curve, layer, places = EXACT[name]
+    for t in places:
+        assert derivative(layer, t, 1) <= mp.mpf(curve.steepest) * (1 + mp.mpf(2) ** -50)
+        if math.isfinite(curve.curvature):
+            assert derivative(layer, t, 2) <= mp.mpf(curve.curvature) * (1 + mp.mpf(2) ** -50)
+    steepest = max(derivative(layer, t, 1) for t in places)
+    assert steepest >= curve.steepest * (1 - 1e-6)  # places of its own are near the largest
+
+
+@pytest.mark.parametrize("name", [name for name in EXACT if EXACT[name][0].second is not None])
+def test_the_bend_of_an_interval_is_no_less_than_any_second_derivative_within(name):
+    curve, layer, _ = EXACT[name]
+    for low, high in [
+        (0.0, 0.0),
+        (0.0, 0.4),
+        (0.3, 1.0),
+        (0.6, 0.9),
+        (1.2, 1.6),
+        (1.5, 2.5),
+        (1.9, 3.0),
+        (2.1, 5.0),
+    ]:
+        bound = curve.bend(np.array([low]), np.array([high]))[0]
+        for t in np.linspace(low, high, 9):
+            assert at_most(max(derivative(layer, s * t, 2) for s in (1, -1)), bound * (1 + 2.0**-50))
+
+
+def test_a_token_that_meets_itself_moves_its_logit_by_the_square_of_its_move():
+    """Seven tokens at zero, one moves one way and the others the other."""
+    layer = own.Attention(1, 1, bias=False).double()
+    with torch.no_grad():
+        layer.qkv.weight.fill_(1.0)
+    (step,) = network.read(layer.eval()).steps
+    radius = math.sqrt(1.5)
+    angle = math.atan(1 / math.sqrt(6)) / 2
+    own_move, others = (
+        radius * math.cos(angle) * (1 - 1e-12),
+        -radius * math.sin(angle) / math.sqrt(6) * (1 - 1e-12),
+    )
+    assert own_move**2 + 6 * others**2 <= radius**2
+    up, down = mp.mpf(own_move) ** 2, mp.mpf(own_move) * mp.mpf(others)
+    p = mp.exp(up) / (mp.exp(up) + 6 * mp.exp(down))
+    assert at_most(p, step.make(Box.exact(np.zeros((7, 1)))).lam(radius)[0, 0])
+
+
+def test_the_form_of_attentions_remainders_bounds_both_signs_of_the_product():
+    layer, x, _ = case("attention")
+    (step,) = network.read(layer.eval()).steps
+    point = step.make(Box.exact(x))
+    rng = np.random.default_rng(6)
+    K, N = Box.exact(rng.standard_normal((3, 4, 4))), Box.exact(1e-3 * rng.standard_normal((3, 4, 6)))
+    weights = np.full((3, 4), 1e-3)
+    assert point._form(K, N, weights) == pytest.approx(point._form(-K, N, weights), rel=1e-9)
+
+
+def bent(values):
+    """Two keys where a softmax bends most, a query that moves far less than they are apart, and these values."""
+    p = (3 - math.sqrt(3)) / 6
+    apart = 20.0
+    query = math.log(p / (1 - p)) / apart
+    return np.array([[query, apart / 2, values[0]], [query, -apart / 2, values[1]]])
+
+
+def test_the_bend_of_a_softmax_is_bounded_by_no_less(monkeypatch):
+    """The bound is attained there, so that half of it, or the range of a functional's middle, is noticed."""
+    g = np.array([[[1.0], [0.0]]])
+    check_bend(bent((0.0, 3e3)), g)
+    for seed in range(12):
+        with monkeypatch.context() as patch:
+            blunt(patch, seed)
+            check_bend(bent((1e6, 1e6 + 30)), g)
+
+
+def check_bend(z, g):
+    """The remainder when the first query moves by 1e-4 towards a key."""
+    layer = own.CoreAttention(1)
+    (step,), f = network.read(layer.eval()).steps, plain(layer)
+    remainder = step.make(Box.exact(z)).pull(Box.exact(g))[1]
+    wanted = adjoint(f, torch.tensor(z)[None], torch.tensor(g)[:, None])[:, 0]
+    for sign in (1e-4, -1e-4):
+        D = fractions(np.where((np.arange(2)[:, None] == 0) & (np.arange(3) == 0), sign, 0.0))
+        change = function(f, moved(z, D)) - real(function(f, fractions(z)))
+        assert at_most(left(g, change, wanted, D, 0), *(bound[0] for bound in remainder(1e-4).values()))
 
 
 def still(size):

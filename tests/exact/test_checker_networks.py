@@ -11,7 +11,7 @@ from exact.boxes import blunt, fractions, member
 from exact.checker import at_most, check_margins, check_path, check_point, function, plain
 from exact.numbers import mp, real
 from specguard.errors import ConfigError, SpecGuardError
-from specguard.evaluate.checker import Image, read
+from specguard.evaluate.checker import FAMILIES, Image, read
 from specguard.evaluate.checker.attention import Attention
 from specguard.evaluate.checker.enclosure import Box
 from specguard.nn import (
@@ -148,6 +148,13 @@ def test_logits_that_are_nearly_tied_and_cancel_prove_nothing_false(depth):
     assert wrong > 3
 
 
+@pytest.mark.parametrize("other", [2.0**-55, 3 * 2.0**-54, 0.1, -(2.0**-54)])
+def test_a_difference_of_exact_logits_is_rounded_down(other):
+    for x in (1.0, 1 + 2.0**-52, 1 - 2.0**-53):
+        check_margins(nn.Sequential(nn.Flatten()), np.array([[[x, other]]]), 0, 0.0)
+        check_margins(nn.Sequential(nn.Flatten()), np.array([[[x, other]]]), 0, 0.3)
+
+
 def test_a_model_that_is_one_layer_is_that_layer():
     """And not a row of what it is made of."""
     for layer, width in ((Residual(nn.Linear(4, 4), 0.3), 4), (nn.Linear(4, 3), 3), (nn.LayerNorm(4), 4)):
@@ -253,6 +260,17 @@ def test_what_one_head_leaves_out_is_not_hidden_by_another_that_leaves_out_nothi
     z, g = rng.standard_normal((3, 12)), rng.standard_normal((2, 3, 4))
     g[:, :, :2] = 0.0  # nothing is asked of the first head
     check_point(CoreAttention(2), z, g, (0.1, 1.0))
+
+
+@pytest.mark.parametrize("name", ["ordinary", "scaled", "attention in parts, gated", "branches in branches"])
+def test_radii_that_overflow_prove_nothing(name):
+    model, x = made(name)
+    label = int(Image.of(read(model), x, 0).output.argmax())
+    image = Image.of(read(model), x, label)
+    assert (image.margins > 0).all()
+    for radius in (1e155, 1e300, math.inf):
+        for family in FAMILIES:
+            assert not (image.margins > image.proof(radius, family).falls).any()
 
 
 def test_an_image_whose_numbers_overflow_is_proved_nothing():

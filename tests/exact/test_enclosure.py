@@ -167,7 +167,7 @@ def test_probabilities_hold_those_of_their_corners_even_where_they_underflow():
             for blur in (0.0, 1e-9, 0.3)]  # fmt: skip
     rows += [Box(np.array([0.0, -750.0, -744.5]), np.full(3, blur)) for blur in (0.0, 300.0, 350.0, 400.0)]
     rows += [Box(np.array([1e17, 1e17 - 64, 0.0]), np.array([20.0, 30.0, 1e17])), Box.exact([-1e300, 1e300])]
-    rows += [Box.exact([1e16, 1e16 - 2, 1e16 - 4.0])]
+    rows += [Box.exact([1e16, 1e16 - 2, 1e16 - 4.0]), *(Box.exact(np.zeros(n)) for n in (3, 7, 11, 13))]
     for row in rows:
         for position in range(len(row.mid)):
             for sign in (1, -1):
@@ -320,6 +320,26 @@ def test_norms_hold_whatever_the_eigensolver_says_and_however_blunt_products_are
         for S in symmetric():
             if np.abs(S).max() > 1e-200:
                 assert eigenvalue_is_above(largest_eigenvalue(Box.exact(S)), fractions(S))
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_norms_hold_when_any_one_of_their_products_is_too_small_by_all_that_its_radius_allows(which, monkeypatch):
+    sharp, calls = Box.__matmul__, []
+
+    def product(self, other):
+        calls.append(1)
+        found = sharp(self, other)
+        off = 1e-3 * np.abs(found.mid) if len(calls) == which + 1 else 0.0
+        return Box(found.mid - off * np.sign(found.mid), found.rad + off)
+
+    monkeypatch.setattr(Box, "__matmul__", product)
+    for bound, above, given in (
+        (spectral, norm_is_above, matrices()),
+        (largest_eigenvalue, eigenvalue_is_above, symmetric()),
+    ):
+        for A in given:
+            calls.clear()
+            assert above(bound(Box.exact(A)), fractions(A))
 
 
 def test_eigenvectors_that_are_far_from_orthogonal_are_refused(monkeypatch):

@@ -65,7 +65,7 @@ def killers(mutant: Mutant) -> dict[str, list[str]]:
         own = [path for path in sorted(exact.glob("test_*.py")) if path.name not in (*_EXACT, "test_reference.py")]
         return {
             "exact": [str(path.relative_to(ROOT)) for path in own],
-            "checker": ["tests/evaluate/test_checker.py", "tests/evaluate/test_enclosure.py"],
+            "checker": ["tests/evaluate/test_checker.py"],
         }
     return {
         "exact": [f"tests/exact/{name}" for name in _EXACT],

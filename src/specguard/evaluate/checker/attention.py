@@ -216,7 +216,7 @@ class Attention:
     def _t2(self, radius: float) -> float:
         assert self.derivative_norm is not None
         w, s, lam = self.w, self._move(radius, self.mu), self.lam(radius).max(-1)
-        product = self.lam_clean * w.most_tau * radius**2 * w.B * self.norm_cv
+        product = self.lam_clean * w.most_tau * radius * radius * w.B * self.norm_cv
         each = outward(w.mix.size * (product + _SECOND * s * s * self.norm_cv + lam * s * radius * w.v))
         return float(outward(self.derivative_norm * radius + w.o * longest(Box.exact(each))))
 
@@ -233,8 +233,8 @@ class Attention:
             return np.zeros((heads, 1))
         a, b, both = longest(self.centred_a, 2), longest(self.b, 2), longest(self.centred_a + self.b, 2)
         B = norm[:, None, None]
-        s = radius * np.sqrt(a[:, None, :] ** 2 + b[:, :, None] ** 2) + B * radius**2 / 2
-        own = radius * both + B[..., 0] * radius**2
+        s = radius * np.sqrt(a[:, None, :] ** 2 + b[:, :, None] ** 2) + B * radius * radius / 2
+        own = radius * both + B[..., 0] * radius * radius
         s = np.where(np.eye(n, dtype=bool), own[:, :, None], s)
         rounding = 2.0**-52 * np.abs(self.S.mid)  # of the two sums below
         s = outward(self.w.most_tau * outward(s) + self.S.rad + rounding)
@@ -283,7 +283,7 @@ class Attention:
             weights = np.minimum(outward(lam * rows / 2), centred)
             bent, most = weights.max(-1), lam.max(-1)
             found = {
-                "product": np.asarray(outward(product * radius**2)),
+                "product": np.asarray(outward(product * radius * radius)),
                 "curvature": np.asarray(outward((bent * s * s).sum(-1))),
                 "values": np.asarray(outward((outward(most * s * radius) * norm_n).sum(-1))),
             }
@@ -295,8 +295,8 @@ class Attention:
             fourth = (bent * beta**2).sum(-1)
             third = 2 * np.sqrt((bent * (w.most_tau * self.mu) ** 2).sum(-1) * fourth)
             third = third + (most * beta * norm_n).sum(-1)
-            whole = part * form + (1 - part) * product + third * radius + fourth * radius**2
-            together = outward(outward(whole) * radius**2)
+            whole = part * form + (1 - part) * product + third * radius + fourth * radius * radius
+            together = outward(outward(whole) * radius * radius)
             better = together < sum(found.values())
             return {name: np.where(better, 0.0, term) for name, term in found.items()} | {
                 "together": np.where(better, together, 0.0)

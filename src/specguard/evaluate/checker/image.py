@@ -115,7 +115,7 @@ class Image:
                 local = found.falls if self._tail is None else _sum(self._local(at))
                 ways = [{(_WHOLE, "local"): local}]
             if family == "mixed":
-                ways.append({(_WHOLE, "output radius"): np.full(len(left), outward(math.sqrt(2) * out))})
+                ways.append(self._at_the_output(out))
                 ways += self._ways(at, largest_entry)
             else:
                 yield from ({key: float(v[r]) for key, v in found.terms.items()} for r in tied)
@@ -139,7 +139,7 @@ class Image:
 
     def _proof(self, radius: float, family: str, largest_entry: float) -> "Proof":
         at, out = radii(self.path, radius, _METHODS.get(family, "local"))
-        output: Terms = {(_WHOLE, "output radius"): np.full(len(self.rivals), outward(math.sqrt(2) * out))}
+        output = self._at_the_output(out)
         if family in _METHODS or (family == "local" and self._tail is None):
             falls, terms = _sum(output), output
         elif family == "local":
@@ -201,6 +201,10 @@ class Image:
                 entries = np.abs(whole.g).reshape(len(first), -1)
                 first = np.minimum(first, outward(entries.sum(1) * largest_entry))
             yield {label: first, **{key: value for key, value in remainders.items() if key[0] >= step}}
+
+    def _at_the_output(self, out: float) -> Terms:
+        """Two logits differ by `sqrt(2)` times how far all of them can move, at most."""
+        return {(_WHOLE, "output radius"): np.full(len(self.rivals), outward(math.sqrt(2) * out))}
 
     def _local(self, at: dict[Position, float]) -> Terms:
         """`||g|| r` before the last linear layer."""
