@@ -49,7 +49,15 @@ _LAWS = (
     "certify/test_linear.py",
 )
 _PROVER, _CHECKER = ("certify", "linalg", "nn"), ("nn", "evaluate/checker")  # folders of the source
-_HELPERS = ("tests/exact/numbers.py", "tests/exact/reference.py", "tests/exact/laws.py", "tests/exact/networks.py")
+_HELPERS = (
+    "tests/exact/numbers.py",
+    "tests/exact/reference.py",
+    "tests/exact/laws.py",
+    "tests/exact/networks.py",
+    "tests/exact/boxes.py",
+    "tests/exact/checker.py",
+    "tests/certify/layers.py",
+)
 _NEAR = {"linalg": "test_linalg.py"}  # asked first; the others in their order
 _NEAR |= {f"certify/{name}.py": "test_networks.py" for name in ("node", "network", "families", "certificate")}
 _ATTENTION = ("attention", "attention_rule", "attention_weights", "attention_form", "tightened", "lofast")
@@ -69,7 +77,7 @@ def killers(mutant: Mutant) -> dict[str, list[str]]:
         own = [path for path in sorted(exact.glob("test_*.py")) if path.name not in (*_EXACT, "test_reference.py")]
         return {
             "exact": [str(path.relative_to(ROOT)) for path in own],
-            "checker": ["tests/evaluate/test_checker.py", "tests/evaluate/test_enclosure.py"],
+            "checker": ["tests/evaluate/test_checker.py"],
         }
     near = _NEAR.get(mutant.file.split("/")[0], _NEAR.get(mutant.file, "test_layers.py"))
     return {
