@@ -9,6 +9,7 @@ import torch
 from exact.laws import bounds_norm, check_adjoint, check_identity, check_value, full, matrix, one_step
 from exact.numbers import exact, length, like, mp, mpf, real, sigmoid, within
 from exact.reference import _softmax
+from specguard.certify import tightened
 from specguard.nn import Attention, GatedPositionalAttention, Residual, SkipAttention
 
 TOKENS, DIM, HEADS = 4, 4, 2
@@ -60,8 +61,48 @@ def opposed(kind, seed):
     parts = tensors(layer)
     for name in ("Wq", "Wv"):
         parts[name][1::2] = parts[name][::2]
-    parts["Wk"][1::2] = -parts["Wk"][::2] * (1 + 1e-15)
-    parts["Wo"][:, 1::2] = -parts["Wo"][:, ::2] * (1 + 1e-15)
+    parts["Wk"][1::2] = -parts["Wk"][::2] * (1 + 3e-16)
+    parts["Wo"][:, 1::2] = -parts["Wo"][:, ::2] * (1 + 3e-16)
+    return layer, X
+
+
+def one_common(kind, seed, names, sizes=None):
+    """As `common`, but for some of the maps; the others are short, so that q, k and v are of one size."""
+    layer, X = common(kind, seed)
+    fresh = tensors(made(kind, seed, {})[0])
+    for name in {"Wq", "Wk", "Wv"} - set(names):
+        tensors(layer)[name].copy_(1e-8 * fresh[name])
+    for name, size in (sizes or {}).items():
+        tensors(layer)[name].mul_(size)
+    return layer, X
+
+
+def small_logits(kind, seed):
+    """Short queries and keys that are mostly rounding, maps of them that are not short."""
+    layer, X = made(kind, seed, {"X": 1e-6, "bq": 1e-6, "bk": 1e-6})
+    small = X.clone()
+    layer, X = common(kind, seed)
+    parts, fresh = tensors(layer), tensors(made(kind, seed, {"bq": 1e-6, "bk": 1e-6, "Wv": 1e-8})[0])
+    for name in ("bq", "bk", "Wv"):
+        parts[name].copy_(fresh[name])
+    return layer, X - randn(seed, 1, TOKENS, DIM) + small
+
+
+def cancelling_skip(kind, seed):
+    """A last bias that takes away nearly all of the point."""
+    layer, X = made(kind, seed, {"Wo": 1e-9})
+    scale = layer.scale if isinstance(layer, Residual) else 1.0
+    return layer, 1e-6 * X - scale * tensors(layer)["bo"]
+
+
+def shifted(kind, seed, by):
+    """Logits with a large bias, nearly the same everywhere, or with a gate that lets little of the softmax pass."""
+    layer, X = made(kind, seed, {})
+    if isinstance(layer, SkipAttention):
+        layer.bias.data.add_(by)
+    if isinstance(layer, GatedPositionalAttention):
+        layer.gate.data.fill_(30.0)
+        layer.position.bias.data.add_(by)
     return layer, X
 
 
@@ -77,6 +118,15 @@ CASES = {
     "small logits": lambda kind: made(kind, 8, {"Wq": 1e-9, "bq": 1e-9, "bv": 1e5}),
     "common direction": lambda kind: common(kind, 9),
     "opposed maps": lambda kind: opposed(kind, 10),
+    "other opposed maps": lambda kind: opposed(kind, 15),
+    "more opposed maps": lambda kind: opposed(kind, 16),
+    "values lost beside their bias": lambda kind: made(kind, 17, {"Wv": 1e-9, "bv": 1e8, "Wq": 3.0, "Wk": 3.0}),
+    "short queries and keys that cancel": lambda kind: small_logits(kind, 18),
+    "a skip that cancels": lambda kind: cancelling_skip(kind, 19),
+    "queries that cancel": lambda kind: one_common(kind, 11, ["Wq"]),
+    "keys that cancel": lambda kind: one_common(kind, 12, ["Wk"]),
+    "values that cancel": lambda kind: one_common(kind, 13, ["Wv"], {"bk": 1e6, "bq": 1e-8}),
+    "shifted logits": lambda kind: shifted(kind, 14, 1e6),
 }
 
 
@@ -89,7 +139,7 @@ def at_random(kind, seed):
 CASES |= {f"sizes at random, {seed}": lambda kind, seed=seed: at_random(kind, seed) for seed in range(20, 23)}
 
 
-SOME = ("of one size", "long biases", "a long last bias", "common direction", "sizes at random, 20")
+SOME = ("of one size", "long biases", "a long last bias", "a skip that cancels", "shifted logits")
 BOTH = [("plain", case) for case in CASES] + [(kind, case) for kind in list(KINDS)[1:] for case in SOME]
 
 
@@ -195,3 +245,61 @@ def test_outputs_adjoints_and_remainders_hold(kind, case):
     D = real(exact(randn(4, TOKENS, DIM)))
     for radius in (1e-12, 1e-3, 1.0):
         check_identity(layer, X, g, D * (mpf(radius) / length(D)), ("naive", "specformer", "lofast", "local"))
+
+
+def test_a_wide_last_map_loses_more_than_a_narrow_one():
+    """The slack of an output is at least the bound on what the product with W^O alone can lose."""
+    layer, X = Attention(768, 1).double().eval(), randn(0, 1, 1, 768)
+    node = one_step(layer, X)
+    size = length(exact(node.v)) * length(exact(layer.out.weight))
+    assert mpf(float(node.slack[0])) >= 768 * mpf(2) ** -53 * size
+
+
+def test_centring_many_keys_loses_more_than_centring_few():
+    node = one_step(Attention(2, 1).double().eval(), randn(0, 1, 300, 2))
+    assert mpf(float(node._a_and_b[2][0, 0])) >= 300 * mpf(2) ** -53 * length(exact(node._uncentred))
+
+
+def test_the_slope_of_a_peaked_softmax_is_that_at_the_exact_logits():
+    """Two keys that count, logits whose rounding is more than the second one's probability."""
+    for seed in range(12):
+        layer, X = made("skip, positions", seed, {})
+        layer.bias.data.fill_(-1e3)
+        layer.bias.data[:, :, 0], layer.bias.data[:, :, 1] = 0.0, -21.0 - randn(seed, HEADS, TOKENS).abs()
+        layer.bias.data.add_(1e10)
+        node = one_step(layer, X)
+        for number, h in enumerate(exactly(layer, X)):
+            for i in range(TOKENS):
+                assert bounds_norm(float(node.lam_clean[0, number]), slope(h.softmax[i]))
+
+
+def test_remainders_are_not_below_their_formulas_at_exact_tensors(monkeypatch):
+    """The three terms, with the exact functional on the maps; not all of them as one form."""
+    monkeypatch.setattr(tightened, "FORMED", 0)
+    for case in ("values lost beside their bias", "values that cancel", "of one size"):
+        layer, X = CASES[case]("plain")
+        g, delta = randn(3, 1, 1, TOKENS, DIM), 1e-6
+        node = one_step(layer, X)
+        terms = node.pull(g).remainder(full(X, delta))
+        product = curvature = mpf(0)
+        for number, h in enumerate(exactly(layer, X)):
+            M = real(exact(g[0, 0])) @ h.Wo.T @ h.v.T
+            K = h.softmax * (M - (h.softmax * M).sum(-1, keepdims=True))
+            steep = real(exact(node.lam(full(X, 0.0))[0, number]))
+            move = real(exact(node.logit_move(full(X, delta), node.mu)[0, number].reshape(1)))[0]
+            bent = max(
+                min(lam * (row.max() - row.min()) / 2, mp.sqrt(6) / 18 * length(row - row.sum() / TOKENS))
+                for lam, row in zip(steep, M, strict=True)
+            )
+            curvature += bent * move**2
+            product += norm_from_below(K) * norm_from_below(h.Wq @ h.Wk.T) * mpf(delta) ** 2 / mp.sqrt(DIM // HEADS)
+        assert mpf(float(terms["curvature"][0, 0])) >= curvature
+        assert mpf(float(terms["product"][0, 0])) >= product
+
+
+def norm_from_below(A):
+    """By thirty steps of power iteration."""
+    x = A.sum(0) + real(exact(randn(0, A.shape[1]))) * length(A)
+    for _ in range(30):
+        x = A.T @ (A @ x) / length(A.T @ (A @ x))
+    return length(A @ x) / length(x)

@@ -2,7 +2,9 @@
 
 import ast
 import inspect
+import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,13 +12,13 @@ import torch
 from torch import nn
 
 from certify.layers import LAYERS, made
-from exact.boxes import blunt, fractions, holds
+from exact.boxes import blunt, fractions, holds, member
 from exact.checker import at_most, check_path, check_point, function, left, moved, plain, single
 from exact.numbers import mp, real
 from exact.reference import adjoint, forward
 from specguard import nn as own
 from specguard.errors import ConfigError
-from specguard.evaluate.checker import curves, network
+from specguard.evaluate.checker import curves, network, radial
 from specguard.evaluate.checker.enclosure import Box
 
 NAMES = list(LAYERS)
@@ -77,20 +79,22 @@ def convolution(*taps):
 @pytest.mark.parametrize("taps", [[[1.0, -2.0, 1.0], [0.1]], [[0.1], [1.0, 1.0, 1.0]]], ids=str)
 def test_a_convolution_spreads_what_it_stretches_most(taps):
     """Signs that alternate where the taps do, in the channel of the larger kernel."""
-    sign = np.where(np.arange(5) % 2 == 1, np.sign(min(min(taps))), 1.0)
+    alternating = any(tap < 0 for kernel in taps for tap in kernel)
+    sign = np.where(alternating & (np.arange(5) % 2 == 1), -1.0, 1.0)
     for z in (np.zeros((5, 2)), np.random.default_rng(0).standard_normal((5, 2))):
         check_point(convolution(*taps), z, np.stack([sign, sign], 1)[None], (1.0,))
 
 
-@pytest.mark.parametrize("centred", [False, True])
-def test_norms_of_tokens_far_shorter_than_their_stabiliser_are_in_their_boxes(centred):
-    """Where nothing but the constants of a norm and a few products is rounded."""
-    rng = np.random.default_rng(5)
-    for eps in rng.uniform(0.1, 10, 25):
-        layer = (nn.LayerNorm if centred else nn.RMSNorm)(2, eps=float(eps)).double()
-        x = 1e-9 * rng.standard_normal((60, 2))
-        (step,) = network.read(layer.eval()).steps
-        assert holds(step.make(Box.exact(x)).output, function(plain(layer), fractions(x)))
+def test_the_constants_of_a_norm_are_within_what_is_allowed_of_them():
+    for eps in np.random.default_rng(5).uniform(1e-9, 10, 40):
+        for width in (1, 3, 7):
+            (step,) = network.read(nn.LayerNorm(width, eps=float(eps)).double().eval()).steps
+            point = step.make(Box.exact(np.zeros((1, width))))
+            square = width * mp.mpf(float(eps))
+            stretched = {point.R: mp.sqrt(square), point.R * point.R: square}
+            stretched |= {point.stretch: 1 / mp.sqrt(mp.mpf(float(eps))), point.R * point.stretch: mp.sqrt(width)}
+            for computed, exactly in stretched.items():
+                assert holds(radial._about(computed), np.array(exactly, dtype=object))
 
 
 def neuron(weight, bias, activation):
@@ -127,7 +131,7 @@ def test_neurons_next_to_their_kink_may_be_on_either_side_of_it(monkeypatch):
 
 EXACT = {
     "gelu": (curves.GELU, nn.GELU(), (0, math.sqrt(2), -math.sqrt(2), 2)),
-    "gelu by tanh": (curves.TANH_GELU, nn.GELU("tanh"), (0, 1.4, 1.42, 1.417, -1.4)),
+    "gelu by tanh": (curves.TANH_GELU, nn.GELU("tanh"), (0, 1.4185040088, -1.4185040088)),
     "silu": (curves.SILU, nn.SiLU(), (0, 2.4, 2.3993572805, -2.4)),
     "tanh": (curves.TANH, nn.Tanh(), (0, math.atanh(3**-0.5), -math.atanh(3**-0.5))),
     "softplus": (curves.softplus(3.0), own.Softplus(3.0), (0, 30)),
@@ -195,6 +199,24 @@ def test_the_form_of_attentions_remainders_bounds_both_signs_of_the_product():
     K, N = Box.exact(rng.standard_normal((3, 4, 4))), Box.exact(1e-3 * rng.standard_normal((3, 4, 6)))
     weights = np.full((3, 4), 1e-3)
     assert point._form(K, N, weights) == pytest.approx(point._form(-K, N, weights), rel=1e-9)
+
+
+def test_the_operator_of_the_logits_holds_those_of_its_boxes_corners():
+    """Row (i, j) takes a_j from token i and b_i from token j."""
+    rng = np.random.default_rng(9)
+    layer = own.Attention(2, 1).double()
+    (step,) = network.read(layer)
+    point = step.make(Box.exact(np.zeros((3, 2))))
+    a, b = (Box(rng.standard_normal((1, 3, 2)), rng.random((1, 3, 2)) / 7) for _ in range(2))
+    point.__dict__["b"] = b
+    x, y = (member(box, rng.choice([-1, 1], box.shape))[0] for box in (a, b))
+    for centred in (False, True):
+        wanted = np.full((3, 3, 3, 2), Fraction(0), dtype=object)
+        for i, j in itertools.product(range(3), range(3)):
+            wanted[i, j, i] += x[j]
+            for k in range(3):
+                wanted[i, j, k] += y[i] * ((j == k) - (Fraction(1, 3) if centred else 0))
+        assert holds(point._logit_operator(a, centred), wanted.reshape(1, 9, 6))
 
 
 def bent(values):

@@ -56,6 +56,20 @@ def test_norms_bend_and_spread_as_at_the_exact_length():
             assert mpf(float(node.spread(full(x, radius), "local")[0])) >= chord
 
 
+def test_the_shortest_token_in_reach_is_that_of_the_exact_length():
+    """Entries that all are equal: centred, the token is zero, where the norm is steepest, but not as computed."""
+    met = 0
+    for value in (1e8 * (1 + torch.rand(60, generator=torch.Generator().manual_seed(0)))).double().tolist():
+        layer = nn.LayerNorm(7, eps=1e-18, elementwise_affine=False).double().eval()
+        x = torch.full((1, 1, 7), value / 3, dtype=torch.float64)
+        node = one_step(layer, x)
+        if (radius := float(node.length[0, 0]) / 2) > 0:
+            met += 1
+            steepest = mpf(radius) / mp.sqrt(real(Fraction(1e-18)))
+            assert mpf(float(node.spread(full(x, radius), "local")[0])) >= steepest
+    assert met > 5
+
+
 def test_a_token_is_inside_its_ball_by_its_exact_length():
     outside = 0
     for seed in range(60):
@@ -68,8 +82,11 @@ def test_a_token_is_inside_its_ball_by_its_exact_length():
     assert outside > 10
 
 
-def cancelling(seed, rows, activation):
-    """Neurons whose argument is what rounding leaves of 1e8, their exact arguments, and the point."""
+def cancelling(seed, rows, activation, aside=0.0):
+    """Neurons whose argument is what rounding leaves of 1e8, their exact arguments, and the point.
+
+    `aside` is added to the computed arguments.
+    """
     generator = torch.Generator().manual_seed(seed)
     layer = nn.Linear(2, rows).double().eval()
     x = 1e8 * (1 + torch.rand(1, 1, 2, generator=generator, dtype=torch.float64))
@@ -77,6 +94,7 @@ def cancelling(seed, rows, activation):
         layer.weight.copy_(torch.rand(rows, 2, generator=generator, dtype=torch.float64))
         layer.bias.zero_()
         layer.bias.sub_(layer(x)[0, 0])
+        layer.bias.add_(aside)
     return nn.Sequential(layer, activation).eval(), value_at(layer, x)[0, 0], x
 
 
@@ -93,6 +111,18 @@ def test_values_and_slopes_at_an_argument_that_is_mostly_rounding_are_within_the
         if name in SMOOTH:  # at a kink, either slope will do
             g = torch.tensor([[[[1.0, -0.7][: 1 if name == "gated" else 2]]]], dtype=torch.float64)
             check_adjoint(model, x, g)
+
+
+def test_both_factors_of_the_adjoint_of_a_gated_unit_are_within_its_slack():
+    one = torch.ones(1, 1, 1, 1).double()
+    for seed in range(4):
+        model, _, x = cancelling(seed, 2, GatedUnit())
+        with torch.no_grad():  # a gate that is mostly rounding, beside a long second factor
+            model[0].weight[1] = 0.0
+            model[0].bias[1] = 1e6
+        check_adjoint(model, x, one)
+        for gate, other in ((10.1 + seed, 1e-9), (0.3 + seed / 7, 1e9)):
+            check_adjoint(GatedUnit().eval(), torch.tensor([[[gate, other]]], dtype=torch.float64), one)
 
 
 @pytest.mark.parametrize("activation", [nn.Tanh, Softplus])
@@ -185,8 +215,8 @@ def rows_of(model):
 
 def test_a_neuron_reaches_its_kink_by_its_exact_argument():
     met = 0
-    for seed in range(20):
-        model, H, x = cancelling(seed, 1, nn.ReLU())
+    for seed in range(40):
+        model, H, x = cancelling(seed, 1, nn.ReLU(), 2.0**-26)
         if (delta := abs(float(H[0])) * 1.01 / float(rows_of(model)[0])) > 0:
             met += 1
             kink = one_step(model, x).pull(torch.ones(1, 1, 1, 1).double()).remainder(full(x, delta))["kink"]
@@ -196,8 +226,8 @@ def test_a_neuron_reaches_its_kink_by_its_exact_argument():
 
 def test_a_pair_changes_its_order_by_its_exact_difference():
     met = 0
-    for seed in range(20):
-        model, H, x = cancelling(seed, 2, MaxMin())
+    for seed in range(40):
+        model, H, x = cancelling(seed, 2, MaxMin(), torch.tensor([2.0**-26, 0.0]))
         W = exact(model[0].weight)
         apart, rate = abs(H[0] - H[1]), length(W[0] - W[1])
         if (delta := float(apart) * 1.01 / float(rate)) > 0:
@@ -219,12 +249,13 @@ def test_a_neuron_bends_as_at_its_exact_argument():
 
 
 def test_a_gated_unit_bends_by_its_exact_second_factor():
-    steepest, curvature, delta = mpf("1.09983932"), mpf("0.5"), 1e-3
+    delta = 1e-3
     for seed in range(20):
         model, H, x = cancelling(seed, 2, GatedUnit())
         with torch.no_grad():
             model[0].weight[0] = 0.0  # the gate is at 0, and the second factor alone moves
-        c = curvature / 2 * abs(real(H[1]))
+        phi = one_step(model, x).phi
+        steepest, c = mpf(phi.steepest), mpf(phi.curvature) / 2 * abs(real(H[1]))
         wanted = (c + mp.sqrt(c * c + steepest**2)) / 2 * (rows_of(model)[1] * mpf(delta)) ** 2
         bend = one_step(model, x).pull(torch.ones(1, 1, 1, 1).double()).remainder(full(x, delta))["bend"]
         assert mpf(float(bend[0, 0])) >= wanted
@@ -244,10 +275,10 @@ def derivatives(name):
     return (lambda t: mp.diff(f, t)), (lambda t: mp.diff(f, t, 2))
 
 
-LARGEST = {  # where the slope and the second derivative are largest in size
+LARGEST = {  # where, or near where, the slope and the second derivative are largest in size
     "gelu": (mp.sqrt(2), mpf(0)),
-    "gelu by tanh": (mp.mpf("1.41956"), mpf(0)),
-    "silu": (mpf("2.39935728052"), mpf(0)),
+    "gelu by tanh": (mpf("1.42"), mpf(0)),
+    "silu": (mpf("2.4"), mpf(0)),
     "tanh": (mpf(0), mp.atanh(1 / mp.sqrt(3))),
     "softplus": (mpf(60), mpf(0)),
     "squareplus": (mpf(10) ** 9, mpf(0)),
@@ -259,6 +290,8 @@ def test_constants_of_activations_are_not_below_the_exact_ones(name):
     phi = one_step(SMOOTH[name]().eval(), torch.zeros(1, 1).double()).phi
     first, second = derivatives(name)
     steep, bent = LARGEST[name]
+    if name in ("gelu by tanh", "silu"):  # where the second derivative changes its sign
+        steep = mp.findroot(second, steep)
     assert mpf(phi.steepest) >= abs(first(steep)) - mpf(10) ** -60
     assert mpf(phi.curvature) >= abs(second(bent)) - mpf(10) ** -60
     if phi.bend is None:
@@ -271,7 +304,7 @@ def test_constants_of_activations_are_not_below_the_exact_ones(name):
                 assert mpf(bound) + rounding >= max(abs(second(mpf(place))), abs(second(-mpf(place)))), place
 
 
-@pytest.mark.parametrize("old", [97, 599, 601])
+@pytest.mark.parametrize("old", [97, 401, 599])
 def test_a_matrix_of_interpolation_is_off_by_what_its_norm_holds(old, monkeypatch):
     """With norms of the computed matrices that are right to a rounding, so that nothing else hides it."""
 
@@ -281,7 +314,7 @@ def test_a_matrix_of_interpolation_is_off_by_what_its_norm_holds(old, monkeypatc
         return math.nextafter(float(mp.sqrt(real(square))), math.inf)
 
     monkeypatch.setattr(affine, "upper_norm", tight)
-    for size in (3, 5, 6, 7):
+    for size in (3, 6, 7, 10):
         node = one_step(Resize(size).eval(), torch.zeros(1, 1, old, 1).double())
         longest = max(sum(entry * entry for entry in row) for row in _interpolation(old, size))
         assert mpf(node.norm) >= mp.sqrt(real(longest * size))

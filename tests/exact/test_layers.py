@@ -15,6 +15,7 @@ from specguard.certify import rules
 from specguard.nn import (
     ClassAndMean,
     ClassToken,
+    CoreAttention,
     HeadNorm,
     LayerScale,
     MeanPool,
@@ -107,7 +108,24 @@ def convolution_with_a_long_last_bias():
     return layer, z
 
 
+def core_of_long_heads():
+    """Queries and keys along one vector, so that all logits are large and nearly equal."""
+    layer, z = far_from_zero(lambda: CoreAttention(1, fused=False), 6)
+    z -= 1e8
+    z[..., :4] = 100 + z[..., :4] / 100
+    return layer, z
+
+
+def core_of_long_values():
+    layer, z = core_of_long_heads()
+    z[..., :4] = (z[..., :4] - 100) * 100
+    z[..., 4:] *= 1e6
+    return layer, z
+
+
 CANCELLING = {
+    "core attention, long values": core_of_long_values,
+    "core attention": core_of_long_heads,
     "layer norm": lambda: far_from_zero(lambda: nn.LayerNorm(4), 4),
     "layer norm of large eps": lambda: far_from_zero(lambda: nn.LayerNorm(4, 10.0), 4),
     "head norm, q": lambda: head_norm(0),

@@ -49,7 +49,19 @@ _LAWS = (
     "certify/test_linear.py",
 )
 _PROVER, _CHECKER = ("certify", "linalg", "nn"), ("nn", "evaluate/checker")  # folders of the source
-_HELPERS = ("tests/exact/numbers.py", "tests/exact/reference.py", "tests/exact/laws.py", "tests/exact/networks.py")
+_HELPERS = (
+    "tests/exact/numbers.py",
+    "tests/exact/reference.py",
+    "tests/exact/laws.py",
+    "tests/exact/networks.py",
+    "tests/exact/boxes.py",
+    "tests/exact/checker.py",
+    "tests/certify/layers.py",
+)
+_NEAR = {"linalg": "test_linalg.py"}  # asked first; the others in their order
+_NEAR |= {f"certify/{name}.py": "test_networks.py" for name in ("node", "network", "families", "certificate")}
+_ATTENTION = ("attention", "attention_rule", "attention_weights", "attention_form", "tightened", "lofast")
+_NEAR |= {f"certify/{name}.py": "test_attention.py" for name in _ATTENTION}
 _INTRODUCTION = """
 Every row is one small change of the source that would make a proof, or the check of one, wrong: a rounding left
 out, a constant too small, a term dropped. It is killed when a test fails with it. A change that leaves every claim
@@ -67,8 +79,9 @@ def killers(mutant: Mutant) -> dict[str, list[str]]:
             "exact": [str(path.relative_to(ROOT)) for path in own],
             "checker": ["tests/evaluate/test_checker.py"],
         }
+    near = _NEAR.get(mutant.file.split("/")[0], _NEAR.get(mutant.file, "test_layers.py"))
     return {
-        "exact": [f"tests/exact/{name}" for name in _EXACT],
+        "exact": [f"tests/exact/{name}" for name in sorted(_EXACT, key=lambda name: name != near)],
         "checker": ["tests/mutation/checked.py"],
         "laws": [*(f"tests/{name}" for name in _LAWS), "tests/linalg/test_norms.py"],
     }
