@@ -205,7 +205,7 @@ def test_the_operator_of_the_logits_holds_those_of_its_boxes_corners():
     """Row (i, j) takes a_j from token i and b_i from token j."""
     rng = np.random.default_rng(9)
     layer = own.Attention(2, 1).double()
-    (step,) = network.read(layer)
+    (step,) = network.read(layer.eval()).steps
     point = step.make(Box.exact(np.zeros((3, 2))))
     a, b = (Box(rng.standard_normal((1, 3, 2)), rng.random((1, 3, 2)) / 7) for _ in range(2))
     point.__dict__["b"] = b
