@@ -197,13 +197,13 @@ def main() -> int:
     mutants = [m for m in MUTANTS if chosen.only in m.file or chosen.only in m.breaks]
     begun = time.monotonic()
     _KEPT.mkdir(exist_ok=True)
-    for asked in {mutant.of_checker: mutant for mutant in mutants}.values():
-        for kind, tests in killers(asked).items():
-            if failed := verdict(None, kind, tests, asked.of_checker):
-                print(f"{failed} fails without any change")
-                return 2
     rows = []
     with ThreadPoolExecutor(chosen.jobs) as pool:
+        asked = list({mutant.of_checker: mutant for mutant in mutants}.values())
+        plain = [(None, kind, tests, m.of_checker) for m in asked for kind, tests in killers(m).items()]
+        if failed := [test for test in pool.map(lambda question: verdict(*question), plain) if test]:
+            print(f"{failed[0]} fails without any change")
+            return 2
         verdicts = pool.map(lambda mutant: judged(mutant, chosen.all), mutants)
         for number, (mutant, found) in enumerate(zip(mutants, verdicts, strict=True), 1):
             rows.append(row(mutant, found))
