@@ -15,13 +15,13 @@ from specguard.cli.console import (
     option,
     out,
     plain_warnings,
-    readable,
     study_bar,
 )
 from specguard.cli.figure import check_figure, write_figure
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
 from specguard.cli.names import DATA_HELP, DataName, first_images, number, settings_hash
 from specguard.evaluate import Sensitivity, identity, sensitivity
+from specguard.printable import printable
 from specguard.report import sensitivity_figure
 from specguard.runs import Json
 
@@ -97,11 +97,11 @@ def sensitivity_command(
     split = first_images(loaded, images)
     folder = about.folder(f"sensitivity/{_folder_name(settings)}", out_name, "sensitivity")
     known = identity(model, loaded)
-    err.print(readable(f"{run} on {len(split)} images, {target}, result in {folder}"), soft_wrap=True)
+    err.print(f"{run} on {len(split)} images, {target}, result in {folder}", soft_wrap=True)
     advice = f"start again with: {shlex.join(['specguard', *sys.argv[1:]])}"
     with interruptible(advice), plain_warnings(), study_bar("pieces") as watch:
         result = sensitivity(model, split, folder, settings, identity=known, device=target, watch=watch)
-    label = readable(f"{about.label}: {result['layer']}, n = {result['n']}")
+    label = printable(f"{about.label}: {result['layer']}, n = {result['n']}")
     _print(label, result)
     write_figure(sensitivity_figure(result, label), folder / "sensitivity" if figure is None else figure)
 

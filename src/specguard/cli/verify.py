@@ -45,7 +45,7 @@ def verify_command(
     folder = about.folder(name, out_name)
     err.print(f"{records}: {count} records, what is found goes to {folder}", soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
-    with interruptible(advice), plain_warnings(), timed(folder), study_bar("images") as watch:
+    with interruptible(advice), plain_warnings(), study_bar("images") as bar, timed(folder, bar) as watch:
         result = verification(
             records,
             about.model,

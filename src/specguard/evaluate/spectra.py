@@ -26,6 +26,7 @@ from specguard.errors import CheckpointError, ConfigError, RunError
 from specguard.evaluate.folder import Progress, Watcher, as_stored, stored_summary
 from specguard.evaluate.shards import WHOLE, Ledger, Shard, opened
 from specguard.evaluate.spectral_summary import PartForm, is_part_record, is_record, spectral_summary
+from specguard.files import folder_below
 from specguard.geometry import Ball
 from specguard.linalg import exact_row_column, jacobian, lower_singular_values
 from specguard.nn import Network, ViT
@@ -35,7 +36,6 @@ from specguard.runs import (
     read_tensors,
     record_start,
     write_tensors,
-    writing,
 )
 from specguard.spectrum import Part, blank_parts, exact_weight_spectra, parts
 
@@ -194,9 +194,7 @@ class _Study:
 
     def _keep(self, samples: Int64[Tensor, " batch"], images: Images, directions: dict[str, Tensor]) -> None:
         kept = samples < self.settings.directions
-        path = self.folder / "directions" / f"{int(samples[0]):08d}.safetensors"
-        with writing(path.parent):
-            path.parent.mkdir(exist_ok=True)
+        path = folder_below(self.folder, "directions") / f"{int(samples[0]):08d}.safetensors"
         tensors = {"images": images, "samples": samples, **directions}
         write_tensors(path, {name: tensor[kept] for name, tensor in tensors.items()})
 

@@ -13,7 +13,6 @@ counted apart.
 """
 
 import copy
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,7 +33,7 @@ from specguard.evaluate.refutation import lost
 from specguard.evaluate.subjects import Group, subject
 from specguard.geometry import Ball, Norm
 from specguard.nn import fingerprint
-from specguard.runs import Json, append_lines, locked, read_json, read_lines, record_start, write_json
+from specguard.runs import Json, append_lines, lines_digest, locked, read_json, read_lines, record_start, write_json
 
 _BATCH = 20
 _ATTACK = APGD(steps=50, restarts=2, loss="margin")
@@ -61,7 +60,7 @@ def verification(
     records = read_lines(file)
     _check_study(file, claims, records, fingerprint(model), data, len(split))
     identity = {
-        "records": hashlib.sha256(file.read_bytes()).hexdigest(),
+        "records": lines_digest(file),
         "model": claims["model"],
         "n": len(records),
     }
