@@ -406,7 +406,7 @@ def test_files_written_in_place_are_noticed(tmp_path, monkeypatch, uninterrupted
     expected = uninterrupted("adamw")
 
     def in_place(path: Path, content: bytes) -> None:
-        with runs.open(path, "wb") as handle:  # type: ignore[attr-defined]
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as handle:
             handle.write(content)
 
     monkeypatch.setattr(runs, "write_file", in_place)
