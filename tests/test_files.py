@@ -55,7 +55,8 @@ OPENING = {
     "ZipFile", "TarFile", "mmap", "NamedTemporaryFile", "TemporaryFile", "TemporaryDirectory", "mkdtemp", "mkstemp",
     "imread", "imsave", "loadmat", "savemat", "DictReader", "open_code", "FileIO",
 }  # fmt: skip
-SHARED = {"os.replace", "os.remove", "shutil.move", "torch.load", "torch.save", "np.load", "np.save", "numpy.load", "pickle.load", "json.load",
+SHARED = {"os.replace", "os.remove", "shutil.move",
+          "torch.load", "torch.save", "np.load", "np.save", "numpy.load", "pickle.load", "json.load",
           "json.dump", "csv.reader", "csv.writer", "pickle.dump"}  # fmt: skip
 ALLOWED = {
     "files.py": None,  # the one place
