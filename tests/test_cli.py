@@ -26,6 +26,7 @@ from specguard.cli.console import interruptible_afterwards
 from specguard.cli.train import train_command
 from specguard.nn import CERTIFIABLE, PRESETS, TEXT_PRESETS, ViT
 from specguard.train import loop
+from specguard.train import run as run_module
 from specguard.train import state as state_module
 
 # A run of about a tenth of a second.
@@ -492,6 +493,32 @@ def test_a_new_run_in_a_directory_in_use_does_not_replace_its_arguments(specguar
     with runs.locked(tmp_path):
         specguard("train", "--run", tmp_path, *SMALL, "--lr", 0.5).refuses(tmp_path, "in use")
     assert contents(tmp_path) == before
+
+
+def test_a_run_killed_before_its_settings_has_the_arguments_of_one_that_was_not(specguard, tmp_path, monkeypatch):
+    """Words that are given come first to the parser, and are others when a run is resumed."""
+
+    class Death(BaseException):
+        pass
+
+    real, options = run_module.write_json, ("--seed", 4, *SMALL, "--ema", 0.5)
+
+    def dying(path: Path, record: runs.Json) -> None:
+        if path.name == "run.json":
+            raise Death
+        real(path, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "write_json", dying)
+        with pytest.raises(Death):
+            specguard("train", "--run", tmp_path / "killed", *options)
+    (tmp_path / "killed" / "run.json").unlink(missing_ok=True)
+    specguard("train", "--resume", "--run", tmp_path / "killed").succeeds()
+    specguard("train", "--run", tmp_path / "whole", *options).succeeds()
+    killed, whole = ((tmp_path / name / "arguments.json").read_bytes() for name in ("killed", "whole"))
+    assert killed == whole
+    specguard("train", "--ema", 0.5, *SMALL, "--seed", 4, "--run", tmp_path / "turned").succeeds()
+    assert (tmp_path / "turned" / "arguments.json").read_bytes() == whole
 
 
 # Training that cannot go on ----------------------------------------------------------------------------------

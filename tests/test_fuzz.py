@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import random
+import shutil
 import sys
 import zipfile
 import zlib
@@ -28,13 +29,14 @@ from PIL import Image
 from scipy.io import savemat
 
 import companions
+from sample_runs import sample_run
 from specguard import runs
 from specguard.adapt import from_run, untrained
 from specguard.adapt.checkpoint import load_weights
 from specguard.attacks import PGD, Suite
 from specguard.cli import main
 from specguard.cli.launch import chosen_shard
-from specguard.data import Dataset, image_folder, svhn
+from specguard.data import Dataset, image_folder, sst2, svhn
 from specguard.data.unpickle import read_pickle
 from specguard.errors import SpecGuardError
 from specguard.evaluate import Certification, Evaluation, Shard, Spectra, certification, evaluate, spectra
@@ -44,6 +46,7 @@ from specguard.evaluate.shards import Ledger, Place
 from specguard.evaluate.spectral_summary import PartForm
 from specguard.evaluate.spectral_summary import is_record as is_spectrum
 from specguard.geometry import Ball
+from specguard.report import read_run
 from specguard.train.state import TrainingState
 from studies import model
 
@@ -152,7 +155,10 @@ def originals(folder: Path) -> Path:
     matrix = {"data": np.zeros((3, 3072), np.uint8), "labels": [0, 1, 2], "filenames": ["a.png"] * 3}
     (folder / "batch").write_bytes(pickle.dumps(matrix, protocol=2))
     savemat(folder / "x.mat", {"X": np.zeros((4, 4, 3, 2), np.uint8), "y": np.array([[1], [10]], np.uint8)})
-    for suffix in ("png", "jpg", "webp", "bmp"):
+    torch.save(model().state_dict(), folder / "weights.pth", _use_new_zipfile_serialization=False)
+    (folder / "train.tsv").write_bytes(b"sentence\tlabel\na good film\t1\nnot a good one\t0\n")
+    sample_run(folder / "reported", n=20)
+    for suffix in ("png", "jpg", "webp", "bmp", "ppm"):
         Image.new("RGB", (5, 4), (9, 99, 199)).save(folder / f"picture.{suffix}")
     return folder
 
@@ -220,6 +226,25 @@ def mat(folder: Path) -> object:
     return svhn(folder, verify=False)
 
 
+def sentences(folder: Path) -> object:
+    (folder / "dev.tsv").write_bytes((folder / "train.tsv").read_bytes())
+    return sst2(folder, 4)
+
+
+def reported(place: str) -> Reader:
+    """A report says what is wrong with a file of a run, and what is right; it never ends with an error."""
+
+    def parse(folder: Path) -> object:
+        (file,) = folder.iterdir()
+        shutil.copytree(ORIGINALS / "reported", folder / "run")
+        shutil.move(file, folder / "run" / place)
+        return read_run(folder / "run", "a")
+
+    source = lambda: (lines if place.endswith(".jsonl") else document)(ORIGINALS / "reported" / place)  # noqa: E731
+    changed = lambda: changed_bytes((ORIGINALS / "reported" / place).read_bytes())  # noqa: E731
+    return Reader(changed if place.endswith(".safetensors") else source, Path(place).name, parse)
+
+
 ORIGINALS = Path()  # set below, once the files are there
 READERS: dict[str, Reader] = {
     "records of an attack": Reader(
@@ -253,6 +278,22 @@ READERS: dict[str, Reader] = {
         "weights.pt",
         lambda folder: load_weights(folder / "weights.pt"),
     ),
+    "weights of torch before 1.6": Reader(
+        lambda: changed_bytes((ORIGINALS / "weights.pth").read_bytes()),
+        "weights.pth",
+        lambda folder: load_weights(folder / "weights.pth"),
+    ),
+    "sentences": Reader(lambda: changed_bytes((ORIGINALS / "train.tsv").read_bytes()), "train.tsv", sentences),
+    **{
+        f"{place} in a report": reported(place)
+        for place in (
+            "metrics.jsonl",
+            "attacks/quick/gallery/pictures.json",
+            "attacks/quick/gallery/images.safetensors",
+            "certificates/proofs/records.jsonl",
+            "spectrum/looked/records.jsonl",
+        )
+    },
     "weights": Reader(
         lambda: changed_bytes((ORIGINALS / "everything" / "model.safetensors").read_bytes()),
         "x.safetensors",
@@ -270,7 +311,7 @@ READERS: dict[str, Reader] = {
             f"picture.{suffix}",
             picture,
         )
-        for suffix in ("png", "jpg", "webp", "bmp")
+        for suffix in ("png", "jpg", "webp", "bmp", "ppm")
     },
 }
 

@@ -173,7 +173,7 @@ def test_a_run_killed_again_and_again_ends_like_an_uninterrupted_one(tmp_path, u
 
 
 class Disk:
-    """The file system as runs.py sees it. The `last` request is half done, or not at all, and then comes death."""
+    """The file system as files.py sees it. The `last` request is half done, or not at all, and then comes death."""
 
     def __init__(self, patch: pytest.MonkeyPatch, last: int) -> None:
         self.last, self.requests, self.death = last, 0, ""
@@ -181,7 +181,8 @@ class Disk:
             patch.setattr(module, name, self.all_or_nothing(getattr(module, name)))
         self.rmtree = shutil.rmtree
         patch.setattr(shutil, "rmtree", self.half_removed)
-        patch.setattr(runs, "open", self.opened, raising=False)
+        self.fdopen = os.fdopen
+        patch.setattr(os, "fdopen", self.opened)
 
     def due(self, what: str) -> bool:
         self.requests += 1
@@ -204,9 +205,11 @@ class Disk:
             raise Death
         self.rmtree(path, ignore_errors=ignore_errors)
 
-    def opened(self, path: Path, mode: str) -> Any:
-        handle = open(path, mode)  # noqa: SIM115 - the caller closes it
-        write = handle.write
+    def opened(self, descriptor: int, mode: str) -> Any:
+        handle = self.fdopen(descriptor, mode)
+        if mode == "rb":
+            return handle
+        write, path = handle.write, os.readlink(f"/proc/self/fd/{descriptor}")
 
         def half_written(content: bytes) -> int:
             if self.due(f"write {path}"):
@@ -214,9 +217,7 @@ class Disk:
                 raise Death
             return write(content)
 
-        if mode != "w+":  # the lock is opened, never written
-            handle = _Handle(handle, half_written)
-        return handle
+        return _Handle(handle, half_written)
 
 
 class _Handle:
@@ -405,7 +406,7 @@ def test_files_written_in_place_are_noticed(tmp_path, monkeypatch, uninterrupted
     expected = uninterrupted("adamw")
 
     def in_place(path: Path, content: bytes) -> None:
-        with runs.open(path, "wb") as handle:  # type: ignore[attr-defined]
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as handle:
             handle.write(content)
 
     monkeypatch.setattr(runs, "write_file", in_place)

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from specguard import evaluate
 from specguard.adapt import from_run
 from specguard.attacks import PGD, Suite
 from specguard.data import Data, digits
+from specguard.files import check_below
 from specguard.geometry import Ball
 from specguard.nn import ViT, preset
 from specguard.penalties import MSVP, SpectralNorm
@@ -22,6 +24,7 @@ from specguard.runs import Json, derived_seed, read_lines, write_file
 from specguard.spectrum import exact_weight_spectra
 from specguard.train import AdamW, Progress, Training, train
 
+_NAMES = ("plain", "msvp", "certified")
 _KINDS = ("q", "k", "v")
 _BALLS = (Ball("linf", 0.05), Ball("linf", 0.1))
 _RADII = (0.02, 0.05, 0.1)  # l2
@@ -34,6 +37,8 @@ StudyBar = Callable[[str], AbstractContextManager[Watcher]]
 
 def demo(run: Path, epochs: int, out: Console, bar: Bar, study_bar: StudyBar) -> None:
     """Train, attack and take apart both models below `run`, or pick up what is there; print what came of them."""
+    for name, study in product(_NAMES, ("attacks", "spectrum", "certificates")):
+        check_below(run, run / name / study / "demo")
     strength = 1e-3
     norms = Table("", *_KINDS, title="The largest singular value of any head")
     attacked = [f"PGD-20, linf {ball.radius:g}" for ball in _BALLS]
@@ -71,8 +76,7 @@ def demo(run: Path, epochs: int, out: Console, bar: Bar, study_bar: StudyBar) ->
         write_file(run / f"violin.{suffix}", content)
     out.print(f"the distributions are drawn in {run / 'violin.svg'}", markup=False, soft_wrap=True)
     _certified(run / "certified", data, epochs, out, bar, study_bar)
-    names = ("plain", "msvp", "certified")
-    written = write_report({name: run / name for name in names}, run / "report.html")
+    written = write_report({name: run / name for name in _NAMES}, run / "report.html")
     out.print(f"everything is in {run}", markup=False, soft_wrap=True)
     out.print(f"report in {written}", markup=False, soft_wrap=True)
 
@@ -94,7 +98,7 @@ def _certified(run: Path, data: Data, epochs: int, out: Console, bar: Bar, study
         _looked_into(trained, start, data, run / "spectrum" / "demo", watch_spectra)
     out.print(f"certifying it on {len(data.test)} digits ...")
     folder = run / "certificates" / "demo"
-    with evaluate.timed(folder), study_bar("batches") as watch_proofs:
+    with study_bar("batches") as bar_proofs, evaluate.timed(folder, bar_proofs) as watch_proofs:
         result = evaluate.certification(
             trained,
             data.test,
@@ -112,7 +116,7 @@ def _certified(run: Path, data: Data, epochs: int, out: Console, bar: Bar, study
 
 def _attacked(model: ViT, data: Data, folder: Path, balls: tuple[Ball, ...], watch: Watcher) -> Json:
     evaluation = evaluate.Evaluation(Suite((("pgd", PGD(steps=20)),)), balls, diagnose=False)
-    with evaluate.timed(folder):
+    with evaluate.timed(folder, watch) as told:
         result = evaluate.evaluate(
             model,
             data.test,
@@ -121,7 +125,7 @@ def _attacked(model: ViT, data: Data, folder: Path, balls: tuple[Ball, ...], wat
             evaluation,
             identity=evaluate.identity(model, data),
             device=_DEVICE,
-            watch=watch,
+            watch=told,
         )
         evaluate.gallery(model, data.test, data.classes, folder, evaluation, device=_DEVICE)
     return result
@@ -131,9 +135,9 @@ def _looked_into(model: ViT, start: ViT, data: Data, folder: Path, watch: Watche
     split = data.test.select(slice(_SEEN))
     settings = evaluate.Spectra("embedding,block,head", ball=_BALLS[-1])
     known = evaluate.identity(model, data)
-    with evaluate.timed(folder):
+    with evaluate.timed(folder, watch) as told:
         return evaluate.spectra(
-            model, split, folder, settings, identity=known, device=_DEVICE, untrained=start, watch=watch
+            model, split, folder, settings, identity=known, device=_DEVICE, untrained=start, watch=told
         )
 
 

@@ -21,6 +21,10 @@ class CheckpointError(RunError):
     """Stored weights that are truncated, of another architecture, or not safetensors."""
 
 
+class OutputError(SpecGuardError):
+    """Words that nobody takes: a full disk behind the standard output."""
+
+
 class TrainingError(SpecGuardError):
     """Training that cannot go on, such as a loss that is no longer finite."""
 

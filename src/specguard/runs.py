@@ -12,7 +12,6 @@ model.safetensors        the final weights, model.json their config and hash
 result.json              the final numbers; its presence means that the run is finished
 """
 
-import fcntl
 import hashlib
 import json
 import math
@@ -23,8 +22,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
@@ -33,6 +32,18 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from specguard.errors import CheckpointError, RunError
+from specguard.files import (
+    append_file,
+    file_lines,
+    folder_below,
+    open_file,
+    read_file,
+    reading,
+    sync_folder,
+)
+from specguard.files import locked as locked
+from specguard.files import write_file as write_file
+from specguard.files import writing as writing
 from specguard.version import __version__
 
 if TYPE_CHECKING:  # records are read where there is no need of torch: it is imported by what handles tensors
@@ -42,64 +53,23 @@ if TYPE_CHECKING:  # records are read where there is no need of torch: it is imp
 Json = dict[str, Any]
 _TENSORS, _STATE = "tensors.safetensors", "state.json"
 _PACKAGES = ("torch", "numpy", "safetensors", "scikit-learn")
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn what the file system refuses into one sentence that names `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror or error}") from error
-
-
-@contextmanager
-def locked(run: Path, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
-    """Create the run directory and hold it for this process; a second process is refused, a dead one is not.
-
-    Processes that hold it `shared` go together, with none that does not. With `wait`, a second one waits.
-    """
-    with writing(run):
-        run.mkdir(parents=True, exist_ok=True)
-        handle = open(run / ".lock", "w+")  # noqa: SIM115 - closed below, after the work inside
-    with handle:
-        try:
-            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-            fcntl.flock(handle, kind if wait else kind | fcntl.LOCK_NB)
-        except OSError:
-            raise RunError(f"the run directory {run} is in use by another process") from None
-        yield
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write atomically: under another name first, flushed to the disk, then renamed."""
-    if not path.name:
-        raise RunError(f"{path} cannot be written: it is a folder")
-    draft = path.with_name(f".{path.name}.draft")
-    with writing(path):
-        try:
-            with open(draft, "wb") as handle:
-                handle.write(content)
-                handle.flush()
-                os.fsync(handle.fileno())
-            os.replace(draft, path)
-        except BaseException:  # Control-C too leaves no draft
-            draft.unlink(missing_ok=True)
-            raise
-        _sync_folder(path.parent)
+# Bytes of a file that is read, far beyond any real one: of settings or a summary, of records, of weights.
+_LARGEST_RECORD, LARGEST_LINES, LARGEST_WEIGHTS = 64 * 2**20, 4 * 2**30, 32 * 2**30
+# In these, numbers can be computed with, compared and written again.
+_DTYPES = frozenset(
+    "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split()  # noqa: SIM905
+)
 
 
 def write_json(path: Path, record: Json) -> None:
     write_file(path, (json.dumps(record, indent=2, allow_nan=False) + "\n").encode())
 
 
-def read_json(path: Path) -> Json:
+def read_json(path: Path, most: int = _LARGEST_RECORD, *, links: bool = True) -> Json:
+    with reading(path):
+        content = read_file(path, most, links=links)
     try:
-        record = _parsed(path.read_bytes())
-    except FileNotFoundError:
-        raise RunError(f"{path} does not exist") from None
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
+        record = _parsed(content)
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(record, dict):
@@ -109,30 +79,30 @@ def read_json(path: Path) -> Json:
 
 def append_lines(path: Path, *records: Json) -> None:
     """Add records to a .jsonl file, one per line, flushed to the disk."""
-    with writing(path), open(path, "ab") as handle:
-        handle.write("".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode())
-        handle.flush()
-        os.fsync(handle.fileno())
+    append_file(path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode())
 
 
-def read_lines(path: Path) -> list[Json]:
+def read_lines(path: Path, most: int = LARGEST_LINES, *, links: bool = True) -> list[Json]:
     """The complete records of a .jsonl file, none if it does not exist. A last line cut short is left out."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
-    records = []
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            record = _parsed(line)
-        except (ValueError, RecursionError) as error:
-            raise RunError(f"line {number} of {path} is not valid JSON: {error}") from error
-        if not isinstance(record, dict):
-            raise RunError(f"line {number} of {path} does not hold a JSON object")
-        records.append(record)
+    records: list[Json] = []
+    with reading(path), suppress(FileNotFoundError):
+        for number, line in enumerate(file_lines(path, most, links=links), start=1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                record = _parsed(line)
+            except (ValueError, RecursionError) as error:
+                raise RunError(f"line {number} of {path} is not valid JSON: {error}") from error
+            if not isinstance(record, dict):
+                raise RunError(f"line {number} of {path} does not hold a JSON object")
+            records.append(record)
     return records
+
+
+def lines_digest(path: Path) -> str:
+    """SHA-256 of a .jsonl file."""
+    with reading(path), open_file(path, LARGEST_LINES) as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _parsed(text: bytes) -> Any:
@@ -169,15 +139,22 @@ def read_tensors(path: Path) -> "dict[str, Tensor]":
     """The tensors of a safetensors file; anything else is refused with one sentence. Nothing is unpickled."""
     from safetensors.torch import load as parse_tensors
 
+    with reading(path, CheckpointError):
+        content = read_file(path, LARGEST_WEIGHTS)
     try:
-        return dict(parse_tensors(path.read_bytes()))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+        tensors: dict[str, Tensor] = dict(parse_tensors(content))
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
         reason = str(error).partition("\n")[0]  # torch adds a page of its own
         raise CheckpointError(f"{path} is truncated or not a safetensors file: {reason}") from error
+    check_dtypes(tensors, path)
+    return tensors
+
+
+def check_dtypes(tensors: "Mapping[str, Tensor]", path: Path) -> None:
+    """Refuse tensors of a type in which nothing is computed here, such as 8-bit or complex numbers."""
+    for name, tensor in tensors.items():
+        if (kind := str(tensor.dtype).removeprefix("torch.")) not in _DTYPES:
+            raise CheckpointError(f"{path} holds {name!r} of type {kind}, in which nothing is computed here")
 
 
 def write_checkpoint(run: Path, step: int, tensors: "Mapping[str, Tensor]", state: Json) -> None:
@@ -185,20 +162,20 @@ def write_checkpoint(run: Path, step: int, tensors: "Mapping[str, Tensor]", stat
 
     Older checkpoints go once the new one stands.
     """
-    folder = run / "checkpoints"
+    folder = folder_below(run, "checkpoints")
     draft, retired, final = folder / ".draft", folder / ".retired", folder / f"{step:08d}"
     with writing(final):
         for left_over in (draft, retired):
             shutil.rmtree(left_over, ignore_errors=True)
         try:
-            draft.mkdir(parents=True)
+            os.mkdir(draft)  # a link of this name is still there, and refused
             write_tensors(draft / _TENSORS, tensors)
             write_json(draft / _STATE, state)
             os.rename(draft, final)
         except BaseException:  # Control-C too leaves no draft
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        _sync_folder(folder)
+        sync_folder(folder)
         for old in checkpoint_steps(run):
             if old < step:
                 os.rename(folder / f"{old:08d}", retired)  # half removed, it must not look complete
@@ -300,11 +277,3 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -4,6 +4,7 @@ import argparse
 import pickle
 import zipfile
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
@@ -137,3 +138,94 @@ def test_what_is_not_a_dictionary_of_finite_tensors_is_refused(content, message,
     torch.save(content, tmp_path / "w.pt")
     with pytest.raises(CheckpointError, match=message):
         load_weights(tmp_path / "w.pt")
+
+
+# Files that would grow -----------------------------------------------------------------------------------------
+
+
+def rewritten(source: Path, target: Path, pickled: bytes | None = None, packing: int = zipfile.ZIP_STORED) -> Path:
+    """The same archive with another pickle inside, or compressed."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", packing) as new:
+        for member in old.infolist():
+            own = member.filename.endswith("data.pkl") and pickled is not None
+            new.writestr(member.filename, pickled if own else old.read(member))
+    return target
+
+
+def refused(path: Path, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_weights(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(1).expand(10**6, 10**6),
+        torch.ones(3).as_strided((2**40,), (0,)),
+        torch.ones(4).as_strided((3, 3), (1, 0)),
+        torch.ones(1, dtype=torch.bool).expand(2**45),
+    ],
+    ids=["expanded", "stride 0", "overlapping", "bool"],
+)
+def test_a_tensor_of_more_entries_than_the_file_holds_is_refused(tmp_path, zipped, tensor):
+    torch.save({"w": tensor}, tmp_path / "w.pt", _use_new_zipfile_serialization=zipped)
+    refused(tmp_path / "w.pt", "'w' has .* entries, which it does not hold")
+
+
+def test_a_storage_that_is_never_filled_is_refused(tmp_path):
+    """A file of torch before 1.6 says how large its storages are, and which of them follow."""
+    torch.save({"w": torch.ones(4)}, tmp_path / "w.pt", _use_new_zipfile_serialization=False)
+    content = (tmp_path / "w.pt").read_bytes()
+    size = b"J" + (2**20).to_bytes(4, "little")
+    forged = content.replace(b"K\x04N", size + b"N").replace(b"K\x04\x85", size + b"\x85")
+    keys = forged.rindex(b"\x80\x02]")
+    (tmp_path / "w.pt").write_bytes(forged[:keys] + b"\x80\x02]q\x00.")
+    refused(tmp_path / "w.pt", "'w' has 1,048,576 entries, which it does not hold")
+
+
+def test_a_compressed_archive_is_refused(tmp_path, tensors):
+    torch.save({"w": torch.zeros(10**6)}, tmp_path / "plain.pt")
+    packed = rewritten(tmp_path / "plain.pt", tmp_path / "w.pt", packing=zipfile.ZIP_DEFLATED)
+    assert packed.stat().st_size < 10**5
+    refused(packed, "is compressed")
+
+
+GROWING = {
+    "bytearray": b"\x80\x02}q\x00X\x01\x00\x00\x00wcbuiltins\nbytearray\nJ\x00\x00\x00\x10\x85Rs.",
+    "bytearray of Python 2": b"\x80\x02}q\x00X\x01\x00\x00\x00wc__builtin__\nbytearray\nJ\x00\x00\x00\x10\x85Rs.",
+    "encode": b"\x80\x02}X\x01\x00\x00\x00wc_codecs\nencode\nX\x01\x00\x00\x00aX\x06\x00\x00\x00latin1\x86Rs.",
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_a_pickle_that_asks_for_bytes_that_it_does_not_hold_is_refused(tmp_path, tensors, name, monkeypatch):
+    torch.save(tensors, tmp_path / "plain.pt")
+    rewritten(tmp_path / "plain.pt", tmp_path / "zip.pt", GROWING[name])
+    (tmp_path / "plain.bin").write_bytes(GROWING[name])
+    monkeypatch.setattr(torch, "load", None)  # it is not even asked
+    for path in (tmp_path / "zip.pt", tmp_path / "plain.bin"):
+        refused(path, "of which a few bytes can make any number of them")
+
+
+UNUSED = [torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.uint16, torch.uint32, torch.uint64]
+
+
+@pytest.mark.parametrize("dtype", UNUSED, ids=str)
+def test_numbers_in_which_nothing_is_computed_are_refused(tmp_path, dtype):
+    tensors = {"w": torch.ones(3), "x": torch.zeros(4).to(dtype)}
+    save_file(tensors, tmp_path / "w.safetensors")
+    torch.save(tensors, tmp_path / "w.pt")
+    for path in (tmp_path / "w.safetensors", tmp_path / "w.pt"):
+        refused(path, f"'x' of type {str(dtype).removeprefix('torch.')}, in which nothing is computed")
+
+
+def test_shared_sliced_and_transposed_weights_are_read(tmp_path, generator):
+    whole = torch.randn(6, 4, generator=generator)
+    tensors = {"a": whole, "tied": whole, "part": whole[2:4], "turned": whole.T, "none": torch.empty(0, 5)}
+    torch.save(tensors, tmp_path / "w.pt")
+    torch.save(tensors, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    assert same(load_weights(tmp_path / "w.pt"), tensors)
+    assert same(load_weights(tmp_path / "old.pt"), tensors)

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from specguard.data import image_folder
 from specguard.errors import ConfigError, DataError
@@ -208,3 +208,41 @@ def test_a_few_pictures_are_of_all_classes_whether_or_not_they_stay_on_the_disk(
     everything = slice(0, 7)
     for one, other in zip(split.batch(everything), streamed.take(7).batch(everything), strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+# Names that say something else than the content ----------------------------------------------------------------
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+def test_a_suffix_starts_no_other_program(root, monkeypatch):
+    started = []
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", "gs")
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *arguments, **_: started.append(arguments))
+    for suffix in ("png", "jpg", "bmp"):
+        path = root / "train" / "bee" / f"1.{suffix}"
+        path.write_bytes(EPS)
+        with pytest.raises(DataError, match="its content is not that of a PNG, JPEG, WEBP, BMP or PPM") as caught:
+            image_folder(root, 5)
+        assert str(path) in str(caught.value)
+        path.unlink()
+    assert not started
+
+
+@pytest.mark.parametrize("kind", ["GIF", "TIFF", "ICO", "TGA", "PCX", "SGI", "DDS", "PDF", "JPEG2000"])
+def test_a_picture_of_another_format_is_refused_by_name(root, kind):
+    path = root / "train" / "bee" / "1.png"
+    try:
+        Image.new("RGB", (16, 16)).save(path, kind)
+    except (KeyError, OSError) as error:
+        pytest.skip(f"this Pillow cannot write it: {error}")
+    with pytest.raises(DataError, match="its content is not that of") as caught:
+        image_folder(root, 5)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP", "PPM"])
+def test_a_picture_of_a_known_format_is_read_whatever_its_suffix(root, kind):
+    Image.new("RGB", (16, 16), (9, 99, 199)).save(root / "train" / "bee" / "9.png", kind)
+    assert len(image_folder(root, 5).train) == 7

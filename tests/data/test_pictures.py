@@ -113,7 +113,7 @@ def test_an_unreadable_picture_is_refused_by_name_when_it_is_read(root, streamed
     with pytest.raises(DataError, match=r"a.1\.png cannot be read"):
         streamed.train.batch(slice(0, 2))
     path.unlink()
-    with pytest.raises(DataError, match=r"a.1\.png cannot be read"):
+    with pytest.raises(DataError, match=r"a.1\.png does not exist"):
         streamed.fingerprint()
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from specguard.data import svhn
+from specguard.data import matfile, svhn
 from specguard.errors import DataError
 
 FILES = {"train_32x32.mat": 11, "test_32x32.mat": 5}
@@ -121,3 +121,30 @@ def test_a_file_that_is_not_the_official_one_fails_its_checksum(root):
     with pytest.raises(DataError, match="checksum") as caught:
         svhn(root)
     assert str(root / "train_32x32.mat") in str(caught.value)
+
+
+# Files that would grow -----------------------------------------------------------------------------------------
+
+
+def test_what_a_file_inflates_to_is_bounded_all_together(root, monkeypatch):
+    savemat(
+        root / "train_32x32.mat", {f"a{i}": np.zeros((1, 400), np.uint8) for i in range(9)}, do_compression=True
+    )
+    monkeypatch.setattr(matfile, "_LARGEST", 1000)
+    with pytest.raises(DataError, match="holds more than can be meant"):
+        svhn(root, verify=False)
+
+
+def test_an_array_is_not_widened_beyond_the_bound(root, monkeypatch):
+    savemat(root / "train_32x32.mat", {"a": np.zeros((1, 400), np.int64)})
+    content = (root / "train_32x32.mat").read_bytes()
+    assert len(content) > 3200  # eight bytes each
+    narrow = bytearray(content)
+    at = narrow.rindex((12).to_bytes(4, "little") + (3200).to_bytes(4, "little"))
+    narrow[at : at + 8 + 3200] = (2).to_bytes(4, "little") + (400).to_bytes(4, "little") + bytes(400)
+    narrow[132:136] = (int.from_bytes(narrow[132:136], "little") - 2800).to_bytes(4, "little")
+    (root / "train_32x32.mat").write_bytes(narrow)
+    assert list(matfile.whole_arrays(bytes(narrow))) == ["a"]
+    monkeypatch.setattr(matfile, "_LARGEST", 3000)
+    with pytest.raises(DataError, match="larger than can be meant"):
+        svhn(root, verify=False)

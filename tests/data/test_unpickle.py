@@ -321,3 +321,21 @@ INSTRUCTIONS = [
 def test_a_random_program_of_pickle_instructions_is_answered(program):
     assert answered(b"\x80\x04}" + b"".join(program) + b".")
     assert answered(b"\x80\x04}" + text("data") + b"".join(program) + b"s.")
+
+
+# Files that would grow -----------------------------------------------------------------------------------------
+
+
+def test_a_pickle_cannot_make_more_bytes_than_it_holds():
+    """One text, kept and turned into bytes again and again."""
+    long = b"X" + (10**4).to_bytes(4, "little") + b"a" * 10**4 + b"q\x00"
+    again = b"c_codecs\nencode\nh\x00X\x06\x00\x00\x00latin1\x86R"
+    content = b"\x80\x02](" + long + again * 300 + b"e."
+    with pytest.raises(DataError, match="more bytes than it holds"):
+        read_pickle(Path("x"), content)
+
+
+def test_a_pickle_cannot_name_one_array_many_times():
+    matrix = np.zeros((9, 1000), np.uint8)
+    with pytest.raises(DataError, match="hold more bytes than it"):
+        read_pickle(Path("x"), pickle.dumps({f"a{i}": matrix for i in range(9)}, protocol=4))

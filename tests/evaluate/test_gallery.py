@@ -10,9 +10,11 @@ import torch
 from specguard.attacks import PGD, Suite
 from specguard.data import Dataset, digits
 from specguard.evaluate import Evaluation, attention_rollout, evaluate, gallery, identity, timed
+from specguard.evaluate.folder import Progress
 from specguard.geometry import Ball
 from specguard.nn import Attention, ViT, preset
 from specguard.runs import read_json, read_lines, read_tensors
+from studies import STUDIES
 
 CPU = torch.device("cpu")
 BALLS = (Ball("linf", 0.1), Ball("linf", 0.5))
@@ -107,6 +109,36 @@ def test_an_interrupted_study_is_timed_and_a_refused_one_is_not(tmp_path):
     with pytest.raises(ValueError, match="refused"), timed(tmp_path):
         raise ValueError("refused")
     assert len(read_lines(tmp_path / "elapsed.jsonl")) == 1
+
+
+class Death(BaseException):
+    """Stands for SIGKILL."""
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_study_killed_behind_its_summary_has_its_seconds(tmp_path, study):
+    def killed() -> None:
+        with timed(tmp_path) as watch:
+            STUDIES[study](tmp_path, watch=watch)
+            raise Death
+
+    with pytest.raises(Death):
+        killed()
+    assert (tmp_path / "summary.json").exists()
+    (line,) = read_lines(tmp_path / "elapsed.jsonl")
+    assert line["seconds"] > 0
+
+
+def test_seconds_are_on_the_disk_before_a_summary_and_those_behind_it_are_added(tmp_path):
+    said = []
+    with timed(tmp_path, said.append) as watch:
+        for done in range(3):
+            watch(Progress(done, 2, "work"))
+            assert (tmp_path / "elapsed.jsonl").exists() == (done == 2)
+        (before,) = read_lines(tmp_path / "elapsed.jsonl")
+    (after,) = read_lines(tmp_path / "elapsed.jsonl")
+    assert after["seconds"] > before["seconds"] > 0
+    assert [progress.done for progress in said] == [0, 1, 2]
 
 
 def test_attention_is_rolled_out_to_shares_of_the_patches(model):

@@ -527,13 +527,14 @@ def test_a_death_between_the_images_and_their_records_does_no_harm(tmp_path, mon
 
 
 class Disk:
-    """The file system as runs.py sees it: the `last` request is half done or not at all, and then comes `error`."""
+    """The file system as files.py sees it: the `last` request is half done or not at all, then comes `error`."""
 
     def __init__(self, patch: pytest.MonkeyPatch, last: int, error: BaseException) -> None:
         self.last, self.error, self.requests = last, error, 0
         for name in ("replace", "fsync"):
             patch.setattr(os, name, self.all_or_nothing(getattr(os, name)))
-        patch.setattr(runs, "open", self.opened, raising=False)
+        self.fdopen = os.fdopen
+        patch.setattr(os, "fdopen", self.opened)
 
     def due(self) -> bool:
         self.requests += 1
@@ -547,9 +548,9 @@ class Disk:
 
         return call
 
-    def opened(self, path: Path, mode: str) -> Any:
-        handle = open(path, mode)  # noqa: SIM115 - the caller closes it
-        return _Handle(handle, self) if mode != "w" else handle  # the lock is opened, never written
+    def opened(self, descriptor: int, mode: str) -> Any:
+        handle = self.fdopen(descriptor, mode)
+        return handle if mode == "rb" else _Handle(handle, self)
 
 
 class _Handle:

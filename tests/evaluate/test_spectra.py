@@ -658,13 +658,14 @@ def test_a_planted_study_that_keeps_half_a_batch_is_noticed(tmp_path, finished, 
 
 
 class Disk:
-    """The file system as runs.py sees it: the `last` request is half done or not at all, and then comes `error`."""
+    """The file system as files.py sees it: the `last` request is half done or not at all, then comes `error`."""
 
     def __init__(self, patch: pytest.MonkeyPatch, last: int, error: BaseException) -> None:
         self.last, self.error, self.requests = last, error, 0
         for name in ("replace", "fsync"):
             patch.setattr(os, name, self.all_or_nothing(getattr(os, name)))
-        patch.setattr(runs, "open", self.opened, raising=False)
+        self.fdopen = os.fdopen
+        patch.setattr(os, "fdopen", self.opened)
 
     def due(self) -> bool:
         self.requests += 1
@@ -678,9 +679,9 @@ class Disk:
 
         return call
 
-    def opened(self, path: Path, mode: str) -> Any:
-        handle = open(path, mode)  # noqa: SIM115 - the caller closes it
-        if mode == "w+":  # the lock is opened, never written
+    def opened(self, descriptor: int, mode: str) -> Any:
+        handle = self.fdopen(descriptor, mode)
+        if mode == "rb":
             return handle
         real = handle.write
 

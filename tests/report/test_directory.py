@@ -201,7 +201,7 @@ def test_links_are_not_followed_out_of_the_run(run, tmp_path):
 def test_a_summary_too_large_to_be_one_is_not_read(run, monkeypatch):
     monkeypatch.setattr("specguard.report.directory._LARGEST", 100)
     problems = read_run(run, "a").problems
-    assert any("result.json is too large to be read" in problem for problem in problems)
+    assert any("result.json cannot be read: it has more than 100 bytes" in problem for problem in problems)
 
 
 def test_what_is_no_file_is_not_waited_for(run):

@@ -217,6 +217,37 @@ def test_the_spreadsheet_has_every_accuracy_and_no_formula(tmp_path):
     assert {row["class"] for row in rows} > {"'=cmd|'/c calc'!A1 0"}
 
 
+NAMES = (
+    "=1+1",
+    "+1",
+    "-1",
+    "@x",
+    "\t=1",
+    "\r=1",
+    "\n=1",
+    "a\r=cmd()",
+    "a\n=cmd()",
+    'a","=1',
+    " =1",
+    "＝1",
+    "\x85=1",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_name_starts_a_row_or_a_formula_of_the_spreadsheet(tmp_path, name):
+    run = sample_run(tmp_path / "run", name=name)
+    text = report({name: run}).csv.decode()
+    table = list(csv.reader(io.StringIO(text, newline="")))
+    assert text.count("\n") == len(table) == len(text.splitlines())
+    assert {len(row) for row in table} == {11}
+    for line, row in zip(text.splitlines()[1:], table[1:], strict=True):
+        assert line.startswith('"')
+        assert not [cell for cell in row[:5] if cell.lstrip()[:1] in tuple("=+-@＝＋－＠")]
+        assert all(cell == "" or float(cell) >= 0 for cell in row[5:])  # numbers stay numbers
+        assert line.endswith(",".join(row[6:]))  # and stand without quotes
+
+
 def test_leaderboard_entries_are_those_of_the_evaluations(made):
     (entry,) = made.robustbench
     assert entry["name"] == "a run"

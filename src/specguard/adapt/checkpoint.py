@@ -1,20 +1,27 @@
 """Weights from a file of anyone's, as named tensors; nothing in the file is ever executed."""
 
 import argparse
+import mmap
+import os
 import re
+import struct
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 from specguard.errors import CheckpointError
-from specguard.runs import read_tensors
+from specguard.files import open_file, reading
+from specguard.runs import LARGEST_WEIGHTS, check_dtypes, read_tensors
 
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "model_ema")
 _PREFIXES = ("module.", "model.", "_orig_mod.")
 _AVERAGES = "n_averaged"  # how many weights torch has averaged, beside their averages
+# What torch's unpickler knows, no weights need, and makes large things of a number or of the same text again.
+_GROWING = (b"\nbytearray\n", b"_codecs\nencode\n")
 _PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 
 
@@ -40,13 +47,37 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _unpickled(path: Path) -> Any:
+    with reading(path, CheckpointError), open_file(path, LARGEST_WEIGHTS) as file:
+        zipped = _checked_archive(path, file)
+        return _loaded(path, path if zipped else file, mmap=zipped)  # mapped, it takes no memory but its own
+
+
+def _checked_archive(path: Path, file: BinaryIO) -> bool:
+    """Whether this is a zip archive, as torch has written since 1.6; one that would grow in memory is refused."""
+    if os.fstat(file.fileno()).st_size:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if grown := [name for name in _GROWING if content.find(name) >= 0]:
+                asked = grown[0].decode().strip().replace("\n", ".")
+                raise CheckpointError(f"{path} asks for {asked}, of which a few bytes can make any number of them")
+    if not zipfile.is_zipfile(file):
+        file.seek(0)
+        return False
+    try:
+        with zipfile.ZipFile(file) as archive:
+            packed = [member for member in archive.infolist() if member.compress_type != zipfile.ZIP_STORED]
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, EOFError, struct.error) as error:
+        raise CheckpointError(f"{path} is truncated or not a file of weights that torch has written") from error
+    if packed:
+        raise CheckpointError(
+            f"{path} is compressed, which torch never does: it may be of any size when it is read"
+        )
+    return True
+
+
+def _loaded(path: Path, source: Path | BinaryIO, mmap: bool) -> Any:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+            return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:
         asked = re.search(r"(?:GLOBAL|[Gg]lobal|class)\s+([\w.]+\.\w+)", str(error))
         if "Weights only load failed" in str(error) and asked:
@@ -84,7 +115,24 @@ def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
             raise CheckpointError(
                 f"{path} holds a tensor under {name!r} that is sparse, quantised or empty of numbers"
             )
+    check_dtypes(content, path)
+    _check_storage(path, content)
     return {name: value.detach() for name, value in content.items()}
+
+
+def _check_storage(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse entries that are in no file: of tensors that say one number many times, or were never filled."""
+    with reading(path, CheckpointError):
+        room = path.stat().st_size
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        room -= 0 if storage.data_ptr() in seen else storage.nbytes()
+        seen.add(storage.data_ptr())
+        if tensor.numel() * tensor.element_size() > storage.nbytes() or room < 0:
+            raise CheckpointError(
+                f"{path} says that {name!r} has {tensor.numel():,} entries, which it does not hold"
+            )
 
 
 def _without_prefixes(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

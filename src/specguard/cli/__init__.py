@@ -7,7 +7,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from specguard.cli.console import err, interruptible_afterwards, out
+from specguard.cli.console import err, interruptible_afterwards, out, silence, spoken
 from specguard.errors import SpecGuardError
 from specguard.version import __version__
 
@@ -62,7 +62,8 @@ def top(
 def main() -> NoReturn:
     """The entry point: what the user can mend is one sentence and exit code 2, never a traceback."""
     try:
-        app()
+        with spoken():
+            app()
     except SpecGuardError as error:
         _fail(str(error))
     except (MemoryError, RuntimeError) as error:
@@ -80,6 +81,8 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 def _fail(sentence: str) -> NoReturn:
-    sentence = sentence.encode(errors="backslashreplace").decode()  # a name may hold what no terminal prints
-    err.print(f"Error: {sentence}", style="red", markup=False, soft_wrap=True)
+    try:
+        err.print(f"Error: {sentence}", style="red", markup=False, soft_wrap=True)
+    except OSError:  # where nobody reads the sentence, the exit code still tells
+        silence(sys.stderr)
     sys.exit(2)

@@ -72,14 +72,15 @@ def attack_command(
     evaluation = Evaluation(chosen, balls, seed, batch, precision, diagnose, save_images)
     split = taken(loaded, len(loaded.test) if images is None else images, first)
     where, of_first = (
-        folder or about.place / "attacks" / _folder_name(evaluation, [len(split), *more])
+        folder or about.folder(f"attacks/{_folder_name(evaluation, [len(split), *more])}", None)
         for more in (choice(split), [])
     )
     tell_of_first(where, of_first, split)
     target, known = own_device(device), identity(model, loaded)
     err.print(f"{run} on {len(split)} images, {target}, records in {where}", markup=False, soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
-    with interruptible(advice), plain_warnings(), timed(Place(where, part).own), study_bar("batches") as watch:
+    own = Place(where, part).own
+    with interruptible(advice), plain_warnings(), study_bar("batches") as bar, timed(own, bar) as watch:
         result = evaluate(
             model.to(target),
             split,

@@ -98,7 +98,8 @@ def certify_command(
     target, known = own_device(device), identity(model, loaded)
     err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
-    with interruptible(advice), plain_warnings(), timed(Place(folder, part).own), study_bar("batches") as watch:
+    own = Place(folder, part).own
+    with interruptible(advice), plain_warnings(), study_bar("batches") as bar, timed(own, bar) as watch:
         options: Any = {"identity": known, "device": target, "memory": _bytes(memory), "watch": watch}
         options["shard"] = part
         if isinstance(settings, Cascading):

@@ -2,12 +2,13 @@
 
 import os
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -19,8 +20,10 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
-from specguard.errors import ConfigError
+from specguard.errors import ConfigError, OutputError
+from specguard.printable import printable
 
 if TYPE_CHECKING:  # a report is written without importing torch
     import torch
@@ -28,9 +31,63 @@ if TYPE_CHECKING:  # a report is written without importing torch
     from specguard.evaluate import Progress as Piece
     from specguard.train import Progress as Step
 
+
+class Terminal(Console):
+    """Where words go: what a terminal would obey is written out, whoever chose the names."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+
 # Text is printed as it is: names may hold brackets and colons.
-out = Console(highlight=False, markup=False, emoji=False)
-err = Console(stderr=True, highlight=False, markup=False, emoji=False)
+out = Terminal(highlight=False, markup=False, emoji=False)
+err = Terminal(stderr=True, highlight=False, markup=False, emoji=False)
+
+
+def silence(stream: TextIO) -> None:
+    """Let what a stream has not taken go nowhere: Python would try again at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+class _Words:
+    """The standard output, whose refusal is told from that of any other file."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        return int(self._asked(self.stream.write, text))
+
+    def flush(self) -> None:
+        self._asked(self.stream.flush)
+
+    def _asked(self, request: "Callable[..., Any]", *words: str) -> Any:
+        try:
+            return request(*words)
+        except OSError as error:
+            silence(self.stream)
+            if isinstance(error, BrokenPipeError):  # `| head` has seen enough
+                sys.exit(1)
+            raise OutputError(f"the standard output cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def spoken() -> Iterator[None]:
+    """All words that are printed inside have left at the end; that they cannot is one sentence."""
+    if sys.stdout is None:  # closed from the beginning
+        yield
+        return
+    words: Any = _Words(sys.stdout)
+    with redirect_stdout(words):
+        try:
+            yield
+        finally:
+            words.flush()
 
 
 def option(help: str, panel: str, *flags: str, **more: Any) -> Any:
@@ -108,7 +165,11 @@ def study_bar(unit: str) -> "Iterator[Callable[[Piece], None]]":
     """A bar with elapsed and remaining time over all pieces of a study, such as batches."""
     with _bar(unit) as progress:
         task = progress.add_task("", total=None)
-        yield lambda piece: progress.update(task, completed=piece.done, total=piece.total, description=piece.doing)
+
+        def watch(piece: "Piece") -> None:
+            progress.update(task, completed=piece.done, total=piece.total, description=printable(piece.doing))
+
+        yield watch
 
 
 @contextmanager
@@ -129,11 +190,6 @@ def progress_bar() -> "Iterator[Callable[[Step], None]]":
                 err.print(line)
 
         yield watch
-
-
-def readable(name: object) -> str:
-    """A name that any terminal can print: bytes that are no text are written out."""
-    return os.fsencode(str(name)).decode(errors="backslashreplace")
 
 
 def chosen_device(name: str) -> "torch.device":

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from specguard.cli.console import out, readable
+from specguard.cli.console import out
 from specguard.errors import ConfigError
 from specguard.report import save_figure
 from specguard.runs import write_file
@@ -21,4 +21,4 @@ def write_figure(figure: Figure, path: Path) -> None:
     base = path.with_suffix("") if path.suffix in (".svg", ".png") else path
     for suffix, content in save_figure(figure).items():
         write_file(base.with_name(f"{base.name}.{suffix}"), content)
-    out.print(readable(f"figure in {base}.svg and {base}.png"), soft_wrap=True)
+    out.print(f"figure in {base}.svg and {base}.png", soft_wrap=True)

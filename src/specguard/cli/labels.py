@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from specguard.cli.console import readable
 from specguard.errors import ConfigError
+from specguard.printable import printable
 
 
 def labelled(runs: list[Path]) -> list[str]:
@@ -13,7 +13,7 @@ def labelled(runs: list[Path]) -> list[str]:
     if len(set(resolved)) < len(resolved):
         raise ConfigError("the same run was given twice")
     for length in range(1, max(len(run.parts) for run in resolved) + 1):
-        labels = [readable("/".join(run.parts[-length:])) for run in resolved]
+        labels = [printable("/".join(run.parts[-length:])) for run in resolved]
         if len(set(labels)) == len(labels):
             break
     return labels

@@ -19,6 +19,7 @@ from specguard.cli.console import err, option
 from specguard.cli.names import DataName, folder_within, named_data, number, run_data, used_root
 from specguard.data import AnyData, Data, Text
 from specguard.errors import ConfigError
+from specguard.files import check_below
 from specguard.nn import Classifier, Network, TextEncoder, ViT, weights_fingerprint
 
 RUN_HELP = "directory of a finished training run, or a model: timm:NAME, torchvision:NAME, hf:FOLDER"
@@ -79,11 +80,11 @@ class Subject:
         return self.model, self.data
 
     def folder(self, default: str, chosen: str | None, within: str = ".") -> Path:
-        """Where results go: a folder within a run, or one of its folders; of a model from elsewhere, any."""
+        """Where results go: a folder within a run that no link leads out of; of a model from elsewhere, any."""
         if chosen is None:
-            return self.place / default
+            return check_below(self.place, self.place / default)
         if self.run is not None:
-            return self.run / within / folder_within(chosen)
+            return check_below(self.run, self.run / within / folder_within(chosen))
         if not chosen:
             raise ConfigError("--out takes the name of a folder, not an empty one")
         return Path(chosen)

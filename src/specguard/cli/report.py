@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from specguard.cli.console import interruptible, option, out, readable
+from specguard.cli.console import interruptible, option, out
 from specguard.cli.labels import labelled
 from specguard.report import run_directories, write_report
 
@@ -25,4 +25,4 @@ def report_command(
     default = Path(runs[0]) / "report.html" if len(runs) == 1 else Path("report.html")
     with interruptible("nothing was written"):
         written = write_report(dict(zip(labelled(found), found, strict=True)), file or default, title)
-    out.print(readable(f"report in {written}"), soft_wrap=True)
+    out.print(f"report in {written}", soft_wrap=True)

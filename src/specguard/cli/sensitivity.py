@@ -15,7 +15,6 @@ from specguard.cli.console import (
     option,
     out,
     plain_warnings,
-    readable,
     study_bar,
 )
 from specguard.cli.figure import check_figure, write_figure
@@ -23,6 +22,7 @@ from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, 
 from specguard.cli.names import DATA_HELP, DataName, number, settings_hash
 from specguard.cli.subset import IMAGES_HELP, First, choice, tell_of_first
 from specguard.evaluate import Sensitivity, identity, sensitivity
+from specguard.printable import printable
 from specguard.report import sensitivity_figure, subset_lines
 from specguard.runs import Json
 
@@ -103,11 +103,11 @@ def sensitivity_command(
     )
     tell_of_first(folder, of_first, split)
     known = identity(model, loaded)
-    err.print(readable(f"{run} on {len(split)} images, {target}, result in {folder}"), soft_wrap=True)
+    err.print(f"{run} on {len(split)} images, {target}, result in {folder}", soft_wrap=True)
     advice = f"start again with: {shlex.join(['specguard', *sys.argv[1:]])}"
     with interruptible(advice), plain_warnings(), study_bar("pieces") as watch:
         result = sensitivity(model, split, folder, settings, identity=known, device=target, watch=watch)
-    label = readable(f"{about.label}: {result['layer']}, n = {result['n']}")
+    label = printable(f"{about.label}: {result['layer']}, n = {result['n']}")
     _print(label, result)
     write_figure(sensitivity_figure(result, label), folder / "sensitivity" if figure is None else figure)
 

@@ -124,7 +124,7 @@ def spectrum_command(
     results: list[Json] = []
     with interruptible(advice), plain_warnings():
         for study in studies:
-            with timed(Place(study.folder, part).own), study_bar("parts") as watch:
+            with study_bar("parts") as bar, timed(Place(study.folder, part).own, bar) as watch:
                 results.append(_looked_at(study, settings, target, part, watch))
         if any("pending" in result for result in results):  # others may have finished meanwhile
             results = [_looked_at(study, settings, target, part) for study in studies]

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from specguard.cli.console import err, option, readable
+from specguard.cli.console import err, option
 from specguard.data import AnyData, Data, Split
 from specguard.evaluate.samples import first_samples, samples_settings
 
@@ -31,6 +31,6 @@ def tell_of_first(folder: Path, of_first: Path, split: Split) -> None:
     """Say where a study of the first images lies, if there is one: a subset is studied in a folder of its own."""
     if folder != of_first and of_first.exists():
         err.print(
-            readable(f"{of_first} holds the same study of the first {len(split)} images; --first goes on with it"),
+            f"{of_first} holds the same study of the first {len(split)} images; --first goes on with it",
             soft_wrap=True,
         )

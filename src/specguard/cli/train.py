@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
+from inspect import signature
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -130,7 +131,9 @@ def train_command(
     std: Std = None,
 ) -> None:
     """Train a model; a killed run continues exactly with --resume."""
-    given, options = _given(context), {key: value for key, value in context.params.items() if key != "name"}
+    given = _given(context)
+    options = {key: context.params[key] for key in signature(train_command).parameters if key in context.params}
+    del options["name"]
     if name is not None:
         if "model" in given:
             raise ConfigError("the model is named twice, by itself and by --model")

@@ -51,7 +51,7 @@ def verify_command(
     err.print(f"{records}: {count} records, what is found goes to {folder}", soft_wrap=True)
     arguments = [word for word in sys.argv[1:] if word != "--resume"]
     advice = f"continue with: {shlex.join(['specguard', *arguments, '--resume'])}"
-    with interruptible(advice), plain_warnings(), timed(folder), study_bar("images") as watch:
+    with interruptible(advice), plain_warnings(), study_bar("images") as bar, timed(folder, bar) as watch:
         result = verification(
             records,
             about.model,

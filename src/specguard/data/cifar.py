@@ -23,6 +23,7 @@ _META_10 = ("batches.meta", "5ff9c542aee3614f3951f8cda6e48888")
 _TRAIN_100 = {"train": "16019d7e3df5f24257cddd939b257f8d"}
 _TEST_100 = {"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"}
 _META_100 = ("meta", "7973b15100ade9c7d40fb424638fde48")
+_LARGEST = 2**28  # bytes of a file; the largest has 155 MB
 
 
 def cifar10(root: Path, verify: bool = True) -> Data:
@@ -55,7 +56,7 @@ def _split(folder: Path, files: dict[str, str], key: str, verify: bool) -> Datas
     pixels, labels = [], []
     for name, md5 in files.items():
         path = folder / name
-        record = read_pickle(path, read_verified(path, md5 if verify else None))
+        record = read_pickle(path, read_verified(path, md5 if verify else None, _LARGEST))
         data, targets = record.get("data"), record.get(key)
         if not (isinstance(data, np.ndarray) and data.shape[1] == 3072):
             raise DataError(f"{path} holds no 'data' of 3072 bytes an image")
@@ -70,7 +71,7 @@ def _split(folder: Path, files: dict[str, str], key: str, verify: bool) -> Datas
 
 def _names(folder: Path, file: str, md5: str, key: str, verify: bool) -> tuple[str, ...]:
     path = folder / file
-    names = read_pickle(path, read_verified(path, md5 if verify else None)).get(key)
+    names = read_pickle(path, read_verified(path, md5 if verify else None, _LARGEST)).get(key)
     if not (isinstance(names, list) and all(isinstance(n, str | bytes) for n in names)):
         raise DataError(f"{path} holds no list of {key!r}")
     return tuple(n.decode("latin1") if isinstance(n, bytes) else n for n in names)

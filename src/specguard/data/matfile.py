@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 _MATRIX, _COMPRESSED, _INT8, _INT32, _UINT32 = 14, 15, 1, 5, 6
 _WHOLE = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 12: "i8", 13: "u8"}  # types of elements
 _CLASSES = {8: "i1", 9: "u1", 10: "i2", 11: "u2", 12: "i4", 13: "u4", 14: "i8", 15: "u8"}  # classes of arrays
-_LARGEST = 2**31  # bytes of an array; that of SVHN's extra images is smaller
+_LARGEST = 2**31  # bytes of all that a file inflates to, and of an array; SVHN's extra images are fewer
 
 
 def whole_arrays(content: bytes) -> dict[str, NDArray[Any]]:
@@ -28,10 +28,12 @@ def whole_arrays(content: bytes) -> dict[str, NDArray[Any]]:
     version = struct.unpack(f"{order}H", content[124:126])[0]
     if version != 0x0100:
         raise ValueError(f"it is of version {version:#06x}, and only 0x0100 is read")
-    found = {}
+    found, room = {}, _LARGEST
     for kind, body in _elements(memoryview(content)[128:], order):
         if kind == _COMPRESSED:
-            kind, body = next(_elements(_inflated(body), order), (0, body))
+            plain = _inflated(body, room)
+            room -= len(plain)
+            kind, body = next(_elements(plain, order), (0, body))
         if kind == _MATRIX and (named := _array(body, order)) is not None:
             found[named[0]] = named[1]
     return found
@@ -55,10 +57,10 @@ def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
         data = data[8 if begin == 4 else begin + length + (0 if kind == _COMPRESSED else -length % 8) :]
 
 
-def _inflated(body: memoryview) -> memoryview:
+def _inflated(body: memoryview, room: int) -> memoryview:
     stream = zlib.decompressobj()
     try:
-        plain = stream.decompress(body, _LARGEST)
+        plain = stream.decompress(body, max(room, 1))  # none at all would mean any length
     except zlib.error as error:
         raise ValueError(f"it cannot be decompressed: {error}") from error
     if not stream.eof:
@@ -86,5 +88,7 @@ def _array(body: memoryview, order: str) -> tuple[str, NDArray[Any]] | None:
     stored = np.dtype(order + _WHOLE[kind])  # the narrowest type that holds them all
     if math.prod(sizes) * stored.itemsize != len(values):
         raise ValueError("an array is not as long as its shape says")
+    if math.prod(sizes) * np.dtype(dtype).itemsize > _LARGEST:
+        raise ValueError("an array is larger than can be meant")
     array = np.frombuffer(values, stored).astype(np.dtype(dtype)).reshape(sizes, order="F")
     return bytes(name).decode("latin1"), array

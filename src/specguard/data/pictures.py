@@ -12,11 +12,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Int64, UInt8
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from specguard.errors import DataError
+from specguard.files import open_file, read_file, reading
 
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM")  # Pillow knows many more, some of which start other programs
+_LARGEST = 2**29  # bytes of a file
 _THREADS = 8  # decoders let go of the interpreter's lock
 _LOOKED_AT = 1000  # files whose content is part of the fingerprint; all others by name and length
 Pixels = UInt8[Tensor, "sample 3 size size"]
@@ -57,12 +60,10 @@ class Pictures:
         digest = hashlib.sha256(f"{self.size}\n".encode())
         looked_at = set(_spread(len(self.files), _LOOKED_AT))
         for number, path in enumerate(self.files):
-            try:
+            with reading(f"the image {path}", DataError):
                 digest.update(os.fsencode("/".join(path.parts[-root:])) + b"\n%d\n" % path.stat().st_size)
                 if number in looked_at:
-                    digest.update(hashlib.sha256(path.read_bytes()).digest())
-            except OSError as error:
-                raise DataError(f"the image {path} cannot be read: {error.strerror}") from error
+                    digest.update(hashlib.sha256(read_file(path, _LARGEST)).digest())
         return digest.digest()
 
 
@@ -79,15 +80,19 @@ def pictures(files: Sequence[Path], size: int) -> Pixels:
 
 def _pixels(path: Path, size: int) -> np.ndarray:
     try:
-        with Image.open(path) as picture:
+        with open_file(path, _LARGEST) as file, Image.open(file, formats=_FORMATS) as picture:
             if picture.mode.startswith(("I", "F")):
                 raise ValueError(f"it has more than 8 bits a channel (mode {picture.mode})")
             edge = min(picture.size)
             left, top = ((length - edge) / 2 for length in picture.size)
             square = (left, top, left + edge, top + edge)
             return np.array(picture.convert("RGB").resize((size, size), Image.Resampling.BICUBIC, square))
+    except UnidentifiedImageError as error:
+        known = f"{', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}"
+        raise DataError(f"the image {path} cannot be read: its content is not that of a {known}") from error
     except Exception as error:
-        raise DataError(f"the image {path} cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise DataError(f"the image {path} cannot be read: {reason}") from error
 
 
 def _spread(count: int, most: int) -> list[int]:

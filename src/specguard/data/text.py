@@ -26,6 +26,7 @@ PADDING, UNKNOWN = 0, 1  # what words have larger numbers than
 _HEADER = "sentence\tlabel"
 _LEAST = 2
 _MOST_TOKENS = 2**12
+_LARGEST = 2**28  # bytes of a file; that of SST-2 has 4 MB
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ def sst2(root: Path, tokens: int = 32, vocabulary: Vocabulary | None = None) -> 
 def _rows(path: Path) -> tuple[list[str], list[int]]:
     """Sentences and labels of a file with one of each in a line, a tab between them; quotes are letters."""
     try:
-        text = read_verified(path, None).decode("utf-8")
+        text = read_verified(path, None, _LARGEST).decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"the data file {path} is not UTF-8: {error.reason}") from error
     header, *lines = text.replace("\r\n", "\n").split("\n")

@@ -59,9 +59,11 @@ class _Machine:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
+        self.room = 0
 
     def run(self, content: bytes) -> Any:
         """What the pickle describes."""
+        self.room = 2 * len(content)
         for opcode, argument, _ in pickletools.genops(content):
             if opcode.name == "STOP":
                 return self.stack.pop()
@@ -119,7 +121,7 @@ class _Machine:
                 stack.append(_known(f"{module} {name}"))
             case "REDUCE":
                 arguments, function = stack.pop(), stack.pop()
-                stack.append(_called(function, arguments))
+                stack.append(self.called(function, arguments))
             case "BUILD":
                 state = stack.pop()
                 if not isinstance(stack[-1], _Record):
@@ -127,6 +129,16 @@ class _Machine:
                 stack[-1].state = state
             case _:
                 raise _RefusedError(f"it uses the instruction {instruction}")
+
+    def called(self, function: Any, arguments: Any) -> Any:
+        if not isinstance(function, _Name) or not isinstance(arguments, tuple):
+            raise _RefusedError("it calls an object")
+        if function.name == "_codecs encode":
+            self.room -= len(arguments[0])
+            if self.room < 0:
+                raise _RefusedError("it makes more bytes than it holds")
+            return arguments[0].encode("latin1")
+        return _Record(function.name, arguments)
 
     def marked(self) -> list[Any]:
         """All that was pushed since the last mark, taken off the stack."""
@@ -153,14 +165,6 @@ def _known(name: str) -> _Name:
     return _Name(name)
 
 
-def _called(function: Any, arguments: Any) -> Any:
-    if not isinstance(function, _Name) or not isinstance(arguments, tuple):
-        raise _RefusedError("it calls an object")
-    if function.name == "_codecs encode":
-        return arguments[0].encode("latin1")
-    return _Record(function.name, arguments)
-
-
 def read_pickle(path: Path, content: bytes) -> dict[str, Any]:
     """The dictionary in a CIFAR pickle, keys as text, its arrays as matrices of bytes.
 
@@ -170,9 +174,13 @@ def read_pickle(path: Path, content: bytes) -> dict[str, Any]:
         loaded = _Machine().run(content)
         if not isinstance(loaded, dict):
             raise _RefusedError("it holds no dictionary")
-        return {
-            _text(key): _matrix(value) if isinstance(value, _Record) else value for key, value in loaded.items()
-        }
+        found, room = {}, len(content)
+        for key, value in loaded.items():
+            found[_text(key)] = value = _matrix(value) if isinstance(value, _Record) else value
+            room -= value.nbytes if isinstance(value, np.ndarray) else 0
+            if room < 0:
+                raise _RefusedError("its arrays hold more bytes than it")
+        return found
     except Exception as error:
         raise DataError(f"{path} is not a CIFAR pickle: {error or type(error).__name__}") from error
 

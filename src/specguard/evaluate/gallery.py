@@ -14,8 +14,9 @@ from specguard.data import Dataset
 from specguard.evaluate.rollout import attention_rollout
 from specguard.evaluate.run import Evaluation
 from specguard.evaluate.shards import WHOLE, Place, Shard
+from specguard.files import folder_below
 from specguard.nn import Classifier
-from specguard.runs import Json, locked, read_lines, write_json, write_tensors, writing
+from specguard.runs import Json, locked, read_lines, write_json, write_tensors
 
 _PICTURES = 6
 
@@ -68,8 +69,7 @@ def gallery(
                     }
                 )
                 found.append((images[i].float().cpu(), result.images[i].float().cpu()))
-        with writing(place):
-            place.mkdir(exist_ok=True)
+        folder_below(folder, "gallery")
         write_tensors(place / "images.safetensors", _tensors(model, found, device))
         write_json(place / "pictures.json", {"pictures": pictures})
 

@@ -28,6 +28,7 @@ from specguard.evaluate.samples import labels_by_sample, samples_settings
 from specguard.evaluate.shards import WHOLE, Place, Shard, opened
 from specguard.evaluate.subjects import Group, attacked, most_alike, subject
 from specguard.evaluate.summary import summary
+from specguard.files import folder_below
 from specguard.geometry import Ball
 from specguard.runs import (
     Json,
@@ -38,7 +39,6 @@ from specguard.runs import (
     rewrite_lines,
     write_json,
     write_tensors,
-    writing,
 )
 
 Key = tuple[str, str, float]  # attack, norm, radius
@@ -213,9 +213,8 @@ class _State:
         name, norm, radius = key
         ids = [self.samples[position] for position in positions]
         if self.evaluation.save_images:
-            path = self.place.folder / "images" / f"{name}-{norm}-{radius!r}-{start:08d}.safetensors"
-            with writing(path.parent):
-                path.parent.mkdir(exist_ok=True)
+            images = folder_below(self.place.folder, "images")
+            path = images / f"{name}-{norm}-{radius!r}-{start:08d}.safetensors"
             write_tensors(path, {"images": found.images, "samples": torch.tensor(ids)})
         columns = (labels, found.before, found.predicted, found.success, found.distance, found.closest)
         records = []

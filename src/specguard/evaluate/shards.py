@@ -62,9 +62,12 @@ class Place:
 
     @property
     def own(self) -> Path:
-        if self.alone:
-            return self.folder
-        return self.folder / _SHARDS / f"{self.shard.index}-of-{self.shard.count}"
+        return self.folder.joinpath(*self.below)
+
+    @property
+    def below(self) -> tuple[str, ...]:
+        """The names of the folders that lead from the study to `own`."""
+        return () if self.alone else (_SHARDS, f"{self.shard.index}-of-{self.shard.count}")
 
     def lines(self, name: str) -> Iterator[tuple[Path, list[Json]]]:
         """The complete lines of all files of that name, of whatever process."""
@@ -74,7 +77,7 @@ class Place:
 
     def together(self) -> AbstractContextManager[None]:
         """Held while the folder of the study itself is written; other processes wait."""
-        return nullcontext() if self.alone else locked(self.folder / _SHARDS, wait=True)
+        return nullcontext() if self.alone else locked(self.folder, _SHARDS, wait=True)
 
     def summarised(self, result: Json, device: torch.device) -> Json:
         """Write the summary of a complete study, with the environment of whoever made it."""
@@ -94,7 +97,7 @@ def opened(folder: Path, name: str, settings: Json, shard: Shard) -> Iterator[Pl
             open_folder(folder, name, settings)
             yield place
         return
-    with locked(folder, shared=True), locked(place.own):
+    with locked(folder, shared=True), locked(folder, *place.below):
         with place.together():
             open_folder(folder, name, settings)
         yield place

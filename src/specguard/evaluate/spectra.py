@@ -27,6 +27,7 @@ from specguard.evaluate.folder import Progress, Watcher, as_stored, stored_summa
 from specguard.evaluate.samples import labels_by_sample, samples_settings
 from specguard.evaluate.shards import WHOLE, Ledger, Shard, opened
 from specguard.evaluate.spectral_summary import PartForm, is_part_record, is_record, spectral_summary
+from specguard.files import folder_below
 from specguard.geometry import Ball
 from specguard.linalg import exact_row_column, jacobian, lower_singular_values
 from specguard.nn import Network, ViT
@@ -36,7 +37,6 @@ from specguard.runs import (
     read_tensors,
     record_start,
     write_tensors,
-    writing,
 )
 from specguard.spectrum import Part, blank_parts, exact_weight_spectra, parts
 
@@ -194,9 +194,7 @@ class _Study:
 
     def _keep(self, begin: int, tensors: dict[str, Tensor]) -> None:
         kept = self.settings.directions - begin
-        path = self.folder / "directions" / f"{begin:08d}.safetensors"
-        with writing(path.parent):
-            path.parent.mkdir(exist_ok=True)
+        path = folder_below(self.folder, "directions") / f"{begin:08d}.safetensors"
         write_tensors(path, {name: tensor[:kept] for name, tensor in tensors.items()})
 
     def _tell(self, batch: int, batches: int, part: int, doing: str) -> None:

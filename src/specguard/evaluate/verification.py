@@ -16,7 +16,6 @@ takes the records of an earlier check for right. Every number of the summary com
 """
 
 import copy
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -46,7 +45,7 @@ from specguard.evaluate.samples import in_order, samples_settings, stated_sample
 from specguard.evaluate.subjects import Group, subject
 from specguard.geometry import Ball, Norm
 from specguard.nn import answers_to
-from specguard.runs import Json, append_lines, locked, read_json, read_lines, record_start, write_json
+from specguard.runs import Json, append_lines, lines_digest, locked, read_json, read_lines, record_start, write_json
 
 _BATCH = 20
 _ATTACK = APGD(steps=50, restarts=2, loss="margin")
@@ -78,7 +77,7 @@ def verification(
     if claims.get("subset") != samples_settings(split).get("subset"):
         raise RunError(f"{file} is about other images than those that it is to be checked with")
     identity = {
-        "records": hashlib.sha256(file.read_bytes()).hexdigest(),
+        "records": lines_digest(file),
         "model": claims["model"],
         "n": len(records),
     }

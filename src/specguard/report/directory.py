@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from specguard.errors import RunError
+from specguard.files import file_lines, reading
 from specguard.report.fields import Malformed, count, field, path_text, shortened, size, table
 from specguard.report.galleries import read_gallery
 from specguard.report.margins import looked_records, margins_of
 from specguard.report.studies import Attacked, Certified, Checked, Looked, Origin, Run, Training, Unfinished
 from specguard.report.summaries import Summary, kind_of
-from specguard.runs import Json, read_json, read_lines
+from specguard.runs import LARGEST_LINES, Json, read_json, read_lines
 
 _STUDIES = {  # the settings that a study begins with, and what it is called
     "evaluation.json": "attack",
@@ -123,12 +124,8 @@ class _Reader:
         if not os.path.lexists(path):
             return None
         try:
-            if not path.is_file():
-                raise RunError(f"{path} is no file")
-            if path.stat().st_size > _LARGEST:
-                raise RunError(f"{path} is too large to be read")
-            return read_json(path)
-        except (RunError, OSError) as error:
+            return read_json(path, _LARGEST, links=False)
+        except RunError as error:
             self._wrong(path, error)
             return None
 
@@ -141,9 +138,7 @@ class _Reader:
 
     def _lines(self, path: Path) -> list[Json]:
         """The complete records of a small file."""
-        if path.exists() and not path.is_file():
-            raise RunError(f"{path} is no file")
-        return read_lines(path)
+        return read_lines(path, _LARGEST, links=False)
 
     def _study(self, path: Path) -> list[Summary]:
         if path.name.startswith("report"):
@@ -166,13 +161,14 @@ class _Reader:
         lines = folder / "records.jsonl"
         try:
             if isinstance(study, Training):
-                return replace(study, epochs=tuple(self._lines(folder / "metrics.jsonl")))
+                lines = folder / "metrics.jsonl"
+                return replace(study, epochs=tuple(self._lines(lines)))
             if isinstance(study, Attacked) and own:
                 lines = folder / "gallery"
                 return replace(study, gallery=read_gallery(folder))
-            if isinstance(study, Certified) and own and lines.is_file():
+            if isinstance(study, Certified) and own and os.path.lexists(lines):
                 return replace(study, margins=margins_of(lines, study))
-            if isinstance(study, Looked) and own and lines.is_file():
+            if isinstance(study, Looked) and own and os.path.lexists(lines):
                 return replace(study, records=looked_records(lines, study))
         except (Malformed, RunError) as error:
             self._wrong(lines, error)
@@ -222,11 +218,11 @@ class _Reader:
         if settings is None:
             return
         done = 0
-        for path in sorted(path for path in folder.glob("records*.jsonl") if path.is_file()):
+        for path in sorted(folder.glob("records*.jsonl")):
             try:
-                with open(path, "rb") as handle:
-                    done += sum(line.endswith(b"\n") for line in handle)
-            except OSError as error:
+                with reading(path):
+                    done += sum(line.endswith(b"\n") for line in file_lines(path, LARGEST_LINES, links=False))
+            except RunError as error:
                 self._wrong(path, error)
         n = settings.get("n")
         origin = Origin(path_text(folder, self.run), None, None, self._environments(folder, {}), None)

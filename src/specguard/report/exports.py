@@ -1,17 +1,16 @@
 """Every accuracy of every run as rows: for the page's own table, for a spreadsheet, and for a leaderboard."""
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specguard.printable import printable
 from specguard.proportion import Proportion
 from specguard.report.robustbench import robustbench_record
 from specguard.report.studies import Attacked, AttackRow, Run
 from specguard.runs import Json
 
 _COLUMNS = ("run", "study", "what", "class", "norm", "radius", "accuracy", "low95", "high95", "count", "n")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would compute what begins so
+_FORMULA = tuple("=+-@＝＋－＠")  # a spreadsheet would compute what begins so
 
 
 @dataclass(frozen=True)
@@ -74,18 +73,16 @@ def class_rows(run: Run, number: int) -> list[Row]:
 
 
 def csv_bytes(runs: Sequence[Run]) -> bytes:
-    """All rows, as a spreadsheet reads them; names that look like formulas are made to be text."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(_COLUMNS)
+    """All rows, each one line, as a spreadsheet reads them; names that look like formulas are made to be text."""
+    lines = [",".join(map(_text_cell, _COLUMNS))]
     for number, run in enumerate(runs):
         for row in (*accuracy_rows(run, number), *class_rows(run, number)):
             share, (low, high) = row.accuracy, row.accuracy.interval
             names = (run.label, row.study, row.what, row.class_, row.norm)
             radius = "" if row.radius is None else repr(row.radius)
-            numbers = (f"{share.value:.6f}", f"{low:.6f}", f"{high:.6f}", share.count, share.total)
-            writer.writerow((*map(_as_text, names), radius, *numbers))
-    return buffer.getvalue().encode(errors="backslashreplace")
+            numbers = (f"{share.value:.6f}", f"{low:.6f}", f"{high:.6f}", str(share.count), str(share.total))
+            lines.append(",".join((*map(_text_cell, names), radius, *numbers)))
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def robustbench_entries(runs: Sequence[Run]) -> list[Json]:
@@ -136,5 +133,8 @@ def architecture(run: Run) -> str:
     return f"{kind}, {', '.join(parts)}" if parts else kind
 
 
-def _as_text(name: str) -> str:
-    return f"'{name}" if name.startswith(_FORMULA) else name
+def _text_cell(name: str) -> str:
+    """In quotes, on one line, and with an apostrophe before what begins as a formula does, blanks aside."""
+    shown = printable(name)
+    text = f"'{shown}" if shown.lstrip().startswith(_FORMULA) else shown
+    return '"' + text.replace('"', '""') + '"'

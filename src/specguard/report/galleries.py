@@ -1,5 +1,6 @@
 """A gallery of broken images, read into arrays that are known to be images."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
+from specguard.files import read_file, reading
 from specguard.report.fields import Malformed, count, field, many, norm, number, size, table, text
 from specguard.report.studies import Gallery, Picture
 from specguard.runs import Json, read_json
@@ -20,11 +22,13 @@ _SIDE, _MOST = 4096, 64
 def read_gallery(folder: Path) -> Gallery | None:
     """The gallery of an evaluation; None where it has none, or nothing was broken."""
     path, images = folder / "gallery" / "pictures.json", folder / "gallery" / "images.safetensors"
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
+    if path.parent.is_symlink():
+        raise Malformed("it is a link, which is not followed")
     pictures = tuple(
         _picture(table(entry, "a picture"), key)
-        for key, entry in enumerate(field(read_json(path), "pictures", many(table))[:_MOST])
+        for key, entry in enumerate(field(read_json(path, _LARGEST, links=False), "pictures", many(table))[:_MOST])
     )
     return Gallery(pictures, _arrays(images, len(pictures))) if pictures else None
 
@@ -51,14 +55,10 @@ def _two(values: tuple[float, ...]) -> tuple[float, float]:
 
 
 def _arrays(path: Path, pictures: int) -> dict[str, Array]:
+    with reading("the file of its images", Malformed):
+        content = read_file(path, _LARGEST, links=False)
     try:
-        if not path.is_file():
-            raise Malformed("its images are missing")
-        if path.stat().st_size > _LARGEST:
-            raise Malformed("its images are too large")
-        tensors: dict[str, Any] = load(path.read_bytes())
-    except OSError as error:
-        raise Malformed(f"its images cannot be read: {error.strerror or error}") from None
+        tensors: dict[str, Any] = load(content)
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, AttributeError) as error:
         raise Malformed(f"its images are truncated or not safetensors: {error}") from None
     found: dict[str, Array] = {

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from specguard.errors import RunError
+from specguard.files import file_lines, reading
 from specguard.report.fields import Malformed, count, field, many, optional, size, table, text
 from specguard.report.studies import Certified, Looked, Margins
-from specguard.runs import Json
+from specguard.runs import LARGEST_LINES, Json
 
 _TERMS = 8  # that are shown
 
@@ -91,15 +91,12 @@ def _verdict(value: Any, name: str) -> str:
 
 def _each(path: Path, digest: Any) -> Iterator[Json]:
     """The complete lines of a file, one at a time; `digest` takes in all of its bytes."""
-    try:
-        with open(path, "rb") as lines:
-            for place, line in enumerate(lines, start=1):
-                digest.update(line)
-                if not line.endswith(b"\n"):
-                    return  # cut short: it was never complete
-                yield _parsed(line, place)
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
+    with reading(path):
+        for place, line in enumerate(file_lines(path, LARGEST_LINES, links=False), start=1):
+            digest.update(line)
+            if not line.endswith(b"\n"):
+                return  # cut short: it was never complete
+            yield _parsed(line, place)
 
 
 def _parsed(line: bytes, place: int) -> Json:

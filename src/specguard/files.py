@@ -1,0 +1,227 @@
+"""Files of runs and of strangers: the one place where any is opened.
+
+Read: regular files only, never one larger than the caller says; nothing waits for a pipe or a device.
+Written: whole or not at all, and never through a link. Links in a folder that the user has named are his own; below
+it, `folder_below` makes folders and `check_below` looks at those that are there.
+"""
+
+import errno
+import fcntl
+import io
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from specguard.errors import RunError
+
+_LONGEST_LINE = 64 * 2**20
+_ALWAYS = os.O_CLOEXEC | os.O_NONBLOCK  # a pipe without a writer, too, is opened at once, and then refused
+_DRAFT = re.compile(r"\.specguard-[0-9a-f]{16}\.draft")
+
+
+# Reading ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def reading(what: object, error: type[Exception] = RunError) -> Iterator[None]:
+    """Turn what the file system refuses into one sentence about `what`."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise error(f"{what} does not exist") from None
+    except OSError as refusal:
+        raise error(f"{what} cannot be read: {refusal.strerror or refusal}") from refusal
+
+
+def open_file(path: Path, most: int, *, links: bool = True) -> io.BufferedReader:
+    """A regular file of at most so many bytes, to be read; an OSError says why it is none.
+
+    Without `links`, the file itself may not be a link.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | _ALWAYS | (0 if links else os.O_NOFOLLOW))
+    except ValueError as error:  # a name that no system allows
+        raise OSError(errno.EINVAL, str(error)) from error
+    except OSError as error:
+        if error.errno == errno.ELOOP and not links:
+            raise OSError(errno.ELOOP, "it is a link, which is not followed") from error
+        raise
+    try:
+        _check_regular(descriptor)
+        _check_size(os.fstat(descriptor).st_size, most)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_file(path: Path, most: int, *, links: bool = True) -> bytes:
+    """The content of a regular file; an OSError says why it cannot be had."""
+    with open_file(path, most, links=links) as handle:
+        size = os.fstat(handle.fileno()).st_size
+        content = handle.read(size + 1)
+    if len(content) > size:  # as files of the kernel are, which do not say their size
+        raise OSError(errno.EBUSY, "it has grown while it was read")
+    return content
+
+
+def file_lines(path: Path, most: int, *, links: bool = True) -> Iterator[bytes]:
+    """The lines of a regular file, one at a time, each with its end but for a last one that was cut short."""
+    with open_file(path, most, links=links) as handle:
+        while line := handle.readline(_LONGEST_LINE + 1):
+            _check_size(len(line), _LONGEST_LINE, "one of its lines")
+            yield line
+
+
+def _check_regular(descriptor: int) -> None:
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is no file but a pipe or a device")
+
+
+def _check_size(size: int, most: int, what: str = "it") -> None:
+    if size > most:
+        raise OSError(errno.EFBIG, f"{what} has more than {most:,} bytes, too many to be read")
+
+
+# Writing ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the file system refuses into one sentence that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        reason = "it is a link, which is not followed" if error.errno == errno.ELOOP else error.strerror or error
+        raise RunError(f"{path} cannot be written: {reason}") from error
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write atomically: under another name first, flushed to the disk, then renamed. A link is replaced."""
+    if not path.name:
+        raise RunError(f"{path} cannot be written: it is a folder")
+    with writing(path):
+        _remove_dead_drafts(path.parent)
+        draft, descriptor = _new_draft(path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as handle:
+                handle.write(content)
+                handle.flush()
+                os.fsync(handle.fileno())
+                os.replace(draft, path)
+        except BaseException:  # Control-C too leaves no draft
+            draft.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def append_file(path: Path, content: bytes) -> None:
+    """Add to the end of a file, flushed to the disk; never through a link, nor to a file that has another name."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | _ALWAYS
+    with writing(path), os.fdopen(os.open(path, flags, 0o666), "ab") as handle:
+        _check_regular(handle.fileno())
+        if os.fstat(handle.fileno()).st_nlink > 1:
+            raise OSError(errno.EMLINK, "it is a hard link, and what is added would be in another file too")
+        handle.write(content)
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
+@contextmanager
+def locked(run: Path, *below: str, shared: bool = False, wait: bool = False) -> Iterator[None]:
+    """Create the run directory, or a folder `below` it, and hold it for this process.
+
+    A second process is refused, a dead one is not. Processes that hold it `shared` go together, with none that does
+    not. With `wait`, a second one waits.
+    """
+    folder = folder_below(run, *below)
+    with writing(folder / ".lock"):
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | _ALWAYS, 0o666)
+    try:
+        with writing(folder / ".lock"):
+            _check_regular(descriptor)
+        try:
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(f"the run directory {folder} is in use by another process") from None
+        _remove_dead_drafts(folder)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def folder_below(run: Path, *names: str) -> Path:
+    """The folder of these names below `run`, both made where they are missing; a link among them is refused."""
+    folder = run
+    with writing(run.joinpath(*names)):
+        run.mkdir(parents=True, exist_ok=True)
+        above = os.open(run, os.O_RDONLY | os.O_DIRECTORY | _ALWAYS)
+        try:
+            for name in names:
+                folder /= name
+                with suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=above)
+                try:
+                    inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | _ALWAYS, dir_fd=above)
+                except OSError as error:
+                    if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                        raise _not_a_folder(folder) from None
+                    raise
+                os.close(above)
+                above = inner
+        finally:
+            os.close(above)
+    return folder
+
+
+def check_below(run: Path, folder: Path) -> Path:
+    """`folder`, none of whose parts below `run` is a link; parts that are not there yet will be made."""
+    for path in (*reversed(folder.relative_to(run).parents), folder.relative_to(run))[1:]:
+        with suppress(OSError, ValueError):  # what cannot be looked at cannot be written either, and says so then
+            if not stat.S_ISDIR(os.lstat(run / path).st_mode):
+                raise _not_a_folder(run / path)
+    return folder
+
+
+def _not_a_folder(path: Path) -> RunError:
+    return RunError(f"{path} is a link or no folder, and nothing is written through it")
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _new_draft(folder: Path) -> tuple[Path, int]:
+    """A new file, open and held: a draft that nobody holds is that of a process that was killed."""
+    while True:
+        draft = folder / f".specguard-{secrets.token_hex(8)}.draft"
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | _ALWAYS, 0o666)
+        with suppress(OSError):  # on a disk without locks no draft is ever taken for dead
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return draft, descriptor
+        os.close(descriptor)  # another process was faster, before it was held
+
+
+def _remove_dead_drafts(folder: Path) -> None:
+    for name in filter(_DRAFT.fullmatch, os.listdir(folder)):
+        with suppress(OSError):  # it is no file, or somebody holds it, or another process has removed it
+            descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | _ALWAYS)
+            try:
+                _check_regular(descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(folder / name)
+            finally:
+                os.close(descriptor)
