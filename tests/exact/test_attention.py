@@ -125,7 +125,8 @@ CASES = {
     "a skip that cancels": lambda kind: cancelling_skip(kind, 19),
     "queries that cancel": lambda kind: one_common(kind, 11, ["Wq"]),
     "keys that cancel": lambda kind: one_common(kind, 12, ["Wk"]),
-    "values that cancel": lambda kind: one_common(kind, 13, ["Wv"], {"bk": 1e6, "bq": 1e-8}),
+    "values that cancel": lambda kind: one_common(kind, 13, ["Wv"], {"Wo": 1e4}),
+    "values that cancel, long keys": lambda kind: one_common(kind, 13, ["Wv"], {"bk": 1e6, "bq": 1e-8}),
     "shifted logits": lambda kind: shifted(kind, 14, 1e6),
 }
 
@@ -245,14 +246,6 @@ def test_outputs_adjoints_and_remainders_hold(kind, case):
     D = real(exact(randn(4, TOKENS, DIM)))
     for radius in (1e-12, 1e-3, 1.0):
         check_identity(layer, X, g, D * (mpf(radius) / length(D)), ("naive", "specformer", "lofast", "local"))
-
-
-def test_a_wide_last_map_loses_more_than_a_narrow_one():
-    """The slack of an output is at least the bound on what the product with W^O alone can lose."""
-    layer, X = Attention(768, 1).double().eval(), randn(0, 1, 1, 768)
-    node = one_step(layer, X)
-    size = length(exact(node.v)) * length(exact(layer.out.weight))
-    assert mpf(float(node.slack[0])) >= 768 * mpf(2) ** -53 * size
 
 
 def test_centring_many_keys_loses_more_than_centring_few():

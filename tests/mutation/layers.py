@@ -140,8 +140,6 @@ LAYERS: tuple[Mutant, ...] = (
          "the second factor of a gated unit's adjoint is exact"),
         ("(self.phi.curvature * blur + rounding) * reach", "(self.phi.curvature * blur) * reach",
          "slopes in a gated unit's adjoint are exact"),
-        ("up(through.slack + self.map.norm", "up(0 * through.slack + self.map.norm",
-         "the adjoint of the map before a gated unit is exact"),
         ("up(value.abs() + blur)", "up(value.abs())", "the size of the second factor ignores rounding"),
         ("bound = up((chord + self.phi.steepest / 2 * rho) * rho)", "bound = up(chord * rho)",
          "both factors of a gated unit do not move together"),
