@@ -116,7 +116,8 @@ def noticed(mutant: Mutant | None, tests: list[str]) -> str:
             changed.write_text(mutant.applied(changed.read_text()))
         # `addopts` has the check of tensors' types, which takes half of the time and notices no number.
         options = ["-x", "-q", "-n0", "--tb=no", "--no-header", "-p", "no:cacheprovider", "-o", "addopts="]
-        environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        paths = os.pathsep.join((folder, os.environ.get("PYTHONPATH", "")))
+        environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "pytest", *options, *tests]
         try:
             run = subprocess.run(
