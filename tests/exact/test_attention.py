@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from exact.laws import bounds_norm, check_adjoint, check_identity, check_value, full, matrix, one_step
+from exact.laws import bounds_norm, check_adjoint, check_identity, check_value, full, matrix, one_step, upper
 from exact.numbers import exact, length, like, mp, mpf, real, sigmoid, within
 from exact.reference import _softmax
 from specguard.certify import tightened
@@ -296,3 +296,16 @@ def norm_from_below(A):
     for _ in range(30):
         x = A.T @ (A @ x) / length(A.T @ (A @ x))
     return length(A @ x) / length(x)
+
+
+def test_logits_that_move_to_second_order_alone_make_a_softmax_steeper():
+    """All is zero at the point, and no token looks at itself; one query and one key move, and so one logit."""
+    layer = SkipAttention(1, 1, 0.5, position_bias=True, tokens=TOKENS).double().eval()
+    for name, tensor in tensors(layer).items():
+        tensor.fill_(0.0 if name.startswith("b") else 1.0)
+    layer.bias.data.copy_(torch.diag(torch.full((TOKENS,), -50.0))[None])
+    X = torch.zeros(1, TOKENS, 1).double()
+    D = real(np.zeros((TOKENS, 1), dtype=object))
+    D[0], D[1] = mpf(0.83), mpf(0.83)
+    p = _softmax(D @ D.T + real(exact(layer.bias[0])))[0]
+    assert bounds_norm(float(one_step(layer, X).lam(full(X, upper(length(D))))[0, 0, 0]), slope(p))

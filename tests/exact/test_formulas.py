@@ -125,6 +125,12 @@ def test_both_factors_of_the_adjoint_of_a_gated_unit_are_within_its_slack():
             check_adjoint(GatedUnit().eval(), torch.tensor([[[gate, other]]], dtype=torch.float64), one)
 
 
+def test_both_factors_of_a_gated_unit_move_together():
+    z, g = torch.zeros(1, 1, 2).double(), torch.ones(1, 1, 1, 1).double()
+    for size in (1e-3, 3.0):
+        check_identity(GatedUnit().eval(), z, g, real(exact(torch.full((1, 2), size).double())), ("naive", "local"))
+
+
 @pytest.mark.parametrize("activation", [nn.Tanh, Softplus])
 def test_an_sll_of_arguments_that_are_mostly_rounding_is_within_its_slacks(activation):
     for seed in range(4):

@@ -102,8 +102,6 @@ ATTENTION: tuple[Mutant, ...] = (
         ("wrong_m = up(wrong_m * size_g[..., None])", "wrong_m = 0 * wrong_m * size_g[..., None]",
          "the functional on the maps is exact"),
         ("math.sqrt(6) / 18 * (1 + 1e-15)", "math.sqrt(6) / 19", "the curvature of the softmax is too small"),
-        ("third = 2 * ((bent", "third = ((bent", "half of a term of third order"),
-        ("torch.maximum(part, 2 * lam)", "torch.maximum(part, lam)", "a share of the form is too small"),
     ),
     *mutants(
         "certify/attention_form.py",

@@ -149,7 +149,7 @@ def judged(mutant: Mutant, every: bool) -> dict[str, str]:
     found: dict[str, str] = {}
     for kind, tests in killers(mutant).items():
         found[kind] = verdict(mutant, kind, tests, mutant.of_checker)
-        if found[kind] and not every:
+        if not every and (found[kind] or mutant.equivalent):  # an argument is tried by the first kind alone
             break
     return found
 
