@@ -15,6 +15,7 @@ from specguard.evaluate.checker import sll as checked_sll
 from specguard.evaluate.checker.enclosure import Box
 from specguard.nn import (
     SLL,
+    Attention,
     CertifiableConfig,
     ClassAndMean,
     ClassToken,
@@ -173,6 +174,22 @@ def test_every_family_proves_the_same(name):
                 assert proof.radii.keys() == {p.names[step] for step in wanted.radii}
                 for step, own in wanted.radii.items():
                     assert 0.9 <= proof.radii[p.names[step]] / float(own[i]) <= 1 + 1e-7, (family, step)
+
+
+def test_a_softmax_that_is_sure_of_its_key_is_as_flat_to_the_checker_as_to_the_prover():
+    """Also where logits can move by nearly 300: a bound of 1/2 there made true certificates look wrong."""
+    layer = randomised(Attention(4, 1, bias=False), 3).double()
+    with torch.no_grad():
+        layer.qkv.weight.copy_(20 * torch.eye(4).repeat(3, 1))
+    X = 3 * torch.eye(4, dtype=torch.float64)
+    node = program(layer).steps[0].rule(X[None])
+    point = read(layer).steps[0].make(Box.exact(X.numpy()))
+    flat = 0
+    for radius in np.geomspace(1e-3, 1.0, 400):
+        theirs = node.lam(torch.tensor([radius], dtype=torch.float64))[0].numpy()
+        assert (point.lam(radius * (1 - 1e-9)) <= theirs * (1 + 1e-6) + 1e-130).all(), radius
+        flat += bool((theirs < 1e-3).all())
+    assert 100 < flat < 400
 
 
 def test_what_the_checker_cannot_read_is_named():

@@ -245,7 +245,7 @@ class Attention:
         shares = np.divide(ups, ups + others, out=np.zeros_like(ups), where=ups > 0)
         first = self.S.mid.argmax(-1)[..., None] == np.arange(n)
         kept = np.where(first, downs, 0.0).sum(-1) * (1 - 1e-12)
-        lost = np.where(first, 0.0, ups).sum(-1) * (1 + 1e-12) + 1e-250  # exp underflows far below
+        lost = np.where(first, 0.0, ups).sum(-1) * (1 + 1e-12) + 1e-290  # what underflows; `kept` is above e^-600
         best = np.minimum(outward(shares.max(-1)), outward(2 * lost / (kept + lost)))
         wide = s.max(-1) >= 300
         return np.minimum(np.where(wide, 0.5, best), 0.5)
