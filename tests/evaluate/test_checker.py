@@ -192,6 +192,12 @@ def test_a_softmax_that_is_sure_of_its_key_is_as_flat_to_the_checker_as_to_the_p
     assert 100 < flat < 400
 
 
+def test_more_heads_than_numpy_can_choose_among_are_read():
+    model = randomised(nn.Sequential(nn.Linear(1, 210), CoreAttention(70), nn.Flatten(), nn.Linear(140, 2)), 1)
+    image = Image.of(read(model), np.ones((2, 1)), 0)
+    assert np.isfinite(image.proof(1e-3, "adjoint").falls).all()
+
+
 def test_what_the_checker_cannot_read_is_named():
     with pytest.raises(ConfigError, match="1 is a CELU, which the checker cannot read"):
         read(nn.Sequential(nn.Linear(2, 2), nn.CELU()).eval())

@@ -229,7 +229,8 @@ class Core:
         def worst(radius: float) -> Terms:
             found = [remainder(radius) for remainder in remainders]
             hardest = np.argmax([np.sum(list(each.values()), axis=0) for each in found], axis=0)
-            return {term: np.choose(hardest, [each[term] for each in found]) for term in found[0]}
+            rivals = np.arange(len(hardest))
+            return {term: np.stack([each[term] for each in found])[hardest, rivals] for term in found[0]}
 
         return whole, worst
 
