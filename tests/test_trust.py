@@ -23,11 +23,13 @@ from specguard.evaluate.checker.path import walked
 from specguard.geometry import Ball
 from specguard.nn import (
     Attention,
+    ClassToken,
     GatedPositionalAttention,
     LayerProject,
     MeanPool,
     Network,
     PatchEmbedding,
+    Positions,
     Residual,
     SkipAttention,
     SmoothProject,
@@ -337,6 +339,79 @@ def test_parametrisations_that_give_the_same_weight_at_every_call_are_read():
     Image.of(read(model), x[0].double().numpy(), int(labels[0])).check_within(0.1)
 
 
+# What is repeated by broadcasting -------------------------------------------------------------------------------
+
+
+def wider_branch():
+    """`x + branch(x)` where the branch has more tokens: torch repeats x, which has then a norm of sqrt(tokens)."""
+    return filled(nn.Sequential(Residual(ClassToken(2, 49), 0.001), nn.Flatten(), nn.Linear(100, 2))), (1, 2)
+
+
+def one_bias():
+    """One number for all outputs, whose rounding counts once for each."""
+    model = filled(nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 2)))
+    model[0].bias = nn.Parameter(torch.zeros(1))
+    return model, (4,)
+
+
+def positions_of_a_batch():
+    """A table for every place in the batch: the class of an image would depend on its company."""
+    model = filled(nn.Sequential(Positions(3, 4), MeanPool(), nn.Linear(4, 2)))
+    model[0].table = nn.Parameter(torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)))
+    return model, (3, 4)
+
+
+def token_of_a_batch():
+    model = filled(nn.Sequential(ClassToken(4), MeanPool(), nn.Linear(4, 2)))
+    model[0].token = nn.Parameter(torch.randn(2, 1, 4, generator=torch.Generator().manual_seed(0)))
+    return model, (3, 4)
+
+
+@pytest.mark.parametrize(
+    "made_so",
+    [wider_branch, one_bias, positions_of_a_batch, token_of_a_batch],
+    ids=lambda function: function.__name__,
+)
+def test_what_torch_would_repeat_is_refused_by_both(made_so):
+    model, shape = made_so()
+    x = images(2, *shape)
+    with pytest.raises(ConfigError):
+        certify(model, x, torch.tensor([0, 0]), BALL)
+    with pytest.raises(ConfigError):
+        Image.of(read(model), x[0].double().numpy(), 0)
+
+
+# Settings and containers that compute ---------------------------------------------------------------------------
+
+
+class Number(float):
+    """A number that divides in its own way."""
+
+
+class Books(dict):
+    """A dictionary whose values are not those of its items."""
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_settings_and_books_of_types_of_their_own_are_refused(reader):
+    model = vit()
+    model.norm.radius = Number(2.0)
+    with pytest.raises(ConfigError, match="radius of type Number"):
+        reader(model)
+    model = vit()
+    model.blocks[0].attention.branch.inner.fused = [True]
+    with pytest.raises(ConfigError, match="fused of type list"):
+        reader(model)
+    model = vit()
+    model.__dict__["_modules"] = Books(model._modules)
+    with pytest.raises(ConfigError, match="keeps its modules in something else"):
+        reader(model)
+    model = vit()
+    nn.utils.parametrizations.weight_norm(model.head)
+    with pytest.raises(ConfigError, match=r"parametrised in torch\.bfloat16"):
+        reader(model.eval().bfloat16())
+
+
 # Repeats ----------------------------------------------------------------------------------------------------------
 
 
@@ -396,6 +471,13 @@ def test_a_fingerprint_tells_functions_apart_that_have_the_same_weights(name):
     one, other = (filled(maker(), 3) for maker in DIFFERENT[name])
     assert fingerprint(one) != fingerprint(other)
     assert fingerprint(one) == fingerprint(copy.deepcopy(one))
+
+
+def test_a_fingerprint_tells_settings_of_any_type_apart():
+    one, other = SmoothProject(1.0), SmoothProject(1.0)
+    for value, another in ((np.float32(1), np.float32(2)), (torch.tensor(1.0), torch.tensor(2.0))):
+        vars(one)["radius"], vars(other)["radius"] = value, another
+        assert fingerprint(one) != fingerprint(other)
 
 
 def test_a_fingerprint_covers_buffers_that_are_not_stored():

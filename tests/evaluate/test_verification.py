@@ -409,13 +409,53 @@ def test_a_summary_that_does_not_say_what_its_records_say_is_an_error(study, key
         lambda loses: {"head: radius": sum(loses.values())},
         lambda loses: dict(list(loses.items())[1:]),
         lambda loses: {},
+        lambda loses: dict(reversed(loses.items())),
+        lambda loses: {"nowhere: rounding": 1e9, **loses},
     ],
-    ids=["smaller", "larger", "of another layer", "without the largest", "nothing"],
+    ids=["smaller", "larger", "of another layer", "without the largest", "nothing", "turned round", "nowhere"],
 )
 def test_a_loss_that_the_checker_does_not_find_is_an_error(study, change):
     file = changed(study, lambda record: record.update(loses=change(record["loses"])))
     with pytest.raises(SoundnessError, match=r"image 0: its margin loses something else|limits differs"):
         verified(file)
+
+
+def test_a_wrong_image_is_called_broken_and_a_certified_one_is_not(study):
+    file = study / "records.jsonl"
+    honest = file.read_text()
+    records = [json.loads(line) for line in honest.splitlines()]
+    assert records[1]["predicted"] != records[1]["label"]
+    for row in records[1]["radii"]:
+        row["verdict"] = "unknown"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(SoundnessError, match="image 1: its class is wrong from the start"):
+        verified(file)
+    file.write_text(honest)
+
+    def broken(record):
+        for row in record["radii"]:
+            row.update(verdict="broken", lower=dict.fromkeys(row["lower"]))
+        record.update(largest=dict.fromkeys(record["largest"], 0.0), proofs={})
+
+    with pytest.raises(SoundnessError, match=r"image 0: it is called broken at radius 0\.001, which"):
+        verified(changed(study, broken), folder=study / "again")
+
+
+@pytest.mark.parametrize(
+    "change", [{"radii": []}, {"families": []}, {"verifiers": None}, {"verifiers": False}], ids=str
+)
+def test_settings_of_nothing_are_one_sentence(study, change):
+    settings = study / "certification.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | change))
+    with pytest.raises(RunError):
+        verified(study / "records.jsonl")
+
+
+def test_a_summary_that_says_more_than_its_records_is_an_error(study):
+    summary = json.loads((study / "summary.json").read_text())
+    (study / "summary.json").write_text(json.dumps(summary | {"certified": 1.0}))
+    with pytest.raises(SoundnessError, match="says more than its records do: 'certified'"):
+        verified(study / "records.jsonl")
 
 
 def half(function):

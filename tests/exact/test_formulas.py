@@ -13,9 +13,10 @@ from torch import nn
 from exact.laws import check_adjoint, check_identity, check_value, full, one_step
 from exact.numbers import exact, exp, length, mp, mpf, real, within
 from exact.reference import _interpolation, value_at
-from specguard.certify import affine
+from specguard.certify import affine, attention_form
 from specguard.nn import (
     SLL,
+    Attention,
     ClassAndMean,
     CoreAttention,
     GatedUnit,
@@ -349,3 +350,60 @@ def test_heads_side_by_side_lose_what_all_of_them_lose():
     each = g.unflatten(3, (3, -1)).transpose(2, 3)
     inner = node.inner.pull(torch.nn.functional.pad(each, (0, 4)).flatten(1, 2)).slack
     assert Fraction(float(node.pull(g).slack[0, 0])) ** 2 >= sum(Fraction(float(one)) ** 2 for one in inner[0])
+
+
+# Formulas whose terms hide behind each other --------------------------------------------------------------------
+
+
+def test_a_gated_unit_at_zero_moves_by_both_factors_together():
+    """Neither factor alone moves it there: `silu(d) d` is all there is."""
+    node = one_step(GatedUnit().eval(), torch.zeros(1, 2).double())
+    for d in (0.3, 2.0):
+        moved = mpf(d) * mpf(d) / (1 + exp(-mpf(d)))
+        radius = math.sqrt(2) * d * (1 + 1e-15)
+        for method in ("lofast", "local"):
+            assert mpf(float(node.spread(full(torch.zeros(1), radius), method)[0])) >= moved
+
+
+def test_the_slack_of_sll_holds_that_of_its_neurons():
+    layer = SLL(3, 4).double().eval()
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(4, 3))
+        layer.bias.fill_(-1e8)  # neurons that are computed as off, by sums that are off by as much as rounding
+    node = one_step(layer, torch.zeros(1, 3).double())
+    assert Fraction(float(node.slack[0])) >= Fraction(node.norm) * Fraction(float(node.neurons.slack[0]))
+
+
+def test_bounds_of_the_papers_hold_every_term_of_theirs():
+    layer = Attention(4, 2).double().eval()
+    with torch.no_grad():
+        for number, parameter in enumerate(layer.parameters()):
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
+        layer.qkv.bias[:4] *= 1e3  # of queries
+    node = one_step(layer, 1e-3 * torch.ones(1, 3, 4).double())
+    w, r = node.w, Fraction(7, 10)
+    radius = full(torch.zeros(1), float(r))
+    r = Fraction(float(radius[0]))
+
+    def number(value):
+        return Fraction(float(value))
+
+    mu, second = node.mu_uncentred[0], Fraction(0)
+    for head in range(2):
+        move = number(w.tau) * r * (number(mu[head]) + r * number(w.norm_b[head]))
+        second += number(w.mix[head]) * move * (number(node.norm_xvo[0, head]) + r * number(w.norm_vo[head]))
+    assert number(node.spread(radius, "lofast")[0]) >= number(node.zeta[0]) * r + second
+    n, reach, squares = 3, number(node.norm_x[0]) + r, Fraction(0)
+    for head in range(2):
+        q, k, v = (number(norm[head]) for norm in (w.norm_q, w.norm_k, w.norm_v))
+        bias = number(torch.linalg.vector_norm(w.bq[head])) * (1 - Fraction(1, 10**12))
+        slope = number(w.tau) * k * (2 * q * reach + Fraction(1732, 1000) * bias) / 2  # of sqrt 3, from below
+        squares += (n * (n + 1) * (slope * v * reach + v)) ** 2
+    assert number(node.spread(radius, "specformer")[0]) ** 2 >= (number(w.norm_o) * r) ** 2 * squares
+
+
+def test_the_form_of_attention_takes_the_worse_of_both_signs():
+    moves = torch.zeros(1, 1, 2, 2).double()
+    product = torch.diag(torch.tensor([-1.0, 0.25]).double())[None, None]
+    for sign in (1, -1):
+        assert float(attention_form._both_signs(moves, sign * product)) >= 2.0

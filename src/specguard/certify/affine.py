@@ -25,7 +25,7 @@ from specguard.nn import (
     TokenBatchNorm,
     TokenConvolution,
 )
-from specguard.nn.settings import count, kernel_width, number, patch_side
+from specguard.nn.settings import bias_of, count, kernel_width, number, patch_side
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,14 @@ def _unchanged(x: Tensor) -> Affine:
 def _keeping_shape(x: Tensor, constant: Tensor) -> None:
     """Refuse a constant that would repeat numbers of the point, which no norm of it would know."""
     pairs = list(zip(reversed(x.shape), reversed(constant.shape), strict=False))
-    if constant.ndim > x.ndim or any(one not in (1, size) for size, one in pairs):
+    of_images = constant.ndim == x.ndim and constant.shape[0] != 1  # the answer would depend on the batch
+    if constant.ndim > x.ndim or of_images or any(one not in (1, size) for size, one in pairs):
         raise ConfigError(f"it takes points that fit {tuple(constant.shape)}, not of shape {tuple(x.shape[1:])}")
 
 
 def linear(layer: nn.Linear) -> Rule:
     """`x W^T + b` on the last axis."""
-    W, b = layer.weight.detach(), _bias(layer)
+    W, b = layer.weight.detach(), bias_of(layer)
     norm, size = upper_norm(W), float(length(W[None])[0])
     bias = float(upper_length(b))
 
@@ -155,7 +156,7 @@ def patch_embedding(layer: PatchEmbedding, before: Normalise | None = None) -> R
     """
     conv, channels = layer.map, layer.map.weight.shape[1]
     side = patch_side(conv)
-    W, b = conv.weight.detach().flatten(1), _bias(conv)
+    W, b = conv.weight.detach().flatten(1), bias_of(conv)
     mean, std = conv.weight.new_zeros(channels, 1, 1), conv.weight.new_ones(channels, 1, 1)
     if before is not None:
         _check_std(before)
@@ -206,6 +207,8 @@ def _interpolation(old: int, new: int, like: Tensor) -> Tensor:
 def class_token(layer: ClassToken) -> Rule:
     """More tokens in front, the same for all images."""
     token = layer.token.detach()
+    if token.ndim != 3 or token.shape[0] != 1:
+        raise ConfigError(f"tokens of shape {tuple(token.shape)} are not the same for all images")
 
     def at(x: Tensor) -> Affine:
         expect(x, token.shape[2], 3)
@@ -279,7 +282,7 @@ def token_convolution(layer: TokenConvolution) -> Rule:
         kernel_width(conv)
     out = linear(layer.out)
     kernels = [conv.weight.detach() for conv in convolutions]
-    biases = [_bias(conv) for conv in convolutions]
+    biases = [bias_of(conv) for conv in convolutions]
     sizes = [float(length(W[None])[0]) for W in kernels]
 
     def at(x: Tensor) -> Affine:
@@ -328,9 +331,3 @@ def _convolution_norm(W: Float[Tensor, "out in width"], tokens: int) -> float:
     whole = torch.cat([torch.cat([real, -imaginary], 2), torch.cat([imaginary, real], 2)], 1)
     taps = sum(float(length(W[None, :, :, k])[0]) for k in range(width))
     return float(upper_gram(whole).amax()) + 2 * gamma(width + 64) * taps
-
-
-def _bias(layer: nn.Linear | nn.Conv2d | nn.Conv1d) -> Tensor:
-    if layer.bias is not None:
-        return layer.bias.detach()
-    return layer.weight.new_zeros(layer.weight.shape[0])

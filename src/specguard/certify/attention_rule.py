@@ -14,7 +14,7 @@ from specguard.certify.node import Adjoint, Method, Pull, Radius, Rule, length, 
 from specguard.errors import ConfigError
 from specguard.linalg import UNIT, gamma
 from specguard.nn import Attention, GatedPositionalAttention, SkipAttention
-from specguard.nn.settings import fraction, heads_and_dim
+from specguard.nn.settings import bias_of, fraction, heads_and_dim
 
 AnyAttention = Attention | GatedPositionalAttention | SkipAttention
 
@@ -65,10 +65,9 @@ def attention(layer: AnyAttention, residual: float | None = None) -> Rule:
     heads, dim = heads_and_dim(layer.heads, layer.qkv, layer.out)
     qkv, out = layer.qkv.weight.detach(), layer.out
     Wq, Wk, Wv = qkv.view(3, heads, dim // heads, dim).transpose(2, 3)
-    bias = qkv.new_zeros(3 * dim) if layer.qkv.bias is None else layer.qkv.bias.detach()
-    bq, bk, bv = bias.view(3, heads, dim // heads)
+    bq, bk, bv = bias_of(layer.qkv).view(3, heads, dim // heads)
     scale = 1.0 if residual is None else residual
-    bo = qkv.new_zeros(dim) if out.bias is None else out.bias.detach()
+    bo = bias_of(out)
     Wo = out.weight.detach().mT.reshape(heads, dim // heads, dim)
     mix, fixed, error = _mixture(layer)
     logits = layer.bias.detach() if isinstance(layer, SkipAttention) and layer.bias is not None else None

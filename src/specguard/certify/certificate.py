@@ -165,7 +165,7 @@ def _check_same(about: Program, points: Float[Tensor, "batch *shape"], output: T
 
 def digest(image: Float[Tensor, "*shape"]) -> str:
     """SHA-256 of an image's numbers in float64, so that it is the same whatever type it was stored in."""
-    return hashlib.sha256(image.double().cpu().contiguous().numpy().tobytes()).hexdigest()
+    return hashlib.sha256(image.detach().double().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
 def l2_radius(ball: Ball, size: int) -> float:

@@ -58,6 +58,9 @@ def located(
             x = node.output
         else:
             branch, change = located(step.branch, x, position)
+            if change.shape != x.shape:  # torch would repeat what is smaller
+                shapes = f"{tuple(x.shape[1:])} and {tuple(change.shape[1:])}"
+                raise ConfigError(f"{step.name} adds its input and its branch, which are of shapes {shapes}")
             total = x + step.scale * change
             slack = up(2 * UNIT * (length(total) + abs(step.scale) * length(change)))
             path.append(Fork(position, step.name, step.scale, branch, slack))

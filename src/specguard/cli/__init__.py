@@ -70,6 +70,10 @@ def main() -> NoReturn:
         if not _out_of_memory(error):
             raise
         _fail("there is not enough memory; a smaller model or batch may fit")
+    except OSError as error:  # a path that the system refuses to look at, such as one with too long a name
+        if error.filename is None:
+            raise
+        _fail(f"{error.filename} cannot be used: {(error.strerror or str(error)).lower()}")
     sys.exit(0)
 
 

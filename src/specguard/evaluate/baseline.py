@@ -44,7 +44,25 @@ def stored_baseline(path: Path, data: Data, split: Dataset, radii: Sequence[floa
         record = read_json(path)
         if difference := first_difference(record.get("about"), about):
             raise RunError(f"{path} holds another baseline ({difference})")
+        if not _is_baseline(record, about["n"], about["radii"]):
+            raise RunError(f"{path} does not hold the baseline of these images")
         return record
     record = {**linear_baseline(data, split, radii, norm), "about": about}
     write_json(path, record)
     return record
+
+
+def _is_baseline(record: Json, n: int, radii: list[float]) -> bool:
+    """Whether this can be what was found for so many images at these radii."""
+
+    def share(value: object) -> bool:
+        match value:
+            case {"count": int(count), "n": int(total)}:
+                return 0 <= count <= total == n
+        return False
+
+    match record:
+        case {"clean": clean, "radii": list(rows), "median_radius": float() | int() | None} if share(clean):
+            known = [row.get("radius") for row in rows if isinstance(row, dict) and share(row.get("certified"))]
+            return len(known) == len(rows) and known == radii
+    return False

@@ -37,6 +37,9 @@ def same_image(image: Image, record: Json, pixels: Array, agree: Agree) -> None:
     """The record is about this image, its class and its margin."""
     agree("the hash of its pixels is another", hashlib.sha256(pixels.tobytes()).hexdigest() == record["input"])
     agree("its class is another", int(np.argmax(image.output)) == record["predicted"])
+    if record["predicted"] != record["label"]:
+        wrong = all(row["verdict"] == "broken" for row in record["radii"])
+        agree("its class is wrong from the start, and yet it is not called broken", wrong)
     least = float(image.margins.min())
     agree("its margin is another", abs(least - record["margin"]) <= CLOSE * (1 + np.abs(image.output).max()))
 
@@ -54,9 +57,13 @@ def proved_claims(image: Image, record: Json, pixels: Array, norm: Norm) -> tupl
     for row in record["radii"]:
         radius, entry = l2_ball(row["radius"], pixels.size, norm)
         for family, claimed in row["lower"].items():
-            if claimed is None:
+            if claimed is None and row["verdict"] != "broken":
                 continue
             left = float((image.margins - image.proof(radius, family, entry).falls).min())
+            right = row["verdict"] != "broken" or left <= 0
+            agree(f"it is called broken at radius {row['radius']:g}, which {family} certifies", right)
+            if claimed is None:
+                continue
             near = CLOSE * (abs(claimed) + np.abs(image.output).max())
             agree(f"{family} claims a margin of {claimed:.6g} at radius {row['radius']:g}", left >= claimed - near)
             claims += 1
@@ -101,7 +108,9 @@ def _same_proof(image: Image, family: str, stored: Json, agree: Agree) -> int:
     agree(f"the terms of {family} are not its fall", abs(total - stored["fall"]) <= CLOSE * stored["fall"] + 1e-12)
     agree(f"the proof of {family} has other layers", stored["radii"].keys() == proof.radii.keys())
     for layer, own in proof.radii.items():
-        agree(f"{family} claims a smaller radius at {layer}", own <= stored["radii"][layer] * (1 + CLOSE))
+        claimed = stored["radii"][layer]
+        agree(f"{family} claims a smaller radius at {layer}", own <= claimed * (1 + CLOSE))
+        agree(f"{family} claims a far larger radius at {layer}", claimed <= 10 * own + 1e-9)
     layers: dict[str, list[str]] = {}
     for layer, term in proof.terms:
         if term != "rounding":  # which two programs need not agree on
@@ -153,9 +162,10 @@ def _may_lose(claimed: Json, own: dict[tuple[str, str], float], excess: float) -
     whole = sum(value for value in own.values() if value < math.inf)
     near = CLOSE * (1 + whole)
     left = {f"{layer}: {term}" if layer else term: value for (layer, term), value in own.items()}
-    if any(name not in left and not name.endswith(": rounding") for name in claimed):
+    sizes = [math.inf if value is None else value for value in claimed.values()]
+    if any(name not in left for name in claimed) or sizes != sorted(sizes, reverse=True):
         return False
-    least = min((math.inf if value is None else value for value in claimed.values()), default=0.0)
+    least = min(sizes, default=0.0)
     hidden = least if len(claimed) >= KEPT else 0.0
     for layer in {layer for layer, _ in own}:
         terms = [term for each, term in own if each == layer and term != "rounding"]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from specguard.data import Dataset
+from specguard.errors import RunError
 from specguard.evaluate.rollout import attention_rollout
 from specguard.evaluate.run import Evaluation
 from specguard.evaluate.shards import WHOLE, Place, Shard
@@ -41,8 +42,14 @@ def gallery(
         if (place / "pictures.json").exists():
             return
         model = model.to(device).eval()
-        chosen = _chosen(read_lines(folder / "records.jsonl"))
         positions = {sample: position for position, sample in enumerate(split.samples.tolist())}
+        known = {(name, b.norm, b.radius) for name, _ in evaluation.suite.attacks for b in evaluation.balls}
+        try:
+            chosen = _chosen(read_lines(folder / "records.jsonl"))
+        except (KeyError, TypeError) as error:
+            raise RunError(f"{folder} holds records that are none of an evaluation") from error
+        if not (chosen.keys() <= known and all(sample in positions for some in chosen.values() for sample in some)):
+            raise RunError(f"{folder} holds records that do not belong to this evaluation")
         pictures: list[Json] = []
         found: list[tuple[Tensor, Tensor]] = []
         for (name, norm, radius), samples in chosen.items():

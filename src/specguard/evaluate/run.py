@@ -291,17 +291,43 @@ class _State:
 def _stored_summary(path: Path, settings: Json) -> Json:
     result = read_json(path)
     match result:
-        case {"clean": {"count": int(), "n": int()}, "attacks": [_, *_], "worst_case": [_, *_], "flags": list()}:
-            if result.get("settings") == settings:
+        case {
+            "clean": clean,
+            "attacks": [_, *_] as attacks,
+            "worst_case": [_, *_] as worst,
+            "flags": list(flags),
+            "warnings": list(warnings),
+            "cascade": bool(),
+            "settings": stored,
+        } if stored == settings and _is_share(clean):
+            named = all(isinstance(row, dict) and isinstance(row.get("attack"), str) for row in attacks)
+            texts = all(isinstance(text, str) for text in warnings)
+            if named and texts and all(map(_is_row, (*attacks, *worst))) and all(map(_is_flag, flags)):
                 return result
     raise RunError(f"{path} does not hold the summary of this evaluation")
 
 
+def _is_share(value: object) -> bool:
+    match value:
+        case {"count": int(count), "n": int(n)}:
+            return 0 <= count <= n and n > 0
+    return False
+
+
+def _is_row(row: object) -> bool:
+    match row:
+        case {"norm": str(), "radius": float() | int(), "accuracy": accuracy}:
+            return _is_share(accuracy)
+    return False
+
+
+def _is_flag(flag: object) -> bool:
+    return isinstance(flag, dict) and {"name", "message"} <= flag.keys()
+
+
 def _stored_flags(path: Path) -> list[Json]:
     match read_json(path):
-        case {"flags": list(flags)} if all(
-            isinstance(flag, dict) and {"name", "message"} <= flag.keys() for flag in flags
-        ):
+        case {"flags": list(flags)} if all(map(_is_flag, flags)):
             return flags
     raise RunError(f"{path} does not hold the flags of an evaluation")
 

@@ -163,8 +163,9 @@ def _check_study(file: Path, claims: Json, records: list[Json], model: nn.Module
             pass
         case _:
             raise RunError(f"{_settings_of(file)} does not say what was certified")
-    radii, families, others = claims["radii"], claims["families"], claims.get("verifiers") or {}
-    if not all(isinstance(radius, int | float) and 0 <= radius < math.inf for radius in radii):  # NaN is not
+    radii, families, others = claims["radii"], claims["families"], claims.get("verifiers", {})
+    known = all(isinstance(radius, int | float) and 0 <= radius < math.inf for radius in radii)  # NaN is not
+    if not (known and radii and families):
         raise RunError(f"{_settings_of(file)} holds radii that are none")
     if unknown := [family for family in families if family not in FAMILIES]:
         raise RunError(f"{_settings_of(file)} names the family {unknown[0]!r}, which is unknown")
@@ -190,7 +191,10 @@ def _check_summary(path: Path, claims: Json, records: list[Json]) -> None:
     else:
         own = certified_summary(records, claims["radii"], claims["families"])
     own["settings"] = claims
-    for key, value in as_stored(own).items():
+    own = as_stored(own)
+    if unknown := sorted(stored.keys() - own.keys() - {"environment", "seconds", "seconds_per_image"}):
+        raise SoundnessError(f"{path} says more than its records do: {unknown[0]!r}")
+    for key, value in own.items():
         if key in stored and not nearly_equal(stored[key], value):
             raise SoundnessError(f"{path} does not say what its records say: {key} differs")
         if key in ("n", "radii") and key not in stored:

@@ -5,8 +5,11 @@ do what they did when this package was imported: no hook, no function replaced o
 parametrisation that may give another weight at the next call, no tensor that computes by rules of its own.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator
 
+import numpy
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrizations, parametrize
@@ -58,6 +61,8 @@ _CALLING = frozenset(
 )
 _PASSIVE = frozenset(("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__slotnames__"))
 _INJECTED = frozenset(("__getstate__", "__deepcopy__", "__firstlineno__", "__static_attributes__"))
+_SWITCHES = ("training", "fused")
+_PLAIN = (bool, int, float, str, tuple, torch.Size, numpy.float64)  # subclasses of these may compute anything
 _known: dict[type, dict[tuple[type, str], object]] = {}
 
 
@@ -141,18 +146,32 @@ def check_plain(model: nn.Module) -> None:
 
 
 def _check_tensors(name: str, layer: nn.Module) -> None:
+    for kept in ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"):
+        if type(vars(layer).get(kept)) not in (dict, OrderedDict):
+            raise ConfigError(f"{name} keeps its {kept.strip('_')} in something else than a dictionary")
     registered = {**layer._parameters, **layer._buffers}
+    if len(registered) < len(layer._parameters) + len(layer._buffers):
+        raise ConfigError(f"{name} has a parameter and a buffer of one name")
     for key, tensor in registered.items():
         if tensor is not None and type(tensor) not in (Tensor, nn.Parameter):
             raise ConfigError(f"{name} has a {key} of type {type(tensor).__name__}, which may compute anything")
     for key, value in vars(layer).items():
         if key in registered or key in layer._modules:
             raise ConfigError(f"{name} has two things that are called {key}, one of which hides the other")
+        if (key in _SWITCHES and type(value) is not bool) or (
+            isinstance(value, int | float | str | tuple) and type(value) not in _PLAIN
+        ):
+            raise ConfigError(f"{name} has a {key} of type {type(value).__name__}, which may be anything")
         if isinstance(value, Tensor | nn.Module):
             raise ConfigError(f"{name} holds {key}, which is not registered as a parameter, buffer or layer")
 
 
 def _check_parametrisations(name: str, layer: nn.Module) -> None:
+    coarse = {p.dtype for p in layer.parameters()} - {torch.float32, torch.float64}
+    if coarse:
+        raise ConfigError(
+            f"{name} is parametrised in {coarse.pop()}; specguard.nn.materialised(model) has plain weights"
+        )
     for which, inner in layer.get_submodule("parametrizations").named_modules():
         if which and type(inner) not in _PARAMETRISATIONS:
             raise ConfigError(

@@ -6,15 +6,16 @@ is false. Each function returns the value it was given, or refuses it by name.
 
 import sys
 
-from torch import nn
+import numpy
+from torch import Tensor, nn
 
 from specguard.errors import ConfigError
 
 
 def number(what: str, value: object) -> float:
     """A finite number."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
-        return value
+    if type(value) in (int, float, numpy.float64) and abs(value) <= sys.float_info.max:  # type: ignore[arg-type]
+        return value  # type: ignore[return-value]
     raise ConfigError(f"{what} must be a finite number, not {value!r}")
 
 
@@ -44,6 +45,15 @@ def choice(what: str, value: object, *options: object) -> object:
     if not any(type(value) is type(option) and value == option for option in options):
         raise ConfigError(f"{what} must be one of {', '.join(map(repr, options))}, not {value!r}")
     return value
+
+
+def bias_of(layer: nn.Linear | nn.Conv1d | nn.Conv2d) -> Tensor:
+    """One number for every output of a map, zeros where it has none; a bias that torch would repeat is refused."""
+    if layer.bias is None:
+        return layer.weight.detach().new_zeros(layer.weight.shape[0])
+    if layer.bias.shape != layer.weight.shape[:1]:
+        raise ConfigError(f"{layer.weight.shape[0]} outputs cannot have a bias of shape {tuple(layer.bias.shape)}")
+    return layer.bias.detach()
 
 
 def patch_side(conv: nn.Conv2d) -> int:

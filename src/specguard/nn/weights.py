@@ -8,6 +8,7 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -17,7 +18,7 @@ from specguard.errors import CheckpointError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_HOW = ("training", "fused")  # how a layer is computed, not what
+_HOW = frozenset(("fused", *vars(nn.Module())))  # how a layer is computed, and torch's own books
 
 
 def materialised(model: nn.Module) -> nn.Module:
@@ -66,11 +67,13 @@ def fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256(b"specguard function 1\n")
     for name, layer in materialised(model).named_modules(remove_duplicate=False):
         kind = type(layer)
-        digest.update(f"layer {name!r} {kind.__module__.partition('.')[0]}.{kind.__qualname__}\n".encode())
+        package = kind.__module__.partition(".")[0]
+        place = package if package in ("torch", "specguard") else kind.__module__  # which may move their classes
+        digest.update(f"layer {name!r} {place}.{kind.__qualname__}\n".encode())
         for key, value in sorted(vars(layer).items()):
-            if not key.startswith("_") and key not in _HOW and (told := _told(value)) is not None:
+            if key not in _HOW and (told := _told(value)) is not None:
                 digest.update(f"setting {key!r} {told}\n".encode())
-        for key, tensor in sorted((*layer._parameters.items(), *layer._buffers.items())):
+        for key, tensor in (*sorted(layer._parameters.items()), *sorted(layer._buffers.items())):
             if tensor is not None:
                 _add_tensor(digest, key, tensor)
     return digest.hexdigest()
@@ -104,7 +107,11 @@ def _told(value: object) -> str | None:
     """A setting in words that tell it from every other value; None of what is no setting."""
     if type(value) is int and abs(value) < 2**53:
         value = float(value)  # 1 and 1.0 are one setting
-    if value is None or isinstance(value, bool | int | float | str | torch.dtype):
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, numpy.ndarray):
+        return f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+    if value is None or isinstance(value, bool | int | float | str | numpy.generic | torch.dtype):
         return f"{type(value).__name__} {value!r}"
     if isinstance(value, tuple | list):
         parts = [_told(part) for part in value]

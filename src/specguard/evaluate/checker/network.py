@@ -26,6 +26,7 @@ from specguard.evaluate.checker.shapes import for_shape, keeping, of_tokens
 from specguard.evaluate.checker.sll import sll
 from specguard.nn import check_plain, materialised
 from specguard.nn.settings import (
+    bias_of,
     choice,
     count,
     fraction,
@@ -147,9 +148,9 @@ def _maker(name: str, layer: Any) -> Maker:
     if kind is own.Resize:
         return for_shape(lambda s: len(s) == 3, affine.resize(count("size", layer.size, 1)))
     if kind is own.ClassToken:
-        return of_tokens(0, affine.prepended(_box(layer.token)[0]))
+        return of_tokens(0, affine.prepended(_the_same_for_all(layer.token)))
     if kind is own.Positions:
-        table = _box(layer.table)[0]
+        table = _the_same_for_all(layer.table)
         return keeping(table, lambda x: affine.Linear(x + table, 1.0, lambda g: g))
     if kind is own.ClassPool:
         return of_tokens(1, affine.first_token)
@@ -187,7 +188,13 @@ def _box(tensor: Tensor) -> Box:
 
 
 def _bias(layer: Any) -> Box:
-    return Box.exact(np.zeros(layer.weight.shape[0])) if layer.bias is None else _box(layer.bias)
+    return _box(bias_of(layer))
+
+
+def _the_same_for_all(tokens: Tensor) -> Box:
+    if tokens.ndim != 3 or tokens.shape[0] != 1:
+        raise ConfigError(f"tokens of shape {tuple(tokens.shape)} are not the same for all images")
+    return _box(tokens)[0]
 
 
 def _std(layer: own.Normalise) -> Box:

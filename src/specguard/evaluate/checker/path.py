@@ -46,6 +46,10 @@ def walked(steps: tuple[Step, ...], x: Array, within: Position = ()) -> tuple[Pa
             path.append(Place(position, step.name, point, _far(output)))
         else:
             branch, change = walked(step.branch, x, position)
+            if change.shape != x.shape:  # what is smaller would be repeated
+                raise ConfigError(
+                    f"{step.name} adds its input and its branch, of shapes {x.shape} and {change.shape}"
+                )
             output = Box.exact(x) + Box.exact(change) * step.scale
             path.append(Fork(position, step.name, step.scale, branch, _far(output)))
         x = output.mid

@@ -46,7 +46,7 @@ class Reading:
     def check(self, point: Array, output: Array) -> None:
         """Refuse an output of the steps at this point that is not the model's."""
         device = next((t.device for t in self.model.parameters()), torch.device("cpu"))
-        logits = self.model(torch.from_numpy(point)[None].to(device))[0].cpu().numpy()
+        logits = self.model(torch.from_numpy(point)[None].to(device)).cpu().numpy()
         near = self.tolerance * (1 + abs(output).max())
-        if logits.shape != output.shape or not (abs(logits - output) <= near).all():  # NaN is not
+        if logits.shape != (1, *output.shape) or not (abs(logits - output) <= near).all():  # NaN is not
             raise SoundnessError("the model computes something else than the layers that were read")
