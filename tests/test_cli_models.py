@@ -16,7 +16,7 @@ from specguard import runs
 from specguard.adapt import Origin, from_run, untrained
 from specguard.adapt.fitting import Fitted
 from specguard.cli import app
-from specguard.nn import Network, fingerprint
+from specguard.nn import Network, fingerprint, weights_fingerprint
 
 NAME, SIZE = "timm:test_vit", ("--image-size", "32")
 GREY = ("--mean", "0.3", "--std", "0.4")
@@ -165,7 +165,7 @@ def test_without_weights_training_begins_with_a_fresh_model_from_the_seed(specgu
     run = tmp_path / "run"
     few = ("--epochs", "1", "--batch", "1437", "--device", "cpu")
     specguard("train", "--run", run, "--model", "timm:test_vit2", *SIZE, *few).succeeds()
-    assert fingerprint(untrained(run)) == runs.read_json(run / "run.json")["initial_weights"]
+    assert weights_fingerprint(untrained(run)) == runs.read_json(run / "run.json")["initial_weights"]
 
 
 def test_images_of_a_folder_are_brought_to_the_size_of_the_model(specguard, files, work, generator):

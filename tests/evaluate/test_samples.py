@@ -216,21 +216,21 @@ def proofs(tmp_path, subset, monkeypatch) -> Path:
     return tmp_path / "proofs" / "records.jsonl"
 
 
-def verified(file: Path, folder: Path, split: Dataset | None = None) -> runs.Json:
+def verified(file: Path, folder: Path, split: Dataset | None = None, **options: bool) -> runs.Json:
     data = files()
     split = split or claimed_samples(file, data, len(runs.read_lines(file)))
-    return verification(file, model(), split, folder, data=data.fingerprint(), device=CPU)
+    return verification(file, model(), split, folder, data=data.fingerprint(), device=CPU, **options)
 
 
 def test_certificates_of_a_subset_are_checked_at_the_images_that_they_are_about(proofs, tmp_path, subset):
     result = verified(proofs, tmp_path / "checked")
     assert result["n"] == COUNT
     assert samples(tmp_path / "checked") == subset.samples.tolist()
-    assert verified(proofs, tmp_path / "checked") == result
+    assert verified(proofs, tmp_path / "checked", resume=True) == result | {"taken": COUNT}
     (tmp_path / "checked" / "summary.json").unlink()
     lines = tmp_path / "checked" / "records.jsonl"
     lines.write_bytes(lines.read_bytes()[:-20])
-    assert verified(proofs, tmp_path / "checked")["claims"] == result["claims"]
+    assert verified(proofs, tmp_path / "checked", resume=True)["claims"] == result["claims"]
 
 
 def test_certificates_of_the_first_images_are_checked_as_before(proofs, tmp_path, monkeypatch):
