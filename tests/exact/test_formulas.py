@@ -407,3 +407,14 @@ def test_the_form_of_attention_takes_the_worse_of_both_signs():
     product = torch.diag(torch.tensor([-1.0, 0.25]).double())[None, None]
     for sign in (1, -1):
         assert float(attention_form._both_signs(moves, sign * product)) >= 2.0
+
+
+def test_the_steepest_softmax_of_a_head_that_is_given_queries_and_keys_is_no_steeper_than_said():
+    """A query and seven keys at zero, one key shut out: only the product of their moves moves the logits."""
+    head = one_step(CoreAttention(1).eval(), torch.zeros(1, 7, 3).double()).inner
+    head.__dict__["S"] = torch.where(torch.arange(7) == 0, -50.0, torch.zeros(1, 1, 7, 7).double())
+    radius = 1.5
+    query, key, others = radius / math.sqrt(2), radius * math.sqrt(5 / 12), -radius / math.sqrt(60)
+    up, down = mpf(query) * mpf(key), mpf(query) * mpf(others)
+    p = exp(up) / (exp(up) + 5 * exp(down) + exp(-50 + down))
+    assert 0.4 < p <= mpf(float(head.lam(full(torch.zeros(1), radius))[0, 0, 0]))
