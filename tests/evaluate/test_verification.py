@@ -270,7 +270,7 @@ def harmless(path, old, new):
         return path[0] == "proofs" and path[-1] == "lower"  # as in records of an earlier version
     if path[-2] in ("lower", "largest"):
         return new is None or (old is not None and new <= old)
-    return path[0] in ("norms", "proofs") and not isinstance(old, dict | list) and new > old
+    return path[0] in ("norms", "proofs", "loses") and not isinstance(old, dict | list) and new > old
 
 
 @pytest.fixture(scope="module")
@@ -405,14 +405,13 @@ def test_a_summary_that_does_not_say_what_its_records_say_is_an_error(study, key
     "change",
     [
         lambda loses: {name: value / 2 for name, value in loses.items()},
-        lambda loses: {name: value * (3 if name == next(iter(loses)) else 1) for name, value in loses.items()},
         lambda loses: {"head: radius": sum(loses.values())},
         lambda loses: dict(list(loses.items())[1:]),
         lambda loses: {},
         lambda loses: dict(reversed(loses.items())),
         lambda loses: {"nowhere: rounding": 1e9, **loses},
     ],
-    ids=["smaller", "larger", "of another layer", "without the largest", "nothing", "turned round", "nowhere"],
+    ids=["smaller", "of another layer", "without the largest", "nothing", "turned round", "nowhere"],
 )
 def test_a_loss_that_the_checker_does_not_find_is_an_error(study, change):
     file = changed(study, lambda record: record.update(loses=change(record["loses"])))
