@@ -23,10 +23,10 @@ from specguard.adapt import run as adapt_module
 from specguard.cli import app
 from specguard.cli import figure as figure_module
 from specguard.cli import spectrum as command_module
-from specguard.cli.console import readable
 from specguard.data import digits
 from specguard.evaluate import shards as shards_module
 from specguard.nn import fingerprint
+from specguard.printable import printable
 
 spectra_module = importlib.import_module("specguard.evaluate.spectra")  # its package has a function of this name
 
@@ -415,7 +415,7 @@ def test_the_name_of_a_run_leads_to_no_warning_from_within_and_is_in_the_legend(
 
 
 def test_a_name_that_is_no_text_is_written_out():
-    assert readable(os.fsdecode(b"x\xffy [b] \xc3\xa4")) == "x\\xffy [b] ä"
+    assert printable(os.fsdecode(b"x\xffy [b] \xc3\xa4")) == "x\\xffy [b] ä"
 
 
 # What is refused ---------------------------------------------------------------------------------------------
