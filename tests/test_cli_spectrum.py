@@ -410,7 +410,7 @@ def test_the_name_of_a_run_leads_to_no_warning_from_within_and_is_in_the_legend(
 ):
     place = run.rename(tmp_path / name)
     specguard("spectrum", place, *HEAD).succeeds()
-    assert name.replace("\x01", "\ufffd") in drawn(only(place) / "violin")
+    assert printable(name) in drawn(only(place) / "violin")
     assert [str(warning.message) for warning in recwarn] == []
 
 
@@ -688,7 +688,7 @@ def test_a_folder_in_use_is_one_sentence(specguard, whole):
 @pytest.mark.parametrize("out", ["model.json", "model.json/below", "x" * 300])
 def test_a_folder_that_cannot_be_written_is_one_sentence(specguard, run, out):
     before = contents(run)
-    specguard("spectrum", run, *HEAD, "--out", out).refuses(run / out)
+    specguard("spectrum", run, *HEAD, "--out", out).refuses(run / out.partition("/")[0])
     assert contents(run) == before
 
 
