@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specguard.adapt import from_run
 from specguard.attacks import APGD, PGD
 from specguard.cli.names import named_data, number
 from specguard.geometry import Ball
-from specguard.runs import environment, read_json
+from specguard.models import from_run
+from specguard.records.store import environment, read_json
 
 STEPS, APGD_STEPS = 20, 50
 

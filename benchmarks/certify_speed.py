@@ -18,11 +18,11 @@ from pathlib import Path
 
 import torch
 
-from specguard.certify import Family, program
-from specguard.certify.certificate import posed
-from specguard.certify.families import upper_falls
+from specguard.certificates import Family, program
+from specguard.certificates.certificate import posed
+from specguard.certificates.problem import upper_falls
 from specguard.nn import ViT, ViTConfig
-from specguard.runs import environment
+from specguard.records.store import environment
 
 FAMILIES: tuple[Family, ...] = ("lofast", "local", "adjoint", "mixed")
 RADIUS = 0.1

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from specguard.nn.dot_product import mixed_values, queries_keys_values
-from specguard.runs import environment
+from specguard.records.store import environment
 
 SIZES = "64x1x17x128,64x4x17x32,64x4x65x32,64x3x65x64,16x3x197x64,16x12x197x64,4x3x785x64"
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]

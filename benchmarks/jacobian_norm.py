@@ -31,7 +31,7 @@ from torch.func import jacrev, jvp
 
 from specguard.linalg import LinearOperator, jacobian, lower_singular_values
 from specguard.nn import ViT, ViTConfig, explicit
-from specguard.runs import environment
+from specguard.records.store import environment
 
 TOLERANCE, HEADS = 1e-3, 4
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from specguard.data import Data, Dataset
 from specguard.nn import ViT, attention_weights, preset
 from specguard.penalties import MSVP, Vectors
-from specguard.runs import environment
+from specguard.records.store import environment
 from specguard.train import AdamW, Training
 from specguard.train.loop import Loop
 from specguard.train.state import TrainingState

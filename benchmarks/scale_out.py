@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from specguard.data import Dataset
-from specguard.evaluate import Certification, Progress, Shard, certification
 from specguard.nn import ViT, ViTConfig
-from specguard.runs import environment
+from specguard.records.store import environment
+from specguard.studies import Certification, Progress, Shard, certification
 
 CPU = torch.device("cpu")
 CONFIG = ViTConfig(

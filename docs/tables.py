@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from specguard.evaluate import Diagnosis, RankCorrelation, cauchy_claims, diagnoses
+from specguard.studies import Diagnosis, RankCorrelation, cauchy_claims, diagnoses
 
 ROOT = Path(__file__).resolve().parent.parent
 README, FIGURE = ROOT / "README.md", ROOT / "docs" / "figures" / "digits_certified.svg"

@@ -6,9 +6,9 @@ python examples/certify_timm.py
 import timm
 import torch
 
-from specguard.adapt import convert
-from specguard.certify import certify
+from specguard.certificates import certify
 from specguard.geometry import Ball
+from specguard.models import convert
 
 
 def main() -> None:

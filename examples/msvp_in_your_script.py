@@ -7,8 +7,8 @@ import timm
 import torch
 from torch.nn.functional import cross_entropy, interpolate
 
-from specguard.adapt import attention_weights
 from specguard.data import digits
+from specguard.models import attention_weights
 from specguard.penalties import MSVP
 
 

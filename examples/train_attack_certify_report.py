@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from specguard import PGD, Ball, SpectralNorm, ViT, evaluate, from_run, preset
+from specguard import PGD, Ball, SpectralNorm, ViT, from_run, preset
+from specguard import studies as evaluate
 from specguard.attacks import Suite
 from specguard.data import Dataset, digits
 from specguard.report import write_report

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from specguard.evaluate import cauchy_claims, diagnoses
+from specguard.studies import cauchy_claims, diagnoses
 
 if __name__ == "__main__":
     folder, pattern = [*sys.argv[1:], "*"][:2]

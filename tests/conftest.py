@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from commandline import Command, Ended
+from helpers.commandline import Command, Ended
 
 # For such small models, threads that wait for each other on a busy machine are all the time it takes; so for the
 # workers of xdist and the processes that tests start.

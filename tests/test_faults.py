@@ -19,14 +19,14 @@ from pathlib import Path
 
 import pytest
 
-import companions
-from commandline import contents
-from specguard import runs
+from helpers import companions
+from helpers.commandline import contents
+from helpers.studies import STUDIES, outcome
 from specguard.cli import main
 from specguard.errors import RunError, SpecGuardError
-from specguard.evaluate import Shard
-from specguard.train.ranks import joined
-from studies import STUDIES, outcome
+from specguard.records import store as runs
+from specguard.studies import Shard
+from specguard.train.distributed import joined
 
 pytestmark = [
     # Children are forked, so that death comes at the work and not at its start-up; they have one thread.

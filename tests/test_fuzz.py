@@ -28,27 +28,27 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy.io import savemat
 
-import companions
-from sample_runs import sample_run
-from specguard import runs
-from specguard.adapt import from_run, untrained
-from specguard.adapt.checkpoint import load_weights
+from helpers import companions
+from helpers.sample_runs import sample_run
+from helpers.studies import model
 from specguard.attacks import PGD, Suite
 from specguard.cli import main
 from specguard.cli.launch import chosen_shard
 from specguard.data import Dataset, image_folder, sst2, svhn
 from specguard.data.unpickle import read_pickle
 from specguard.errors import SpecGuardError
-from specguard.evaluate import Certification, Evaluation, Shard, Spectra, certification, evaluate, spectra
-from specguard.evaluate import run as run_module
-from specguard.evaluate.certified_summary import is_record as is_certificate
-from specguard.evaluate.shards import Ledger, Place
-from specguard.evaluate.spectral_summary import PartForm
-from specguard.evaluate.spectral_summary import is_record as is_spectrum
 from specguard.geometry import Ball
+from specguard.models import from_run, untrained
+from specguard.models.checkpoint import load_weights
+from specguard.records import store as runs
 from specguard.report import read_run
+from specguard.studies import Certification, Evaluation, Shard, Spectra, certification, evaluate, spectra
+from specguard.studies import attack as run_module
+from specguard.studies.certified_summary import is_record as is_certificate
+from specguard.studies.shards import Ledger, Place
+from specguard.studies.spectral_summary import PartForm
+from specguard.studies.spectral_summary import is_record as is_spectrum
 from specguard.train.state import TrainingState
-from studies import model
 
 CASES = int(os.environ.get("SPECGUARD_FUZZ", "40"))
 

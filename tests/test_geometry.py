@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
-from specguard.noise import Noise
+from specguard.rng import Noise
 
 BATCH = 4
 SHAPES = ((1,), (11,), (3, 5), (2, 3, 7))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from registry import MODELS, SMALL
+from helpers.registry import MODELS, SMALL
 from specguard.errors import ConfigError
 from specguard.nn import Attention, ViT, ViTConfig
 from specguard.penalties import MSVP, SingularValuePenalty, SpectralNorm
@@ -216,7 +216,7 @@ def test_a_zero_matrix_is_seen_again_once_it_is_no_longer_zero(column):
 
 COMPILED = """
 import torch
-from registry import SMALL
+from helpers.registry import SMALL
 from specguard.nn import ViT
 from specguard.penalties import MSVP
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from specguard import runs
 from specguard.data import Augmentation, Data, Dataset, digits
 from specguard.errors import RunError
 from specguard.nn import ViT, preset
 from specguard.penalties import MSVP, SpectralNorm
+from specguard.records import store as runs
 from specguard.train import SAM, SGD, AdamW, Cosine, CrossEntropy, OneCycle, Progress, Training, loop, train
 from specguard.train import run as run_module
 from specguard.train import state as state_module
@@ -173,7 +173,7 @@ def test_a_run_killed_again_and_again_ends_like_an_uninterrupted_one(tmp_path, u
 
 
 class Disk:
-    """The file system as files.py sees it. The `last` request is half done, or not at all, and then comes death."""
+    """The file system as `records.files` sees it: the `last` request is half done or not at all, then comes death."""
 
     def __init__(self, patch: pytest.MonkeyPatch, last: int) -> None:
         self.last, self.requests, self.death = last, 0, ""

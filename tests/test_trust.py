@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from certify.layers import LAYERS, made
-from specguard.certify import certify, program
-from specguard.certify.network import located
+from certificates.layers import LAYERS, made
+from specguard.certificates import certify, program
+from specguard.certificates.propagate import located
+from specguard.checker import Image, read
+from specguard.checker.propagate import walked
 from specguard.errors import ConfigError, SoundnessError, SpecGuardError
-from specguard.evaluate.checker import Image, read
-from specguard.evaluate.checker.path import walked
 from specguard.geometry import Ball
 from specguard.nn import (
     Attention,

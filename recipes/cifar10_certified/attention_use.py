@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specguard.adapt import from_run
 from specguard.attacks import PGD
 from specguard.data import Data, cifar10, digits
-from specguard.evaluate import Certification, certification, identity
+from specguard.models import from_run
 from specguard.nn import SkipAttention, attention_maps
+from specguard.studies import Certification, certification, identity
 
 CURVE = (0.02, 0.05, 0.1, 36 / 255, 0.25)
 FAMILIES = ("lofast", "local")

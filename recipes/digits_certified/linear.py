@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from specguard.data import digits
-from specguard.evaluate import linear_baseline
-from specguard.runs import environment
+from specguard.records.store import environment
+from specguard.studies import linear_baseline
 
 
 def main(radii: list[float], path: Path) -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from specguard.version import __version__
 
 if TYPE_CHECKING:
-    from specguard.adapt import from_run
     from specguard.attacks import APGD, CWL2, FAB, FGSM, PGD, AutoAttack, Square
-    from specguard.certify import Certificate
+    from specguard.certificates import Certificate
     from specguard.geometry import Ball
+    from specguard.models import from_run
     from specguard.nn import ViT, ViTConfig, preset
     from specguard.penalties import MSVP, SpectralNorm
 
@@ -35,9 +35,9 @@ __all__ = [
     "preset",
 ]
 _HOMES = {
-    "adapt": ("from_run",),
+    "models": ("from_run",),
     "attacks": ("APGD", "CWL2", "FAB", "FGSM", "PGD", "AutoAttack", "Square"),
-    "certify": ("Certificate",),
+    "certificates": ("Certificate",),
     "geometry": ("Ball",),
     "nn": ("ViT", "ViTConfig", "preset"),
     "penalties": ("MSVP", "SpectralNorm"),

@@ -10,17 +10,17 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from specguard import evaluate
-from specguard.adapt import from_run
+from specguard import studies as evaluate
 from specguard.attacks import PGD, Suite
 from specguard.data import Data, digits
-from specguard.files import check_below
 from specguard.geometry import Ball
+from specguard.models import from_run
 from specguard.nn import ViT, preset
 from specguard.penalties import MSVP, SpectralNorm
-from specguard.proportion import Proportion
+from specguard.records.accuracy import Proportion
+from specguard.records.files import check_below
+from specguard.records.store import Json, derived_seed, read_lines, write_file
 from specguard.report import certification_tables, certification_verdict, save_figure, violin_figure, write_report
-from specguard.runs import Json, derived_seed, read_lines, write_file
 from specguard.spectrum import exact_weight_spectra
 from specguard.train import AdamW, Progress, Training, train
 

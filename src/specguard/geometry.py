@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from specguard.errors import ConfigError
-from specguard.noise import Noise
+from specguard.rng import Noise
 
 Norm = Literal["l2", "linf"]
 

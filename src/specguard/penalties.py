@@ -25,9 +25,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from specguard.adapt import attention_weights
 from specguard.errors import ConfigError
 from specguard.linalg import power_step, top_right_vectors
+from specguard.models import attention_weights
 
 Vectors = tuple[Tensor, ...]
 Strengths = tuple[float, ...]

@@ -16,9 +16,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import jvp, vjp
 
-from specguard.certify.network import Path, located, pulled, upper_radii
-from specguard.certify.node import Method
-from specguard.certify.rules import program
+from specguard.certificates.node import Method
+from specguard.certificates.propagate import Path, located, pulled, upper_radii
+from specguard.certificates.rules import program
 from specguard.nn import explicit, materialised
 
 RADII = (1e-3, 0.1, 1.0, 30.0)

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from specguard.attacks import Adversarial, AutoAttack, Suite, named_suite
 from specguard.data import Dataset
 from specguard.errors import AttackError, ConfigError, DataError, SpecGuardError
-from specguard.evaluate import Evaluation, evaluate
 from specguard.geometry import Ball
 from specguard.report import robustbench_record
+from specguard.studies import Evaluation, evaluate
 
 COUNT = 10
 BALLS = {"linf": Ball("linf", 0.02), "l2": Ball("l2", 0.1)}  # some images fall, some stand

@@ -16,14 +16,14 @@ import torch
 from jaxtyping import config
 from torch import Tensor, nn
 
-from registry import SMALL
+from helpers.registry import SMALL
 from specguard.attacks import APGD, CWL2, FAB, FGSM, PGD, Adversarial, Attack, Square
 from specguard.attacks.losses import Goal
-from specguard.attacks.victim import Victim
+from specguard.attacks.model import Victim
 from specguard.errors import AttackError, ConfigError, DataError, SpecGuardError
 from specguard.geometry import Ball, Norm
 from specguard.nn import ViT
-from specguard.noise import Noise
+from specguard.rng import Noise
 
 ATTACKS: dict[str, Attack] = {
     "fgsm": FGSM,

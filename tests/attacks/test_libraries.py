@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from conftest import _repair_torchvision
-from registry import SMALL
+from helpers.registry import SMALL
 from specguard.attacks import APGD, FAB, FGSM, PGD, Adversarial, Square
 from specguard.data import digits
 from specguard.geometry import Ball
 from specguard.nn import ViT, preset
-from specguard.noise import Noise
+from specguard.rng import Noise
 from specguard.train import AdamW, OneCycle, PGDTraining, Training, train
 
 pytestmark = [

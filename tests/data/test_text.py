@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sentences import write_sst2
+from helpers.sentences import write_sst2
 from specguard.data import Augmentation, Sentences, Text, Vocabulary, sst2
 from specguard.data.text import PADDING, UNKNOWN, lengths
 from specguard.errors import ConfigError, DataError

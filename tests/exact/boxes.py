@@ -5,8 +5,8 @@ from fractions import Fraction
 import numpy as np
 
 from exact.numbers import mpf, real
-from specguard.evaluate.checker.enclosure import Box
-from specguard.evaluate.checker.reading import Reading
+from specguard.checker.enclosure import Box
+from specguard.checker.reading import Reading
 
 SHARE = 2.0**-16  # of its size, by which blunt arithmetic misplaces every result
 

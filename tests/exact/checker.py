@@ -6,9 +6,9 @@ import torch
 from exact.boxes import fractions, holds
 from exact.numbers import length, mpf, real
 from exact.reference import adjoint, forward
-from specguard.evaluate.checker import FAMILIES, Image, read
-from specguard.evaluate.checker.enclosure import Box, longest
-from specguard.evaluate.checker.path import Place, pulled, radii, walked
+from specguard.checker import FAMILIES, Image, read
+from specguard.checker.enclosure import Box, longest
+from specguard.checker.propagate import Place, pulled, radii, walked
 from specguard.nn import explicit, materialised
 
 METHODS = ("naive", "specformer", "lofast", "local")

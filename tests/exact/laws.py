@@ -7,10 +7,10 @@ import torch
 
 from exact.numbers import Dual, exact, length, like, mpf, real, squared, with_derivatives, within
 from exact.reference import adjoint, forward, value_at
-from specguard.certify import FAMILIES, program
-from specguard.certify.certificate import posed
-from specguard.certify.families import upper_falls
-from specguard.certify.network import Place, located, pulled, upper_radii
+from specguard.certificates import FAMILIES, program
+from specguard.certificates.certificate import posed
+from specguard.certificates.problem import upper_falls
+from specguard.certificates.propagate import Place, located, pulled, upper_radii
 from specguard.nn import explicit, materialised
 
 

@@ -9,7 +9,7 @@ import torch
 from exact.laws import bounds_norm, check_adjoint, check_identity, check_value, full, matrix, one_step, upper
 from exact.numbers import exact, length, like, mp, mpf, real, sigmoid, within
 from exact.reference import _softmax
-from specguard.certify import tightened
+from specguard.certificates.attention import local as tightened
 from specguard.nn import Attention, GatedPositionalAttention, Residual, SkipAttention
 
 TOKENS, DIM, HEADS = 4, 4, 2

@@ -11,15 +11,17 @@ import pytest
 import torch
 from torch import nn
 
-from certify.layers import LAYERS, made
+from certificates.layers import LAYERS, made
 from exact.boxes import blunt, fractions, holds, member
 from exact.checker import at_most, check_path, check_point, function, left, moved, plain, single
 from exact.numbers import mp, real
 from exact.reference import adjoint, forward
 from specguard import nn as own
+from specguard.checker import network
+from specguard.checker.enclosure import Box
+from specguard.checker.layers import curves
+from specguard.checker.layers import norms as radial
 from specguard.errors import ConfigError
-from specguard.evaluate.checker import curves, network, radial
-from specguard.evaluate.checker.enclosure import Box
 
 NAMES = list(LAYERS)
 PASSIVE = {nn.Module, nn.BatchNorm1d}  # a word for any layer, and the inside of TokenBatchNorm

@@ -10,10 +10,10 @@ from torch import nn
 from exact.boxes import blunt, fractions, member
 from exact.checker import at_most, check_margins, check_path, check_point, function, plain
 from exact.numbers import mp, real
+from specguard.checker import FAMILIES, Image, read
+from specguard.checker.attention.point import Attention
+from specguard.checker.enclosure import Box
 from specguard.errors import ConfigError, SpecGuardError
-from specguard.evaluate.checker import FAMILIES, Image, read
-from specguard.evaluate.checker.attention import Attention
-from specguard.evaluate.checker.enclosure import Box
 from specguard.nn import (
     SLL,
     ClassAndMean,

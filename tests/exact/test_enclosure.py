@@ -8,9 +8,8 @@ import pytest
 
 from exact.boxes import blunt, fractions, holds, member
 from exact.numbers import mp, real
-from specguard.errors import SoundnessError
-from specguard.evaluate.checker import enclosure
-from specguard.evaluate.checker.enclosure import (
+from specguard.checker import enclosure
+from specguard.checker.enclosure import (
     Box,
     boxed,
     joined,
@@ -20,6 +19,7 @@ from specguard.evaluate.checker.enclosure import (
     shortest,
     spectral,
 )
+from specguard.errors import SoundnessError
 
 U = 2.0**-53
 LARGEST = np.finfo(float).max

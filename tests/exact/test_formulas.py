@@ -13,7 +13,8 @@ from torch import nn
 from exact.laws import check_adjoint, check_identity, check_value, full, one_step
 from exact.numbers import exact, exp, length, mp, mpf, real, within
 from exact.reference import _interpolation, value_at
-from specguard.certify import affine, attention_form
+from specguard.certificates.attention import quadratic_form as attention_form
+from specguard.certificates.layers import affine
 from specguard.nn import (
     SLL,
     Attention,

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from certify.layers import LAYERS, made
+from certificates.layers import LAYERS, made
 from exact.laws import bounds_norm, check_adjoint, check_identity, check_value, full, matrix, one_step
 from exact.numbers import exact, mpf, real
-from specguard.certify import rules
+from specguard.certificates import rules
 from specguard.nn import (
     ClassAndMean,
     ClassToken,

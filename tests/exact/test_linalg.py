@@ -7,7 +7,7 @@ import torch
 
 from exact.laws import bounds_norm, positive_definite
 from exact.numbers import exact, mpf, real, squared
-from specguard.certify.node import up
+from specguard.certificates.node import up
 from specguard.linalg import (
     gamma,
     lifted,

@@ -11,10 +11,10 @@ from exact.laws import check_identity, check_margins, full, one_step, plain
 from exact.networks import NETWORKS, drawn, point, shape
 from exact.numbers import exact, length, like, mpf, real, squared
 from exact.reference import value_at
-from specguard.certify import certify, program
-from specguard.certify.certificate import l2_radius, posed
-from specguard.certify.families import upper_falls
-from specguard.certify.network import located, upper_radii
+from specguard.certificates import certify, program
+from specguard.certificates.certificate import l2_radius, posed
+from specguard.certificates.problem import upper_falls
+from specguard.certificates.propagate import located, upper_radii
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.nn import SLL, Residual, Squareplus

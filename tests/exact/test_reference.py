@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch.func import vjp
 
-from certify.layers import LAYERS, made
+from certificates.layers import LAYERS, made
 from exact.reference import FUNCTIONS, adjoint, value_at
-from registry import MODELS
-from specguard.certify import rules
+from helpers.registry import MODELS
+from specguard.certificates import rules
 from specguard.nn import Residual, ViT, explicit, materialised
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import jacrev
 
-from registry import MODELS
+from helpers.registry import MODELS
 from specguard.linalg import (
     LinearOperator,
     SingularTriplets,

@@ -9,7 +9,7 @@ from jaxtyping import config
 from torch import Tensor, nn
 from torch.func import jacrev
 
-from registry import MODELS, SMALL
+from helpers.registry import MODELS, SMALL
 from specguard.linalg import LinearOperator, dense_operator, exact_row_column, identity, jacobian, kronecker
 from specguard.nn import ViT, explicit
 

@@ -5,7 +5,7 @@ from mutation.mutant import Mutant, mutants
 # fmt: off
 ATTENTION: tuple[Mutant, ...] = (
     *mutants(
-        "certify/attention.py",
+        "certificates/attention/point.py",
         ("* size + math.sqrt(self.X.shape[1]) * upper_length(b)", "* size", "adding biases of q, k and v is exact"),
         ("return product_slack(self.X.shape[2], reach)", "return 0 * reach", "q, k and v are exact"),
         ("products = self.slack_q * k + q * self.slack_k", "products = q * self.slack_k",
@@ -73,14 +73,14 @@ ATTENTION: tuple[Mutant, ...] = (
          "the matrix of the logits' operator is exact"),
     ),
     *mutants(
-        "certify/attention_weights.py",
+        "certificates/attention/weights.py",
         ("up(upper_gram(self.Wq @ self.Wk.mT) + wrong)", "up(upper_gram(self.Wq @ self.Wk.mT))",
          "the product of W^Q and W^K is exact"),
         ("up(upper_gram(self.Wv @ self.Wo) + product_slack(self.Wv.shape[2], self.size_v, self.size_o))",
          "up(upper_gram(self.Wv @ self.Wo))", "the product of W^V and W^O is exact"),
     ),
     *mutants(
-        "certify/attention_rule.py",
+        "certificates/attention/rule.py",
         ("wrong = share * (through_p + P * w.size_v) + self.slack_P * w.size_v", "wrong = self.slack_P * w.size_v",
          "products in attention's adjoint are exact"),
         ("(through_p + P * w.size_v) + self.slack_P * w.size_v", "(through_p + P * w.size_v)",
@@ -98,18 +98,18 @@ ATTENTION: tuple[Mutant, ...] = (
         ("4 * gamma(32) * (1 + reach) + gamma(positional.shape[-1] + 64)", "0.0", "positional maps are exact"),
     ),
     *mutants(
-        "certify/tightened.py",
+        "certificates/attention/local.py",
         ("wrong_m = up(wrong_m * size_g[..., None])", "wrong_m = 0 * wrong_m * size_g[..., None]",
          "the functional on the maps is exact"),
         ("math.sqrt(6) / 18 * (1 + 1e-15)", "math.sqrt(6) / 19", "the curvature of the softmax is too small"),
     ),
     *mutants(
-        "certify/attention_form.py",
+        "certificates/attention/quadratic_form.py",
         ("torch.maximum(_top(moves + product), _top(moves - product))", "_top(moves + product)",
          "the product in the form has one sign only"),
     ),
     *mutants(
-        "certify/lofast.py",
+        "certificates/attention/lofast.py",
         ("node.norm_xvo + radius[..., None] * node.w.norm_vo", "node.norm_xvo", "values do not move"),
         ("query = w.norm_q * reach + math.sqrt(n) * upper_length(w.bq)", "query = w.norm_q * reach",
          "SpecFormer's bound lacks the query bias"),

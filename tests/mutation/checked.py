@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from exact.networks import NETWORKS, drawn, point, shape
-from specguard.certify import FAMILIES, program
-from specguard.certify.certificate import posed
-from specguard.certify.families import upper_falls
-from specguard.evaluate.checker import Image, read
-from specguard.evaluate.claims import CLOSE
+from specguard.certificates import FAMILIES, program
+from specguard.certificates.certificate import posed
+from specguard.certificates.problem import upper_falls
+from specguard.checker import Image, read
+from specguard.studies.recheck import CLOSE
 
 _NEAR = 1e-4  # of radii, some of which are all rounding, on which two programs need not agree
 

@@ -5,7 +5,7 @@ from mutation.mutant import Mutant, mutants
 # fmt: off
 BOXES: tuple[Mutant, ...] = (
     *mutants(
-        "evaluate/checker/enclosure.py",
+        "checker/enclosure.py",
         ("return value * _ROOM + _TINY", "return value + _TINY", "radii are rounded inwards"),
         ("return value * _ROOM + _TINY", "return value * _ROOM", "what underflows has no radius"),
         ("_UNIT = 2.0**-53", "_UNIT = 2.0**-56", "a rounding is an eighth of what it is"),
@@ -90,7 +90,7 @@ BOXES: tuple[Mutant, ...] = (
 
 LAYERS: tuple[Mutant, ...] = (
     *mutants(
-        "evaluate/checker/affine.py",
+        "checker/layers/affine.py",
         ("return float(outward(self.norm * radius))", "return self.norm * radius", "norm times radius is exact",
          "every norm is raised by 2^-35 of itself, by `spectral`, by `size` or by `outward`, or is 1, and a "
          "product loses 2^-53 of itself"),
@@ -105,7 +105,7 @@ LAYERS: tuple[Mutant, ...] = (
         ("float(factor.size.max())", "float(factor.size.min())", "the smallest factor is the norm"),
     ),
     *mutants(
-        "evaluate/checker/radial.py",
+        "checker/layers/norms.py",
         ("np.array(16 * 2.0**-53 * abs(value))", "np.array(0.0)", "constants of norms are exact"),
         ("(high - low) / 2 + 1e-15 * high", "(high - low) / 2", "the middle of two lengths is exact",
          "two sums and a mean of lengths lose 2 u of them, and the radius of a root, whose slope it takes at "
@@ -125,7 +125,7 @@ LAYERS: tuple[Mutant, ...] = (
          "a projection turns back by less than a perturbation"),
     ),
     *mutants(
-        "evaluate/checker/neurons.py",
+        "checker/layers/activations.py",
         ("self.H.through(self.phi.slope, self.phi.curvature) if smooth",
          "Box.exact(self.phi.slope(self.H.mid)) if smooth", "slopes are exact"),
         ("outward(self.map.rows * radius + self.H.rad)", "outward(self.map.rows * radius)",
@@ -138,7 +138,7 @@ LAYERS: tuple[Mutant, ...] = (
         ("outward(a.rad + b.rad + 1e-15 * np.abs(a.mid - b.mid))", "0.0", "pairs are in order by computed numbers"),
     ),
     *mutants(
-        "evaluate/checker/curves.py",
+        "checker/layers/curves.py",
         ("1.12890424", "1.12890414", "GELU's largest slope is too small"),
         ("1.1289931", "1.1289929", "GELU by tanh has a larger slope"),
         ("1.0998394", "1.0998393", "SiLU's largest slope is too small"),
@@ -147,7 +147,7 @@ LAYERS: tuple[Mutant, ...] = (
         ("peaks=(math.atanh(3**-0.5),)", "peaks=()", "tanh's curvature is taken at the ends alone"),
     ),
     *mutants(
-        "evaluate/checker/attention.py",
+        "checker/attention/point.py",
         ("+ self.S.rad + rounding)", "+ rounding)", "logits are exact where their probabilities are bounded"),
         ("+ self.S.rad + rounding)", "+ self.S.rad)", "the ends of the logits' intervals are exact"),
         ("B[..., 0] * radius * radius", "B[..., 0] * radius * radius / 2",
@@ -163,12 +163,12 @@ LAYERS: tuple[Mutant, ...] = (
          "the derivative's own block is exact"),
     ),
     *mutants(
-        "evaluate/checker/attention_weights.py",
+        "checker/attention/weights.py",
         ("return float(self.tau.size)", "return float(self.tau.mid)", "1 / sqrt(head_dim) is rounded down",
          "it is only a factor of norms that `spectral` or `longest` raise by 2^-35 of themselves"),
     ),
     *mutants(
-        "evaluate/checker/foreign.py",
+        "checker/layers/foreign.py",
         ("A = Box(rows, 2.0**-52 * np.abs(rows))", "A = Box.exact(rows)", "1 / n is exact",
          "1 / n is rounded once, so that the mean is off by u sum |x| / n more, and gamma(n) counts four "
          "roundings too many; `spectral` raises the norm by 2^-35 of itself"),
@@ -180,7 +180,7 @@ LAYERS: tuple[Mutant, ...] = (
         ("hardest = np.argmax(", "hardest = np.argmin(", "the best of the heads stands for all"),
     ),
     *mutants(
-        "evaluate/checker/sll.py",
+        "checker/layers/sll.py",
         ("T.rad < _BLURRED * T.mid", "T.rad > -1.0 * T.mid", "sums that are lost in rounding divide"),
         ("/ _divisors(before.W, log_q).moved(lambda a: a[:, None])",
          "/ Box.exact(_divisors(before.W, log_q).mid).moved(lambda a: a[:, None])",
@@ -190,7 +190,7 @@ LAYERS: tuple[Mutant, ...] = (
 
 PATHS: tuple[Mutant, ...] = (
     *mutants(
-        "evaluate/checker/network.py",
+        "checker/network.py",
         ("Reading(_steps(\"\", plain", "Reading(_sequence(\"\", plain",
          "a model that is one layer is a row"),
         ("rest = Box.exact(1.0) - mix", "rest = Box.exact(1.0 - mix)", "1 - mix is exact",
@@ -198,7 +198,7 @@ PATHS: tuple[Mutant, ...] = (
          "counts four roundings too many; norms of P are raised by 2^-35 of themselves"),
     ),
     *mutants(
-        "evaluate/checker/path.py",
+        "checker/propagate.py",
         ("step.name, point, _far(output)))", "step.name, point, 0.0))",
          "layers are exact"),
         ("step.scale, branch, _far(output)))", "step.scale, branch, 0.0))", "residual sums are exact"),
@@ -218,7 +218,7 @@ PATHS: tuple[Mutant, ...] = (
          "only one rounding of a layer counts"),
     ),
     *mutants(
-        "evaluate/checker/image.py",
+        "checker/image.py",
         ("difference.mid - outward(difference.rad)", "difference.mid", "differences of logits are exact"),
         ("outward(math.sqrt(2) * out)", "outward(1.4 * out)", "two logits differ by less than sqrt 2"),
         ("np.isnan(found.falls), np.inf, found.falls", "np.isnan(found.falls), 0.0, found.falls",

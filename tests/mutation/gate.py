@@ -44,12 +44,12 @@ _EXACT = (
     "test_attention.py",
 )  # of the prover
 _LAWS = (
-    "certify/test_rules.py",
-    "certify/test_activations.py",
-    "certify/test_planted.py",
-    "certify/test_linear.py",
+    "certificates/test_rules.py",
+    "certificates/test_activations.py",
+    "certificates/test_planted.py",
+    "certificates/test_linear.py",
 )
-_PROVER, _CHECKER = ("certify", "linalg", "nn"), ("nn", "evaluate/checker")  # folders of the source
+_PROVER, _CHECKER = ("certificates", "linalg", "nn"), ("nn", "checker")  # folders of the source
 _HELPERS = (
     "tests/exact/numbers.py",
     "tests/exact/reference.py",
@@ -57,12 +57,13 @@ _HELPERS = (
     "tests/exact/networks.py",
     "tests/exact/boxes.py",
     "tests/exact/checker.py",
-    "tests/certify/layers.py",
+    "tests/certificates/layers.py",
 )
 _NEAR = {"linalg": "test_linalg.py"}  # asked first; the others in their order
-_NEAR |= {f"certify/{name}.py": "test_networks.py" for name in ("node", "network", "families", "certificate")}
-_ATTENTION = ("attention", "attention_rule", "attention_weights", "attention_form", "tightened", "lofast")
-_NEAR |= {f"certify/{name}.py": "test_attention.py" for name in _ATTENTION}
+_CORE = ("node", "propagate", "problem", "certificate")
+_NEAR |= {f"certificates/{name}.py": "test_networks.py" for name in _CORE}
+_ATTENTION = ("point", "rule", "weights", "quadratic_form", "local", "lofast")
+_NEAR |= {f"certificates/attention/{name}.py": "test_attention.py" for name in _ATTENTION}
 _INTRODUCTION = """
 Every row is one small change of the source that would make a proof, or the check of one, wrong: a rounding left
 out, a constant too small, a term dropped. It is killed when a test fails with it. A change that leaves every claim
@@ -76,7 +77,7 @@ def killers(mutant: Mutant) -> dict[str, list[str]]:
     if mutant.of_checker:
         names = ["test_checker_layers.py", "test_checker_networks.py", "test_enclosure.py"]
         near = "test_enclosure.py" if mutant.file.endswith("enclosure.py") else "test_checker_layers.py"
-        others = {"checker": ["tests/evaluate/test_checker.py"]}
+        others = {"checker": ["tests/checker/test_checker.py"]}
     else:
         names, near = list(_EXACT), _NEAR.get(mutant.file.split("/")[0], _NEAR.get(mutant.file, "test_layers.py"))
         laws = [*(f"tests/{name}" for name in _LAWS), "tests/linalg/test_norms.py"]

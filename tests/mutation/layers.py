@@ -5,7 +5,7 @@ from mutation.mutant import Mutant, mutants
 # fmt: off
 LAYERS: tuple[Mutant, ...] = (
     *mutants(
-        "certify/affine.py",
+        "certificates/layers/affine.py",
         ("return up(radius * self.norm)", "return radius * self.norm", "the product of radius and norm is exact"),
         ("up(self.error * length(g, 2))", "up(0 * length(g, 2))", "adjoints of affine maps are exact"),
         ("length(x) * size + rows * bias)", "length(x) * size)", "adding the bias of a linear map is exact"),
@@ -64,7 +64,7 @@ LAYERS: tuple[Mutant, ...] = (
          "of the taps' sizes, and these are at most sqrt(width dim) norms"),
     ),
     *mutants(
-        "certify/radial.py",
+        "certificates/layers/norms.py",
         ("float(self.gain.abs().amax()) * (1 + gamma(8))", "float(self.gain.abs().amax())",
          "the stretch of a norm is exact",
          "stretch, gain and their product are right to three roundings, and `up` around the spread raises it by "
@@ -89,7 +89,7 @@ LAYERS: tuple[Mutant, ...] = (
         ("near, far = 3 * R**3 * t / w**5", "near, far = 2.9 * R**3 * t / w**5", "a curvature too small"),
     ),
     *mutants(
-        "certify/neurons.py",
+        "certificates/layers/activations.py",
         ("up(self.phi.steepest * self.before.slack + rounding)", "up(self.phi.steepest * self.before.slack)",
          "activations are exact"),
         ("up(self.phi.steepest * self.before.slack + rounding)", "up(rounding)",
@@ -120,7 +120,7 @@ LAYERS: tuple[Mutant, ...] = (
          "too large by nine roundings"),
     ),
     *mutants(
-        "certify/activations.py",
+        "certificates/layers/curves.py",
         ("1.1289042 * (1 + 1e-7)", "1.1289042 * (1 - 1e-7)", "GELU's largest slope is too small"),
         ("_TANH_CURVATURE = 0.7698004", "_TANH_CURVATURE = 0.7698003", "tanh's largest curvature is too small"),
         ("_SILU_SLOPE = 1.0998394", "_SILU_SLOPE = 1.0998393", "SiLU's largest slope is too small"),
@@ -129,7 +129,7 @@ LAYERS: tuple[Mutant, ...] = (
         ("low.clamp(min=2.0), high)", "low.clamp(min=1.9), high)", "GELU's second bend is missed"),
     ),
     *mutants(
-        "certify/gated.py",
+        "certificates/layers/gated.py",
         ("up(self._move(self.before.slack, local=True) + wrong)", "up(self._move(self.before.slack, local=True))",
          "gated units are exact"),
         ("up(self._move(self.before.slack, local=True) + wrong)", "up(wrong)",
@@ -145,7 +145,7 @@ LAYERS: tuple[Mutant, ...] = (
          "both factors of a gated unit do not move together"),
     ),
     *mutants(
-        "certify/foreign.py",
+        "certificates/layers/foreign.py",
         ("math.hypot(1 - share, 2 * common)) / 2) * (1 + gamma(16))", "math.hypot(1 - share, 2 * common)) / 2)",
          "the norm of class and mean is exact"),
         ("slack = product_slack(tokens, upper_length(x.flatten(1)))", "slack = x.new_zeros(len(x))",
@@ -162,7 +162,7 @@ LAYERS: tuple[Mutant, ...] = (
         ("norm = 2 * self.w.norm_b", "norm = self.w.norm_b", "half of the product of moving queries and keys"),
     ),
     *mutants(
-        "certify/sll.py",
+        "certificates/layers/sll.py",
         ("(self.norm + self.wrong) * blur + self.wrong * hidden", "self.wrong * hidden",
          "the neurons of SLL are exact"),
         ("* blur + self.wrong * hidden + product + added", "* blur + product + added", "SLL's matrix B is exact"),

@@ -27,7 +27,7 @@ class Mutant:
 
     @property
     def of_checker(self) -> bool:
-        return self.file.startswith("evaluate/checker/")
+        return self.file.startswith("checker/")
 
 
 def mutants(file: str, *rows: tuple[str, ...]) -> tuple[Mutant, ...]:

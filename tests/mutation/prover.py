@@ -5,7 +5,7 @@ from mutation.mutant import Mutant, mutants
 # fmt: off
 CORE: tuple[Mutant, ...] = (
     *mutants(
-        "certify/node.py",
+        "certificates/node.py",
         ("return lifted(torch.where(values.isnan(), torch.inf, values), 4096) + FLOOR",
          "return torch.where(values.isnan(), torch.inf, values) + FLOOR", "`up` is the identity"),
         ("FLOOR = 1e-140", "FLOOR = 0.0", "products that vanish bound nothing"),
@@ -15,7 +15,7 @@ CORE: tuple[Mutant, ...] = (
         ("if value and not 1 / LARGEST", "if False and not 1 / LARGEST", "sizes that vanish are accounted for"),
     ),
     *mutants(
-        "certify/network.py",
+        "certificates/propagate.py",
         ("slack = up(2 * UNIT * (length(total)", "slack = up(0 * (length(total)", "residual sums are exact"),
         ("(length(total) + abs(step.scale) * length(change))", "length(total)", "the branch's scale is exact"),
         ("(length(total) + abs(step.scale) * length(change))", "(abs(step.scale) * length(change))",
@@ -41,7 +41,7 @@ CORE: tuple[Mutant, ...] = (
          "adjoints of branches lack the scale"),
     ),
     *mutants(
-        "certify/families.py",
+        "certificates/problem.py",
         ("chosen - given - 2 * UNIT *", "chosen - given - 0 *", "differences of logits are exact"),
         ("up(math.sqrt(2) * radii.out)", "up(1.4 * radii.out)", "two logits differ by less than sqrt 2"),
         ("wrong = forward + backward *", "wrong = backward *", "falls leave out the forward rounding"),
@@ -63,7 +63,7 @@ CORE: tuple[Mutant, ...] = (
          "lost"),
     ),
     *mutants(
-        "certify/certificate.py",
+        "certificates/certificate.py",
         ("ball.radius * math.sqrt(size) * (1 + 4 * UNIT)", "ball.radius * math.sqrt(size)",
          "the l2 ball around an linf ball is a rounding too small"),
         ("good = holds(radius) & (guess > 0)", "good = holds(radius * 0.999) & (guess > 0)",

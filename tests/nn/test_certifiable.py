@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from specguard.adapt import from_run, untrained
 from specguard.attacks import PGD
-from specguard.certify import certify, program
-from specguard.certify.network import located, names, upper_radii
+from specguard.certificates import certify, program
+from specguard.certificates.propagate import located, names, upper_radii
+from specguard.checker import Image, read
 from specguard.data import digits
 from specguard.errors import CheckpointError, ConfigError
-from specguard.evaluate.checker import Image, read
 from specguard.geometry import Ball
+from specguard.models import from_run, untrained
 from specguard.nn import CERTIFIABLE, CertifiableConfig, dataclass_from_json, fingerprint, materialised
 from specguard.testing import check_rule
 from specguard.train import EMMA, AdamW, Moment, Training, train

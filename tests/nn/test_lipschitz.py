@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from certify.layers import made
-from specguard.certify import program
-from specguard.certify.attention import AttentionPoint
-from specguard.certify.network import located
+from certificates.layers import made
+from specguard.certificates import program
+from specguard.certificates.attention.point import AttentionPoint
+from specguard.certificates.propagate import located
+from specguard.checker import Image, read
 from specguard.errors import ConfigError
-from specguard.evaluate.checker import Image, read
 from specguard.nn import (
     SLL,
     MaxMin,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sentences import CONFIG, small_encoder, small_sentences
+from helpers.sentences import CONFIG, small_encoder, small_sentences
 from specguard.errors import ConfigError
 from specguard.nn import (
     TEXT_PRESETS,

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from registry import MODELS, SMALL
+from helpers.registry import MODELS, SMALL
 from specguard.errors import ConfigError
 from specguard.nn import PRESETS, Attention, ViT, attention_maps, config_from_json, explicit, preset
 from specguard.nn.dot_product import mixed_values

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sample_runs import sample_run
+from helpers.sample_runs import sample_run
 from specguard.report import write_report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -101,11 +101,11 @@ def test_directions_give_the_same_bytes():
 def test_another_process_gives_the_same_bytes():
     """With another seed of hashes, as every process has."""
     code = (
-        "import sys, hashlib; sys.path.insert(0, sys.argv[1]); from test_figures import *;"
+        "import sys, hashlib; sys.path.insert(0, sys.argv[1]); from report.test_figures import *;"
         "print(hashed({'a': records(), 'b': records(seed=1)}), end='')"
     )
     found = subprocess.run(
-        [sys.executable, "-c", code, str(Path(__file__).parent)],
+        [sys.executable, "-c", code, str(Path(__file__).parents[1])],
         env=os.environ | {"PYTHONHASHSEED": "7"}, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     assert found == hashed({"a": records(), "b": records(seed=1)})

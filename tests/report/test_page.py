@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from sample_runs import FAMILIES, RADII, changed, sample_run
+from helpers.sample_runs import FAMILIES, RADII, changed, sample_run
 from specguard.errors import ConfigError
-from specguard.proportion import Proportion
+from specguard.records.accuracy import Proportion
+from specguard.records.store import append_lines, rewrite_lines
 from specguard.report import read_run, report, write_report
-from specguard.report.sections import attacked_shares, clean_share, proved_shares, subsets, verdict
-from specguard.runs import append_lines, rewrite_lines
+from specguard.report.html.sections import attacked_shares, clean_share, proved_shares, subsets, verdict
 
 HOSTILE = "\"'></script><script>alert(1)</script>\x00\u202e<b onmouseover=alert(1)>"
 
@@ -62,7 +62,7 @@ def test_ten_thousand_images_are_read_without_torch_and_stay_below_three_megabyt
         "import sys; sys.argv = ['specguard', 'report', *sys.argv[1:]]\n"
         "from specguard.cli import main\n"
         "try: main()\n"
-        "except SystemExit as end: print(end.code, 'torch' in sys.modules, 'specguard.evaluate' in sys.modules)"
+        "except SystemExit as end: print(end.code, 'torch' in sys.modules, 'specguard.studies' in sys.modules)"
     )
     place = tmp_path / "report.html"
     command = [sys.executable, "-c", code, *runs, "--out", place]

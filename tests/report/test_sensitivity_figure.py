@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from specguard.report import save_figure, sensitivity_figure
-from specguard.report.sensitivity_figure import ELEMENTS, SERIES
+from specguard.report.figures.sensitivity import ELEMENTS, SERIES
 
 
 def extent(mean: float) -> dict[str, float]:

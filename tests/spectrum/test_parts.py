@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import jacrev
 
-from registry import MODELS, SMALL
+from helpers.registry import MODELS, SMALL
 from specguard.errors import ConfigError
 from specguard.linalg import jacobian, lower_singular_values
 from specguard.nn import Block, Residual, ViT, explicit

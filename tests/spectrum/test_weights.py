@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm
 
-from registry import MODELS, SMALL
+from helpers.registry import MODELS, SMALL
 from specguard.nn import Attention, GatedPositionalAttention, TokenConvolution, ViT
 from specguard.spectrum import exact_weight_spectra
 

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot, softmax
 
-from specguard.adapt import from_run
 from specguard.attacks import PGD
 from specguard.data import Augmentation, Data, Dataset, digits
 from specguard.errors import CheckpointError, ConfigError, DataError, RunError
 from specguard.geometry import Ball
+from specguard.models import from_run
 from specguard.nn import ViT, fingerprint, preset
 from specguard.penalties import MSVP, SpectralNorm
-from specguard.runs import (
+from specguard.records.store import (
     derived_seed,
     read_checkpoint,
     read_json,
@@ -913,7 +913,7 @@ from pathlib import Path
 from specguard.data import digits
 from specguard.geometry import Ball
 from specguard.nn import ViT, preset
-from specguard.runs import read_checkpoint
+from specguard.records.store import read_checkpoint
 from specguard.train import NFGSM, TRADES, PGDTraining, Training, train
 torch.set_num_threads(1)
 objective = eval(sys.argv[2])

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from specguard.adapt import from_run
 from specguard.data import Augmentation, Data, Dataset, digits
 from specguard.errors import ConfigError, RunError, TrainingError
+from specguard.models import from_run
 from specguard.nn import ViT, fingerprint, preset
 from specguard.penalties import MSVP, SpectralNorm
-from specguard.runs import read_lines
+from specguard.records.store import read_lines
 from specguard.spectrum import exact_weight_spectra
 from specguard.train import SAM, SGD, AdamW, Cosine, CrossEntropy, OneCycle, Training, train
 from specguard.train.loop import Loop

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from specguard.certify import certify
+from specguard.certificates import certify
 from specguard.data import digits
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.nn import Attention, MaxMin, MeanPool, SkipAttention, orthogonal
-from specguard.runs import described
+from specguard.records.store import described
 from specguard.train import EMMA, LA, Certified, CrossEntropy, InputGradient, Moment, PGDTraining, Training
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from registry import SMALL
+from helpers.registry import SMALL
 from specguard.errors import ConfigError
 from specguard.nn import TokenBatchNorm, ViT
 from specguard.train import SAM, SGD, AdamW, Cosine, OneCycle

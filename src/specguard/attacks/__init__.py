@@ -3,11 +3,11 @@
 from specguard.attacks.apgd import APGD
 from specguard.attacks.autoattack import AutoAttack
 from specguard.attacks.cw import CWL2
-from specguard.attacks.diagnosis import Flag, diagnosed
 from specguard.attacks.fab import FAB
-from specguard.attacks.hunt import Adversarial, Attack
+from specguard.attacks.obfuscated_gradients import Flag, diagnosed
 from specguard.attacks.pgd import FGSM, PGD
 from specguard.attacks.square import Square
+from specguard.attacks.state import Adversarial, Attack
 from specguard.attacks.suites import Suite, named_attack, named_suite
 
 __all__ = [

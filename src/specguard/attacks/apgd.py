@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from specguard.attacks.hunt import Attack, Hunt
 from specguard.attacks.losses import Goal, LossName, named_loss
 from specguard.attacks.pgd import check_counts, check_targets
+from specguard.attacks.state import Attack, Hunt
 from specguard.geometry import per_sample
 
 _MOMENTUM = 0.75  # alpha of the paper: the share of the gradient step, the rest is inertia

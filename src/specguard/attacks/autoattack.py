@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from specguard.attacks.hunt import Attack, Hunt
+from specguard.attacks.state import Attack, Hunt
 from specguard.errors import AttackError, ConfigError, DataError
 from specguard.geometry import per_sample
 

@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from specguard.attacks.hunt import Attack, Hunt
 from specguard.attacks.losses import margin
 from specguard.attacks.pgd import check_counts
+from specguard.attacks.state import Attack, Hunt
 from specguard.errors import ConfigError
 from specguard.geometry import Ball, per_sample
 

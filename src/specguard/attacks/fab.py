@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from specguard.attacks.hunt import Attack, Hunt
 from specguard.attacks.losses import Goal
 from specguard.attacks.pgd import check_counts, check_targets
+from specguard.attacks.state import Attack, Hunt
 from specguard.errors import ConfigError
 from specguard.geometry import Ball, per_sample
 

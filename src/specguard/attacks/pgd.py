@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from specguard.attacks.hunt import Attack, Hunt, Images
 from specguard.attacks.losses import LossName, named_loss
+from specguard.attacks.state import Attack, Hunt, Images
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specguard.attacks.hunt import Attack, Hunt
 from specguard.attacks.losses import margin
 from specguard.attacks.pgd import check_counts
+from specguard.attacks.state import Attack, Hunt
 from specguard.errors import ConfigError, DataError
-from specguard.noise import Noise
+from specguard.rng import Noise
 
 _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # queries after which the squares' area is halved
 

@@ -8,10 +8,9 @@ from typing import Annotated, Any, get_args
 import typer
 from rich.table import Table
 
-from specguard import runs
 from specguard.attacks import Suite, named_attack, named_suite
+from specguard.attacks.model import Precision
 from specguard.attacks.suites import AttackName, SuiteName
-from specguard.attacks.victim import Precision
 from specguard.cli.console import err, interruptible, option, out, plain_warnings, study_bar
 from specguard.cli.launch import ShardText, chosen_shard, own_device, unfinished
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
@@ -19,11 +18,12 @@ from specguard.cli.names import DATA_HELP, DataName, number, settings_hash
 from specguard.cli.subset import IMAGES_HELP, First, choice, taken, tell_of_first
 from specguard.data import Dataset
 from specguard.errors import ConfigError
-from specguard.evaluate import Evaluation, balls_of, evaluate, gallery, identity, timed
-from specguard.evaluate.shards import Place
 from specguard.geometry import Norm
-from specguard.proportion import Proportion
+from specguard.records import store as runs
+from specguard.records.accuracy import Proportion
 from specguard.report import robustbench_record, subset_lines
+from specguard.studies import Evaluation, balls_of, evaluate, gallery, identity, timed
+from specguard.studies.shards import Place
 
 _WHAT, _HOW, _WHERE = "Attacks", "Images and arithmetic", "Output"
 

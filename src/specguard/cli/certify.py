@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import typer
 
-from specguard.certify import CROWN, FAMILIES, Family, Verifier
+from specguard.certificates import CROWN, FAMILIES, Family, Verifier
 from specguard.cli.console import err, interruptible, option, out, plain_warnings, study_bar
 from specguard.cli.launch import ShardText, chosen_shard, own_device, unfinished
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
@@ -15,19 +15,11 @@ from specguard.cli.names import DATA_HELP, DataName, number, settings_hash
 from specguard.cli.subset import IMAGES_HELP, First, choice, taken, tell_of_first
 from specguard.data import Data, Dataset
 from specguard.errors import ConfigError
-from specguard.evaluate import (
-    Cascading,
-    Certification,
-    cascading,
-    certification,
-    identity,
-    stored_baseline,
-    timed,
-)
-from specguard.evaluate.shards import Place
 from specguard.geometry import Norm
 from specguard.nn import Classifier, TextEncoder
 from specguard.report import cascade_tables, cascade_verdict, certification_tables, certification_verdict
+from specguard.studies import Cascading, Certification, cascading, certification, identity, stored_baseline, timed
+from specguard.studies.shards import Place
 
 _WHAT, _HOW, _WHERE = "Proofs", "Images and arithmetic", "Output"
 _IMAGES = 1000

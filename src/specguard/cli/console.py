@@ -28,7 +28,7 @@ from specguard.printable import printable
 if TYPE_CHECKING:  # a report is written without importing torch
     import torch
 
-    from specguard.evaluate import Progress as Piece
+    from specguard.studies import Progress as Piece
     from specguard.train import Progress as Step
 
 

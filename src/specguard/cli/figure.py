@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 
 from specguard.cli.console import out
 from specguard.errors import ConfigError
+from specguard.records.store import write_file
 from specguard.report import save_figure
-from specguard.runs import write_file
 
 
 def check_figure(path: Path | None) -> None:

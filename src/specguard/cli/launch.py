@@ -8,8 +8,8 @@ import torch
 
 from specguard.cli.console import chosen_device, err, option
 from specguard.errors import ConfigError
-from specguard.evaluate import Shard
-from specguard.runs import Json
+from specguard.records.store import Json
+from specguard.studies import Shard
 
 ShardText = Annotated[
     str | None,

@@ -8,19 +8,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, cast
 
-from specguard import runs
-from specguard.adapt import Origin, from_run
-from specguard.adapt.create import timm_statistics
-from specguard.adapt.embedding import IMAGENET_MEAN, IMAGENET_STD
-from specguard.adapt.fitting import Fitted
-from specguard.adapt.origin import Kind, native_size
-from specguard.adapt.pretrained import huggingface_config, huggingface_statistics
 from specguard.cli.console import err, option
 from specguard.cli.names import DataName, folder_within, named_data, number, run_data, used_root
 from specguard.data import AnyData, Data, Text
 from specguard.errors import ConfigError
-from specguard.files import check_below
+from specguard.models import Origin, from_run
+from specguard.models.embedding import IMAGENET_MEAN, IMAGENET_STD
+from specguard.models.load import Fitted
+from specguard.models.pretrained import huggingface_config, huggingface_statistics
+from specguard.models.source import Kind, native_size
+from specguard.models.zoo import timm_statistics
 from specguard.nn import Classifier, Network, TextEncoder, ViT, weights_fingerprint
+from specguard.records import store as runs
+from specguard.records.files import check_below
 
 RUN_HELP = "directory of a finished training run, or a model: timm:NAME, torchvision:NAME, hf:FOLDER"
 _PANEL = "Models from elsewhere"

@@ -5,11 +5,11 @@ import json
 import math
 from pathlib import Path
 
-from specguard import runs
 from specguard.cli.text import TEXT_DATA, run_text
 from specguard.data import AnyData, Data, cifar10, cifar100, digits, image_folder, svhn
 from specguard.errors import ConfigError, RunError
 from specguard.nn import Classifier, TextEncoder
+from specguard.records import store as runs
 
 DATA = ("digits", "cifar10", "cifar100", "svhn", "folder", *TEXT_DATA)
 DataName = str  # one of these, or the folder itself

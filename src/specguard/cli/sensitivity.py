@@ -21,10 +21,10 @@ from specguard.cli.figure import check_figure, write_figure
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
 from specguard.cli.names import DATA_HELP, DataName, number, settings_hash
 from specguard.cli.subset import IMAGES_HELP, First, choice, tell_of_first
-from specguard.evaluate import Sensitivity, identity, sensitivity
 from specguard.printable import printable
+from specguard.records.store import Json
 from specguard.report import sensitivity_figure, subset_lines
-from specguard.runs import Json
+from specguard.studies import Sensitivity, identity, sensitivity
 
 _WHAT, _HOW, _WHERE = "Layer and studies", "Images and arithmetic", "Output"
 _LABELS = {

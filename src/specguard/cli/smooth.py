@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from specguard.certify import Smoothing
+from specguard.certificates import Smoothing
 from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
 from specguard.cli.names import DataName, number, settings_hash
 from specguard.cli.subset import IMAGES_HELP, First, choice, tell_of_first
-from specguard.evaluate import SmoothingStudy, identity, smoothing
 from specguard.report import smoothing_table, smoothing_verdict
+from specguard.studies import SmoothingStudy, identity, smoothing
 
 _WHAT, _HOW, _WHERE = "Smoothing", "Images and arithmetic", "Output"
 _IMAGES = 500

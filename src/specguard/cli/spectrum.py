@@ -11,7 +11,6 @@ import torch
 import typer
 from rich.table import Table
 
-from specguard.adapt import untrained
 from specguard.cli.console import (
     err,
     interruptible,
@@ -28,14 +27,15 @@ from specguard.cli.names import DATA_HELP, DataName, number, settings_hash
 from specguard.cli.subset import IMAGES_HELP, First, choice, tell_of_first
 from specguard.data import Dataset
 from specguard.errors import ConfigError
-from specguard.evaluate import Shard, Spectra, identity, spectra, timed
-from specguard.evaluate.folder import Watcher
-from specguard.evaluate.shards import Place
-from specguard.evaluate.spectra import Precision, stored_directions
 from specguard.geometry import Ball, Norm
+from specguard.models import untrained
 from specguard.nn import Network, ViT
+from specguard.records.store import Json, read_lines
 from specguard.report import direction_figure, subset_lines, violin_figure
-from specguard.runs import Json, read_lines
+from specguard.studies import Shard, Spectra, identity, spectra, timed
+from specguard.studies.folder import Watcher
+from specguard.studies.shards import Place
+from specguard.studies.spectrum import Precision, stored_directions
 
 _WHAT, _HOW, _WHERE = "Spectra", "Images and arithmetic", "Output"
 _GROUPS = ("embedding", "block", "head")

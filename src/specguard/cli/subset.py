@@ -5,7 +5,7 @@ from typing import Annotated
 
 from specguard.cli.console import err, option
 from specguard.data import AnyData, Data, Split
-from specguard.evaluate.samples import first_samples, samples_settings
+from specguard.studies.chosen import first_samples, samples_settings
 
 IMAGES_HELP = "N test images: the first, or of a folder of images a subset with each class's share"
 First = Annotated[

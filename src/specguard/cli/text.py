@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from specguard import runs
 from specguard.data import Text, Vocabulary, sst2
 from specguard.errors import ConfigError, RunError
 from specguard.nn import TEXT_PRESETS, TextEncoder, text_config_from_json, text_encoder, text_record
+from specguard.records import store as runs
 
 TEXT_DATA = ("sst2",)
 _FROM_DATA = ("kind", "words", "classes", "vocabulary")

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import torch
 import typer
 
-from specguard import runs
 from specguard.cli.console import err, interruptible, option, out, plain_warnings, progress_bar
 from specguard.cli.launch import launched, own_device
 from specguard.cli.models import Classes, Elsewhere, ImageSize, Mean, Std, Weights, new_network, origin_kind
@@ -36,9 +35,10 @@ from specguard.nn import (
     preset,
 )
 from specguard.penalties import MSVP, SingularValuePenalty, SpectralNorm
-from specguard.proportion import Proportion
+from specguard.records import store as runs
+from specguard.records.accuracy import Proportion
 from specguard.train import SAM, SGD, AdamW, Cosine, OneCycle, Training, train
-from specguard.train.ranks import ALONE, joined
+from specguard.train.distributed import ALONE, joined
 from specguard.train.settings import Compile, Precision
 
 OptimizerName = Literal["adamw", "sgd"]

@@ -11,10 +11,10 @@ from specguard.cli.console import chosen_device, err, interruptible, option, out
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
 from specguard.cli.names import DATA_HELP, DataName, settings_hash
 from specguard.errors import RunError
-from specguard.evaluate import claimed_samples, identity, timed, verification
-from specguard.evaluate.samples import samples_settings
+from specguard.records.store import read_lines
 from specguard.report import subset_lines
-from specguard.runs import read_lines
+from specguard.studies import claimed_samples, identity, timed, verification
+from specguard.studies.chosen import samples_settings
 
 _HOW, _WHERE = "Images and arithmetic", "Output"
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
-from specguard.data.pictures import Pictures
+from specguard.data.lazy_images import Pictures
 from specguard.data.subset import Subset, stratified_order
 from specguard.errors import ConfigError, DataError
 

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from specguard.errors import DataError
-from specguard.files import read_file, reading
+from specguard.records.files import read_file, reading
 
 
 def read_verified(path: Path, md5: str | None, most: int) -> bytes:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from specguard.noise import Noise
+from specguard.rng import Noise
 
 _PURPOSE = int.from_bytes(b"subset")  # random numbers that nothing else uses
 

@@ -1,13 +1,13 @@
 """From records to figures, tables and one HTML file; nothing here imports torch."""
 
 from specguard.report.cascade_tables import cascade_tables, cascade_verdict
-from specguard.report.directory import read_run, run_directories
-from specguard.report.figures import direction_figure, save_figure, violin_figure
-from specguard.report.page import Report, report, write_report
+from specguard.report.collect import read_run, run_directories
+from specguard.report.figures.sensitivity import sensitivity_figure
+from specguard.report.figures.spectra import direction_figure, save_figure, violin_figure
+from specguard.report.html.page import Report, report, write_report
 from specguard.report.robustbench import robustbench_record
-from specguard.report.sensitivity_figure import sensitivity_figure
 from specguard.report.smoothing_table import smoothing_table, smoothing_verdict
-from specguard.report.tables import certification_tables, certification_verdict, subset_lines
+from specguard.report.terminal import certification_tables, certification_verdict, subset_lines
 
 __all__ = [
     "Report",

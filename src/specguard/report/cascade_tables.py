@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from specguard.report.tables import Json, baseline_row, only_proofs, subset_lines, with_interval
+from specguard.report.terminal import Json, baseline_row, only_proofs, subset_lines, with_interval
 
 
 def cascade_tables(result: Json, baseline: Json | None = None) -> list[Table]:

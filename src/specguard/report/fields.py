@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from specguard.proportion import Proportion
-from specguard.runs import Json
+from specguard.records.accuracy import Proportion
+from specguard.records.store import Json
 
 Value = TypeVar("Value")
 _LONGEST = 400  # letters of a name that is shown

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from specguard.files import read_file, reading
+from specguard.records.files import read_file, reading
+from specguard.records.store import Json, read_json
 from specguard.report.fields import Malformed, count, field, many, norm, number, size, table, text
 from specguard.report.studies import Gallery, Picture
-from specguard.runs import Json, read_json
 
 Array = NDArray[np.float32]
 _LARGEST = 64 * 2**20  # bytes of a file that is read

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from specguard.files import file_lines, reading
+from specguard.records.files import file_lines, reading
+from specguard.records.store import LARGEST_LINES, Json
 from specguard.report.fields import Malformed, count, field, many, optional, size, table, text
 from specguard.report.studies import Certified, Looked, Margins
-from specguard.runs import LARGEST_LINES, Json
 
 _TERMS = 8  # that are shown
 

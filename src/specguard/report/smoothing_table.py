@@ -3,7 +3,7 @@
 from rich.table import Table
 
 from specguard.errors import RunError
-from specguard.report.tables import Json, subset_lines, with_interval
+from specguard.report.terminal import Json, subset_lines, with_interval
 
 
 def smoothing_table(result: Json) -> Table:

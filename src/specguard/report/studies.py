@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from specguard.proportion import Proportion
-from specguard.runs import Json
+from specguard.records.accuracy import Proportion
+from specguard.records.store import Json
 
 
 @dataclass(frozen=True)

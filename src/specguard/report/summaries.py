@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from specguard.proportion import Proportion
+from specguard.records.accuracy import Proportion
+from specguard.records.store import Json
 from specguard.report.fields import Malformed, count, field, many, norm, number, optional, share, size, table, text
 from specguard.report.studies import (
     Attacked,
@@ -17,7 +18,6 @@ from specguard.report.studies import (
     Training,
     WeightNorms,
 )
-from specguard.runs import Json
 
 Summary = Training | Attacked | Certified | Checked | Looked
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from specguard.adapt import attention_weights
+from specguard.models import attention_weights
 from specguard.nn import materialised
 
 _KINDS = ("q", "k", "v", "o")

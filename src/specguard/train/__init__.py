@@ -1,11 +1,11 @@
 """One loop: objective + penalties + optimizer."""
 
-from specguard.train.adversarial import NFGSM, TRADES, PGDTraining
 from specguard.train.loop import Progress
-from specguard.train.margins import EMMA, LA, Certified, InputGradient
-from specguard.train.objectives import CrossEntropy, Moment, Objective
+from specguard.train.objectives.adversarial import NFGSM, TRADES, PGDTraining
+from specguard.train.objectives.base import CrossEntropy, Moment, Objective
+from specguard.train.objectives.feature_radius import estimate_reach
+from specguard.train.objectives.margins import EMMA, LA, Certified, InputGradient
 from specguard.train.optimizers import SAM, SGD, AdamW, Cosine, OneCycle
-from specguard.train.reach import estimate_reach
 from specguard.train.run import train
 from specguard.train.settings import Training, Validation
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from specguard.data import AnyData, Dataset, Split
-from specguard.data.pictures import Pictures
+from specguard.data.lazy_images import Pictures
 from specguard.errors import TrainingError
-from specguard.runs import Json, append_lines, derived_seed
-from specguard.train.objectives import Model, Moment
-from specguard.train.ranks import ALONE, Ranks
+from specguard.records.store import Json, append_lines, derived_seed
+from specguard.train.distributed import ALONE, Ranks
+from specguard.train.objectives.base import Model, Moment
 from specguard.train.settings import Training, Validation
 from specguard.train.state import TrainingState
 

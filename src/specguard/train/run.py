@@ -21,8 +21,8 @@ from specguard.nn import (
     text_record,
     weights_fingerprint,
 )
-from specguard.proportion import Proportion
-from specguard.runs import (
+from specguard.records.accuracy import Proportion
+from specguard.records.store import (
     Json,
     begun_by,
     checkpoint_steps,
@@ -37,9 +37,9 @@ from specguard.runs import (
     write_json,
     write_tensors,
 )
+from specguard.train.distributed import ALONE, Ranks
 from specguard.train.loop import Loop, Watcher
-from specguard.train.margins import InputGradient
-from specguard.train.ranks import ALONE, Ranks
+from specguard.train.objectives.margins import InputGradient
 from specguard.train.settings import Training
 from specguard.train.state import TrainingState
 

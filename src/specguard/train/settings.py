@@ -10,7 +10,7 @@ from specguard.data import Augmentation
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.penalties import SingularValuePenalty
-from specguard.train.objectives import CrossEntropy, Objective
+from specguard.train.objectives.base import CrossEntropy, Objective
 from specguard.train.optimizers import SAM, SGD, AdamW, Cosine, OneCycle
 
 Precision = Literal["float32", "bfloat16"]

@@ -1,0 +1,109 @@
+"""The rules of attention: plain, gated by positions, and with the skip inside the value space."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specguard.certificates.attention import local as tightened
+from specguard.certificates.attention import lofast
+from specguard.certificates.attention.point import AttentionPoint
+from specguard.certificates.attention.weights import Weights
+from specguard.certificates.layers.affine import expect
+from specguard.certificates.node import Adjoint, Method, Pull, Radius, Rule, length, up
+from specguard.errors import ConfigError
+from specguard.linalg import UNIT, gamma
+from specguard.nn import Attention, GatedPositionalAttention, SkipAttention
+from specguard.nn.settings import bias_of, fraction, heads_and_dim
+
+AnyAttention = Attention | GatedPositionalAttention | SkipAttention
+
+
+@dataclass(frozen=True)
+class AttentionNode(AttentionPoint):
+    """Attention as a node of a network."""
+
+    affine = False
+
+    def spread(self, radius: Radius, method: Method) -> Radius:
+        match method:
+            case "naive":
+                return lofast.naive(self, radius)
+            case "specformer":
+                return lofast.specformer(self, radius)
+            case "lofast":
+                return lofast.lofast(self, radius, self.mu_uncentred)
+            case "lofast2":
+                return lofast.lofast(self, radius, self.xi)
+            case "local":
+                return tightened.smallest(self, radius)
+
+    def pull(self, g: Adjoint) -> Pull:
+        """Back through P V and through the softmax; the three remainders of attention."""
+        w, tau = self.w, self.w.tau
+        G = (g[:, :, None] @ w.Wo.mT).contiguous()  # rival batch head token head_dim
+        M = G @ self.v.mT * w.mix[:, None, None]
+        K = self.softmax * (M - (self.softmax * M).sum(-1, keepdim=True))
+        to_q, to_k, to_v = tau * (K @ self.k), tau * (K.mT @ self.q), self.P.mT @ G
+        adjoint = (to_q @ w.Wq.mT + to_k @ w.Wk.mT + to_v @ w.Wv.mT).sum(2)
+        if w.skip:
+            adjoint = adjoint + g
+        size_g = length(g, 2)
+        q, k, v, P = (length(t, 2) for t in (self.q, self.k, self.v, self.P))
+        through_p = 2 * w.mix * tau * (v + self.slack_v) * (k * w.size_q + q * w.size_k)
+        terms = 4 * (self.X.shape[1] + self.X.shape[2] + self.q.shape[-1]) + 64
+        share = gamma(terms) + 4 * self.relative_slack
+        wrong = share * (through_p + P * w.size_v) + self.slack_P * w.size_v
+        wrong = wrong + 2 * w.mix * tau * self.slack_v * (k * w.size_q + q * w.size_k)
+        wrong = wrong + 2 * w.mix * tau * (v + self.slack_v) * (self.slack_k * w.size_q + self.slack_q * w.size_k)
+        slack = up(size_g * (wrong * w.size_o).sum(1) + (2 * UNIT * size_g if w.skip else 0.0))
+        return Pull(adjoint, slack, tightened.attention_remainder(self, G, M, K, size_g))
+
+
+def attention(layer: AnyAttention, residual: float | None = None) -> Rule:
+    """The rule of an attention layer; with `residual`, of `x + residual attention(x)` as one map."""
+    heads, dim = heads_and_dim(layer.heads, layer.qkv, layer.out)
+    qkv, out = layer.qkv.weight.detach(), layer.out
+    Wq, Wk, Wv = qkv.view(3, heads, dim // heads, dim).transpose(2, 3)
+    bq, bk, bv = bias_of(layer.qkv).view(3, heads, dim // heads)
+    scale = 1.0 if residual is None else residual
+    bo = bias_of(out)
+    Wo = out.weight.detach().mT.reshape(heads, dim // heads, dim)
+    mix, fixed, error = _mixture(layer)
+    logits = layer.bias.detach() if isinstance(layer, SkipAttention) and layer.bias is not None else None
+    if logits is not None and logits.shape[0] != heads:
+        raise ConfigError(f"its positions are for {logits.shape[0]} heads, not {heads}")
+    weights = Weights(
+        Wq, Wk, Wv, Wo * scale, bq, bk, bv, bo * scale, residual is not None, mix, fixed, error, logits
+    )
+
+    def at(x: Tensor) -> AttentionNode:
+        expect(x, dim, 3)
+        tokens = x.shape[1]
+        for positions in (logits, None if fixed is None else fixed(tokens)):
+            if positions is not None and tuple(positions.shape) != (heads, tokens, tokens):
+                raise ConfigError(f"its positions are of shape {tuple(positions.shape)}, for {tokens} tokens")
+        return AttentionNode(weights, x)
+
+    return at
+
+
+def _mixture(layer: AnyAttention) -> tuple[Tensor, Callable[[int], Tensor] | None, float]:
+    """The share of the softmax in P for every head, the rest of P, and the relative error of the rest."""
+    ones = layer.out.weight.detach().new_ones(layer.heads)
+    if type(layer) is SkipAttention:
+        mix = fraction("mix", layer.mix)
+        eye = (1 - mix) * torch.ones_like(ones)
+        return ones * mix, lambda tokens: torch.diag_embed(eye[:, None].expand(-1, tokens)), 4 * UNIT
+    if type(layer) is GatedPositionalAttention:
+        if layer.gate.shape != ones.shape:
+            raise ConfigError(f"{layer.heads} heads need as many gates, not {tuple(layer.gate.shape)}")
+        gate = layer.gate.detach().sigmoid()
+        positional = layer.positional().detach() * gate[:, None, None]
+        reach = float((layer.offsets.abs() @ layer.position.weight.detach().abs().mT).amax())
+        if layer.position.bias is not None:
+            reach += float(layer.position.bias.detach().abs().amax())
+        error = 4 * gamma(32) * (1 + reach) + gamma(positional.shape[-1] + 64)
+        return (-layer.gate.detach()).sigmoid(), lambda tokens: positional, error
+    return ones, None, 0.0

@@ -1,0 +1,198 @@
+"""CROWN by auto_LiRPA, where it is installed: a verifier for what our own proofs leave open.
+
+auto_LiRPA bounds a traced graph by linear relaxations, without an account of rounding, and has corners in which
+its bounds are wrong. So it is guarded: float64; a graph of few operations (`expressed`), without powers, that must
+compute what the model computes; bounds must be finite, and count only above a tolerance; whatever goes wrong
+means that nothing is known; and before it is used at all, it must not be caught lying about small networks, the
+canaries. A certificate of this verifier still rests on a third party, says so, and is counted apart.
+"""
+
+import copy
+import importlib
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from specguard.certificates.lowering import expressed
+from specguard.certificates.verifier import Attempt
+from specguard.errors import ConfigError
+from specguard.geometry import Ball
+from specguard.nn import Attention, LayerProject, MeanPool, SmoothProject, materialised
+
+Method = Literal["CROWN", "CROWN-IBP"]
+_SAME = 1e-6  # of the logits' scale: how far the graph's output may be from the model's
+_TOLERANCE = 1e-5  # of the logits' scale: bounds below it are none
+_UNSOUND = ("BoundPow",)  # nodes with wrong bounds under today's torch
+_OPTIONS = {"conv_mode": "matrix", "compare_crown_with_ibp": True}
+
+
+class CROWN:
+    """auto_LiRPA's bounds for one model, one image at a time: seconds to minutes an image.
+
+    A missing or lying auto_LiRPA, and a layer that it cannot be told about, are errors when this is made.
+    """
+
+    name = "crown"
+    deterministic = True
+
+    def __init__(self, model: nn.Module, shape: tuple[int, ...], method: Method = "CROWN") -> None:
+        if method not in get_args(Method):
+            raise ConfigError(f"method {method!r} is unknown; choose one of {', '.join(get_args(Method))}")
+        library = _library()
+        _check_canaries(library, method)
+        version = getattr(library, "__version__", "of unknown version")
+        self.rests_on = f"auto_LiRPA {version}, {method}, in float64 without an account of its rounding"
+        self._bounds = _Bounds(library, model, shape, method)
+
+    def attempt(
+        self,
+        images: Float[Tensor, "batch *shape"],
+        labels: Int[Tensor, " batch"],
+        ball: Ball,
+        wanted: Bool[Tensor, "batch class_"],
+    ) -> Attempt:
+        """Lower bounds on the wanted margins, less the tolerance; an image that fails has -inf and a reason."""
+        lower = torch.full(wanted.shape, -torch.inf, dtype=torch.float64, device=images.device)
+        reasons: list[str | None] = []
+        for number, image in enumerate(images.double()):
+            rivals = wanted[number].nonzero()[:, 0]
+            try:
+                lower[number, rivals] = self._bounds.margins(image[None], int(labels[number]), rivals, ball)
+                reasons.append(None)
+            except Exception as error:  # noqa: BLE001 - of whatever kind: a stranger's failure proves nothing
+                reasons.append(f"{type(error).__name__}: {error}".partition("\n")[0])
+        return Attempt(lower, tuple(reasons))
+
+
+class _Bounds:
+    """A model as auto_LiRPA sees it, made when it is first asked."""
+
+    def __init__(self, library: Any, model: nn.Module, shape: tuple[int, ...], method: Method) -> None:
+        self.library, self.method = library, method
+        self.exact = materialised(model).eval().requires_grad_(False).double()
+        self.written = expressed(model, shape)
+        self._graph: Any = None
+
+    def margins(self, x: Float[Tensor, "1 *shape"], label: int, rivals: Tensor, ball: Ball) -> Tensor:
+        """`f_label - f_j` over the ball from below, for each of the rivals; anything doubtful is an error."""
+        with _float64(), torch.no_grad():
+            graph = self._made(x)
+            logits = self.exact.to(x.device)(x)
+            scale = float(logits.abs().max())
+            # NaN compares false.
+            if not float((graph(x) - logits).abs().max()) <= _SAME * scale:
+                raise ConfigError("the graph does not compute what the model computes")
+            eye = torch.eye(logits.shape[1], dtype=x.dtype, device=x.device)
+            C = (eye[label] - eye[rivals])[None]
+            norm = 2.0 if ball.norm == "l2" else float("inf")
+            moved = self.library.BoundedTensor(x, self.library.PerturbationLpNorm(norm=norm, eps=ball.radius))
+            lower, _ = graph.compute_bounds(x=(moved,), C=C, method=self.method, bound_upper=False)
+            lower = lower.detach().reshape(-1)
+            if lower.dtype != torch.float64 or lower.shape != rivals.shape or not lower.isfinite().all():
+                raise ConfigError("the bounds are not finite numbers in float64, one for every rival")
+            return lower - _TOLERANCE * scale
+
+    def _made(self, x: Tensor) -> Any:
+        if self._graph is None:
+            model = copy.deepcopy(self.written).to(x.device)
+            graph = self.library.BoundedModule(model, x, bound_opts=dict(_OPTIONS), device=x.device)
+            nodes = graph.nodes() if callable(getattr(graph, "nodes", None)) else graph._modules.values()
+            if bad := [type(node).__name__ for node in nodes if type(node).__name__ in _UNSOUND]:
+                raise ConfigError(f"the graph has a {bad[0]}, whose bounds are wrong")
+            self._graph = graph
+        return self._graph
+
+
+def _library() -> Any:
+    """auto_LiRPA, as far as it can be imported and has what is used of it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            library = importlib.import_module("auto_LiRPA")
+    except ModuleNotFoundError as error:
+        if error.name != "auto_LiRPA":
+            raise ConfigError(f"auto_LiRPA cannot be imported: it needs {error.name}") from None
+        raise ConfigError("crown needs auto_LiRPA (0.7.1, from its source), which is not installed") from None
+    except Exception as error:  # noqa: BLE001 - old releases fail to import in many ways
+        raise ConfigError(f"auto_LiRPA cannot be imported: {error}") from None
+    for name in ("BoundedModule", "BoundedTensor", "PerturbationLpNorm"):
+        if not hasattr(library, name):
+            raise ConfigError(f"auto_LiRPA has no {name}; crown was made for 0.7.1")
+    return library
+
+
+@contextmanager
+def _float64() -> Iterator[None]:
+    """auto_LiRPA makes tensors of the default type, which must be float64 while it works; its warnings are mute."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+# Canaries ---------------------------------------------------------------------------------------------------------
+
+_ALIVE: list[tuple[object, Method]] = []  # those that have been tried in this process
+_BALLS = (Ball("l2", 0.3, box=False), Ball("linf", 0.1, box=False), Ball("l2", 1e-3, box=False))
+_CANARIES: dict[str, tuple[tuple[int, ...], Any]] = {
+    "a linear map": ((6,), lambda: nn.Sequential(nn.Linear(6, 3))),
+    "relu": ((6,), lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))),
+    "tanh": ((6,), lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))),
+    "a projection": ((2, 4), lambda: nn.Sequential(LayerProject(1.0), nn.Flatten(), nn.Linear(8, 3))),
+    "a norm": ((2, 4), lambda: nn.Sequential(SmoothProject(1.0), nn.LayerNorm(4), MeanPool(), nn.Linear(4, 3))),
+    "attention": ((3, 4), lambda: nn.Sequential(Attention(4, 2, fused=False), MeanPool(), nn.Linear(4, 3))),
+}
+
+
+def _check_canaries(library: Any, method: Method) -> None:
+    """Refuse a library that gives a lower bound above a value that is attained, on any of a few small networks."""
+    if any(known is library and same == method for known, same in _ALIVE):
+        return
+    for name, (shape, make) in _CANARIES.items():
+        g = torch.Generator().manual_seed(len(name))
+        with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global generator; replaced below
+            model = make().eval().requires_grad_(False)
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=g))
+        x = torch.randn(1, *shape, generator=g).double()
+        for ball in _BALLS:
+            _check_canary(_Bounds(library, model, shape, method), name, x, ball)
+    _ALIVE.append((library, method))
+
+
+def _check_canary(bounds: _Bounds, name: str, x: Tensor, ball: Ball) -> None:
+    rivals, name = torch.tensor([1, 2]), f"{name} ({ball.norm} {ball.radius:g})"
+    try:
+        lower = bounds.margins(x, 0, rivals, ball)
+    except Exception as error:  # noqa: BLE001 - as above
+        raise ConfigError(f"auto_LiRPA failed a canary, {name}, and is not used: {error}") from None
+    if bool((lower > _least_found(bounds.exact, x, ball)).any()):
+        raise ConfigError(
+            f"auto_LiRPA's bounds on a canary, {name}, are above values that are attained; it is not used"
+        )
+
+
+def _least_found(model: nn.Module, x: Tensor, ball: Ball) -> Float[Tensor, " rival"]:
+    """The least of each margin that steps along its gradient find in the ball."""
+    found = []
+    for rival in (1, 2):
+        moved = x.clone()
+        values = []
+        for step in range(12):
+            point = moved.requires_grad_()
+            logits = model(point)[0]
+            margin = logits[0] - logits[rival]
+            values.append(margin.detach())
+            (slope,) = torch.autograd.grad(margin, point)
+            moved = ball.project(point.detach() - ball.steepest(slope) * ball.radius * 2 * 0.7**step, x)
+        found.append(torch.stack(values).amin())
+    return torch.stack(found)

@@ -1,0 +1,222 @@
+"""Activations, together with the linear map before them where there is one: `phi(z W^T + b)`."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from specguard.certificates.layers.affine import Affine, linear, upper_norm
+from specguard.certificates.layers.curves import Activation
+from specguard.certificates.node import Adjoint, Method, Pull, Radius, Rule, length, up
+from specguard.errors import ConfigError
+from specguard.linalg import UNIT, gamma, lifted, upper_length
+from specguard.nn import MaxMin
+
+
+@dataclass(frozen=True)
+class Map:
+    """The linear map before an activation: what is known of W once and for all. Without one, W = I."""
+
+    at: Callable[[Tensor], Affine]
+    norm: float
+    rows: Float[Tensor, " hidden"] | float  # lengths of the rows
+    sizes: Float[Tensor, "hidden dim"] | None  # |W|
+
+
+def mapped(layer: nn.Linear | None) -> Map:
+    """The map of a linear layer; of none, the identity."""
+    if layer is None:
+        return Map(lambda x: Affine(x, x.new_zeros(len(x)), 1.0, lambda g: g, 0.0), 1.0, 1.0, None)
+    W = layer.weight.detach()
+    return Map(linear(layer), upper_norm(W), upper_length(W), W.abs())  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The differences of rows i and i + half of the map: their lengths, and the norm of the matrix they make."""
+
+    lengths: Float[Tensor, " half"] | float
+    norm: float
+
+
+def paired(layer: nn.Linear | None) -> Pairs:
+    """Those of a linear layer; of none, `e_i - e_j`."""
+    root = math.sqrt(2) * (1 + 1e-15)
+    if layer is None:
+        return Pairs(root, root)
+    W = layer.weight.detach()
+    top, bottom = W.chunk(2)
+    wrong = 2 * UNIT * float(length(W[None])[0])
+    norm = min(root * upper_norm(W), upper_norm(top - bottom) + wrong)
+    return Pairs(up(upper_length(top - bottom) + wrong), norm * (1 + 1e-15))
+
+
+@dataclass(frozen=True)
+class Neurons:
+    """`phi(z W^T + b)` at z: the map's result H, known up to `blur`, and what phi makes of it."""
+
+    before: Affine
+    map: Map
+    phi: Activation
+    affine = False
+
+    @property
+    def output(self) -> Tensor:
+        return self.phi.value(self.before.output)
+
+    @property
+    def slack(self) -> Float[Tensor, " batch"]:
+        H = self.before.output
+        rounding = gamma(self.phi.roundings) * (length(H) + self.phi.scale * math.sqrt(H[0].numel()))
+        return up(self.phi.steepest * self.before.slack + rounding)
+
+    def spread(self, radius: Radius, method: Method) -> Radius:
+        return up(self.phi.steepest * self.map.norm * radius)
+
+    def pull(self, g: Adjoint) -> Pull:
+        """`(g phi'(H)) W`; H is off by the map's slack, so its slopes are by that times the curvature.
+
+        At a kink, any slope between the two will do: the remainder holds for each.
+        """
+        through = self.before.pull(g * self.phi.slope(self.before.output))
+        smooth = math.isfinite(self.phi.curvature)
+        wrong = self.phi.curvature * self.before.slack if smooth else 0.0
+        terms = self._smooth(g) if smooth else self._kinked(g)
+        slack = through.slack + self.map.norm * length(g, 2) * (wrong + gamma(self.phi.roundings + 4))
+        return Pull(through.adjoint, up(slack), terms)
+
+    def _smooth(self, g: Adjoint) -> Callable[[Radius], dict[str, Tensor]]:
+        """`1/2 sum |g_i| kappa_i D_i^2 <= 1/2 max over tokens of ||W^T diag(|g| kappa) W|| delta^2`.
+
+        The norm by the smaller of `max |g| kappa ||W||^2` and the largest row sum of `|W|^T diag(|g| kappa) |W|`;
+        kappa_i is the largest curvature that neuron i can reach, `|H_i'| <= |H_i| + ||w_i|| delta`.
+        """
+        if self.phi.bend is None:
+            weight = up(self._bending(g.abs() * self.phi.curvature) / 2)
+            return lambda radius: {"bend": up(weight * radius[..., None, :].square())}
+
+        def terms(radius: Radius) -> dict[str, Tensor]:
+            weight = up(self._bending(g.abs() * self._reachable(radius).unsqueeze(-g.ndim)) / 2)
+            return {"bend": up(weight * radius[..., None, :].square())}
+
+        return terms
+
+    def _bending(self, weights: Tensor) -> Float[Tensor, "*point rival batch"]:
+        """The largest over the tokens of `||W^T diag(weights) W||`."""
+        most = weights.amax(-1) * self.map.norm**2
+        if self.map.sizes is not None:
+            sizes = self.map.sizes
+            rows = lifted(((weights * sizes.sum(1)) @ sizes).amax(-1), sum(sizes.shape) + 16)
+            most = torch.minimum(most, rows)
+        tokens = self.before.output.ndim - 2  # axes of them; a pooled image has none
+        return most.flatten(-tokens).amax(-1) if tokens else most
+
+    def _reachable(self, radius: Radius) -> Tensor:
+        """The largest curvature within reach of every neuron."""
+        assert self.phi.bend is not None
+        H = self.before.output.abs()
+        delta = radius.view(*radius.shape, *[1] * (H.ndim - 1))
+        reach = up(delta * self.map.rows + self.before.slack.view(-1, *[1] * (H.ndim - 1)))
+        bend = self.phi.bend((H - reach).clamp(min=0) * (1 - 4 * UNIT), (H + reach) * (1 + 4 * UNIT))
+        return (bend + gamma(self.phi.roundings) * self.phi.curvature).clamp(max=self.phi.curvature)
+
+    def _kinked(self, g: Adjoint) -> Callable[[Radius], dict[str, Tensor]]:
+        """ReLU: `|<g, r>| <= ||W|| delta ||g_S||`, S the neurons that can change sign, `|H_i| <= ||w_i|| delta`."""
+        H = self.before.output.abs() - self.before.slack.view(-1, *[1] * (self.before.output.ndim - 1))
+
+        def terms(radius: Radius) -> dict[str, Tensor]:
+            return {"kink": _crossing(g, H, self.map.rows, self.map.norm, radius)}
+
+        return terms
+
+
+@dataclass(frozen=True)
+class MaxMinNode:
+    """Channel i and channel i + half, the larger first: sorted pairs, a map of norm 1."""
+
+    before: Affine
+    map: Map
+    pairs: Pairs
+    affine = False
+
+    @property
+    def output(self) -> Tensor:
+        first, second = self.before.output.chunk(2, -1)
+        return torch.cat([torch.maximum(first, second), torch.minimum(first, second)], -1)
+
+    @property
+    def slack(self) -> Float[Tensor, " batch"]:
+        return self.before.slack
+
+    def spread(self, radius: Radius, method: Method) -> Radius:
+        return up(self.map.norm * radius)
+
+    def pull(self, g: Adjoint) -> Pull:
+        """A permutation; a pair that may change its order adds `t (1, -1)` with `|t| <= |D_i - D_j|`.
+
+        All these differences together are `(W_top - W_bottom) D`.
+
+        Where the order is in doubt from the start, either will do: the remainder holds for both.
+        """
+        first, second = self.before.output.chunk(2, -1)
+        upper, lower = g.chunk(2, -1)
+        swapped = first < second
+        through = self.before.pull(
+            torch.cat([torch.where(swapped, lower, upper), torch.where(swapped, upper, lower)], -1)
+        )
+        blur = self.before.slack.view(-1, *[1] * (first.ndim - 1))
+        gap = (first - second).abs() - 2 * blur
+
+        def terms(radius: Radius) -> dict[str, Tensor]:
+            return {"kink": _crossing(upper - lower, gap, self.pairs.lengths, self.pairs.norm, radius)}
+
+        return Pull(through.adjoint, through.slack, terms)
+
+
+def _crossing(g: Adjoint, distance: Tensor, rates: Tensor | float, norm: float, radius: Radius) -> Tensor:
+    """`norm delta ||g_S||`, S the entries whose `distance` to the kink is at most `rates delta`."""
+    delta = radius.view(*radius.shape, *[1] * (distance.ndim - 1))
+    reached = distance <= up(delta * rates)
+    held = torch.where(reached.unsqueeze(-distance.ndim - 1), g, 0.0)  # rivals come before the batch
+    size = upper_length(held.flatten(-distance.ndim + 1))
+    return up(norm * size * radius[..., None, :])
+
+
+class Maker(Protocol):
+    """Makes the rule of an activation, alone or together with the linear map before it."""
+
+    def __call__(self, layer: Any, before: nn.Linear | None = None) -> Rule: ...
+
+
+def behind_linear(maker: Maker) -> Callable[[nn.Linear, Any], Rule]:
+    """The rule of a linear map and an activation together."""
+    return lambda before, layer: maker(layer, before)
+
+
+def activation(function: Callable[[Any], Activation]) -> Maker:
+    """The rule of an activation, alone or behind a linear map."""
+
+    def rule(layer: Any, before: nn.Linear | None = None) -> Rule:
+        phi, linear_map = function(layer), mapped(before)
+        return lambda x: Neurons(linear_map.at(x), linear_map, phi)
+
+    return rule
+
+
+def max_min(layer: MaxMin, before: nn.Linear | None = None) -> Rule:
+    """The rule of MaxMin, alone or behind a linear map."""
+    if before is not None and before.weight.shape[0] % 2:
+        raise ConfigError("MaxMin needs an even number of channels")
+    linear_map, pairs = mapped(before), paired(before)
+
+    def at(x: Tensor) -> MaxMinNode:
+        node = linear_map.at(x)
+        if node.output.shape[-1] % 2:
+            raise ConfigError("MaxMin needs an even number of channels")
+        return MaxMinNode(node, linear_map, pairs)
+
+    return at

@@ -1,0 +1,333 @@
+"""Layers that are affine maps: exact for the adjoint, a norm from above for radii."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import fold, interpolate, pad, unfold
+
+from specguard.certificates.node import Adjoint, Method, Pull, Radius, Rule, length, product_slack, up
+from specguard.errors import ConfigError
+from specguard.linalg import UNIT, gamma, upper_gram, upper_length, upper_svd
+from specguard.nn import (
+    ClassPool,
+    ClassToken,
+    LayerScale,
+    MeanPool,
+    Normalise,
+    PatchEmbedding,
+    Positions,
+    Resize,
+    TokenBatchNorm,
+    TokenConvolution,
+)
+from specguard.nn.settings import bias_of, count, kernel_width, number, patch_side
+
+
+@dataclass(frozen=True)
+class Affine:
+    """`f(z + D) = f(z) + A D` with `||A|| <= norm`; A^T g is computed up to `error ||g||`."""
+
+    output: Tensor
+    slack: Float[Tensor, " batch"]
+    norm: float
+    transpose: Callable[[Adjoint], Adjoint]
+    error: float
+    affine = True
+
+    @property
+    def norms(self) -> dict[str, Tensor]:
+        return {"norm": self.slack.new_full(self.slack.shape, self.norm)}
+
+    def spread(self, radius: Radius, method: Method) -> Radius:
+        return up(radius * self.norm)
+
+    def pull(self, g: Adjoint) -> Pull:
+        return Pull(self.transpose(g), up(self.error * length(g, 2)), lambda radius: {})
+
+
+def upper_norm(W: Float[Tensor, "row column"]) -> float:
+    """`||W||` from above: by the SVD where it is cheap, by Gram iteration elsewhere.
+
+    Guarantee: upper bound, rounding included; within 1e-10 below 257 rows or columns, 0.08 % above.
+    """
+    bound = upper_svd if min(W.shape) <= 256 else upper_gram
+    return float(bound(W[None])[0])
+
+
+def expect(x: Tensor, last: int, axes: int | None = None) -> None:
+    """Refuse points whose last axis is not of this size, or that have another number of axes."""
+    if x.shape[-1] != last or (axes is not None and x.ndim != axes) or x.ndim < 2:
+        raise ConfigError(f"it takes {last} numbers on the last axis, not points of shape {tuple(x.shape[1:])}")
+
+
+def of_shape(shape: tuple[int, ...]) -> Rule:
+    """The identity, for points of one shape."""
+
+    def at(x: Tensor) -> Affine:
+        if x.shape[1:] != shape:
+            raise ConfigError(f"the model takes images of shape {shape}, not {tuple(x.shape[1:])}")
+        return _unchanged(x)
+
+    return at
+
+
+def _unchanged(x: Tensor) -> Affine:
+    return Affine(x, x.new_zeros(len(x)), 1.0, lambda g: g, 0.0)
+
+
+def _keeping_shape(x: Tensor, constant: Tensor) -> None:
+    """Refuse a constant that would repeat numbers of the point, which no norm of it would know."""
+    pairs = list(zip(reversed(x.shape), reversed(constant.shape), strict=False))
+    of_images = constant.ndim == x.ndim and constant.shape[0] != 1  # the answer would depend on the batch
+    if constant.ndim > x.ndim or of_images or any(one not in (1, size) for size, one in pairs):
+        raise ConfigError(f"it takes points that fit {tuple(constant.shape)}, not of shape {tuple(x.shape[1:])}")
+
+
+def linear(layer: nn.Linear) -> Rule:
+    """`x W^T + b` on the last axis."""
+    W, b = layer.weight.detach(), bias_of(layer)
+    norm, size = upper_norm(W), float(length(W[None])[0])
+    bias = float(upper_length(b))
+
+    def at(x: Tensor) -> Affine:
+        expect(x, W.shape[1])
+        rows = math.sqrt(x[0].numel() // x.shape[-1])
+        slack = product_slack(W.shape[1], length(x) * size + rows * bias)
+        return Affine(x @ W.mT + b, slack, norm, lambda g: g @ W, gamma(W.shape[0] + 4) * size)
+
+    return at
+
+
+def normalise(layer: Normalise) -> Rule:
+    """`(x - mean) / std` per channel."""
+    _check_std(layer)
+    return _diagonal(1 / layer.std, -layer.mean / layer.std, roundings=4)
+
+
+def _check_std(layer: Normalise) -> None:
+    if not (layer.std > 0).all():
+        raise ConfigError("std must be positive")
+
+
+def layer_scale(layer: LayerScale) -> Rule:
+    """Every channel times a number."""
+    return _diagonal(layer.scale.detach(), torch.zeros_like(layer.scale.detach()), roundings=2)
+
+
+def batch_norm(layer: TokenBatchNorm) -> Rule:
+    """Batch normalisation with stored statistics."""
+    norm = layer.norm
+    if norm.running_mean is None or norm.running_var is None:
+        raise ConfigError("batch normalisation without stored statistics depends on the batch")
+    weight = torch.ones_like(norm.running_var) if norm.weight is None else norm.weight.detach()
+    bias = torch.zeros_like(norm.running_var) if norm.bias is None else norm.bias.detach()
+    spread = norm.running_var + number("eps", norm.eps)
+    if not (spread > 0).all():
+        raise ConfigError("batch normalisation needs variances above zero")
+    factor = weight / spread.sqrt()
+    shift = norm.running_mean * factor
+    return _diagonal(factor, bias - shift, roundings=8, addends=(bias, shift))
+
+
+def _diagonal(factor: Tensor, shift: Tensor, roundings: int, addends: tuple[Tensor, ...] = ()) -> Rule:
+    """`factor x + shift`, both known up to a few roundings of themselves, or of the addends they are made of."""
+    norm = float(factor.abs().amax()) * (1 + gamma(roundings))
+    sizes = [part.abs() for part in addends or (shift,)]
+
+    def at(x: Tensor) -> Affine:
+        _keeping_shape(x, factor)
+        one = torch.ones_like(x[:1])
+        constant = sum((length(size * one) for size in sizes), start=x.new_zeros(1))
+        slack = product_slack(roundings, length(x * factor) + constant)
+        return Affine(x * factor + shift, slack, norm, lambda g: g * factor, gamma(roundings + 2) * norm)
+
+    return at
+
+
+def patch_embedding(layer: PatchEmbedding, before: Normalise | None = None) -> Rule:
+    """Patches as rows, times a matrix; together with the normalisation of the pixels, if that comes before.
+
+    One norm for both: `||W diag(1 / std)||` instead of `||W|| / min std`.
+    """
+    conv, channels = layer.map, layer.map.weight.shape[1]
+    side = patch_side(conv)
+    W, b = conv.weight.detach().flatten(1), bias_of(conv)
+    mean, std = conv.weight.new_zeros(channels, 1, 1), conv.weight.new_ones(channels, 1, 1)
+    if before is not None:
+        _check_std(before)
+        mean, std = before.mean, before.std
+    scaled = (conv.weight.detach() / std).flatten(1)  # each entry right to one rounding
+    size, bias = float(length(scaled[None])[0]), float(upper_length(b))
+    norm = float(up(torch.tensor(upper_norm(scaled) + 2 * UNIT * size, dtype=torch.float64)))
+
+    def at(x: Tensor) -> Affine:
+        if x.ndim != 4 or x.shape[1] != channels or min(x.shape[2:]) < side:
+            raise ConfigError(f"patches of {channels} channels cannot be cut from {tuple(x.shape[1:])}")
+        patches = unfold((x - mean) / std, side, stride=side).mT
+        magnitude = length((x.abs() + mean.abs()) / std) * float(length(W[None])[0])
+        slack = product_slack(W.shape[1] + 4, magnitude + math.sqrt(patches.shape[1]) * bias)
+
+        def transpose(g: Adjoint) -> Adjoint:
+            columns = (g @ W).flatten(0, 1).mT
+            return (fold(columns, x.shape[-2:], side, stride=side) / std).unflatten(0, g.shape[:2])
+
+        return Affine(patches @ W.mT + b, slack, norm, transpose, gamma(W.shape[0] + 8) * size)
+
+    return at
+
+
+def resize(layer: Resize) -> Rule:
+    """Bilinear interpolation: `R X C^T` per channel, R and C as small matrices."""
+    size = count("size", layer.size, 1)
+
+    def at(x: Tensor) -> Affine:
+        if x.ndim != 4:
+            raise ConfigError(f"it takes images, not points of shape {tuple(x.shape[1:])}")
+        R, C = (_interpolation(side, size, x) for side in x.shape[-2:])
+        sizes = [float(length(A[None])[0]) for A in (R, C)]
+        entry = gamma(64 + 8 * max(x.shape[-2:]))  # of the matrices: positions are computed from the old side
+        norm = upper_norm(R) * upper_norm(C) + 3 * entry * math.prod(sizes)
+        error = gamma(9 * sum(x.shape[-2:]) + 128) * math.prod(sizes)
+        return Affine(R @ x @ C.mT, up(error * length(x)), norm, lambda g: R.mT @ g @ C, error + norm * UNIT)
+
+    return at
+
+
+def _interpolation(old: int, new: int, like: Tensor) -> Tensor:
+    """The matrix of linear interpolation from `old` to `new` points."""
+    eye = torch.eye(old, dtype=like.dtype, device=like.device)
+    return interpolate(eye[None], new, mode="linear", align_corners=False)[0].mT
+
+
+def class_token(layer: ClassToken) -> Rule:
+    """More tokens in front, the same for all images."""
+    token = layer.token.detach()
+    if token.ndim != 3 or token.shape[0] != 1:
+        raise ConfigError(f"tokens of shape {tuple(token.shape)} are not the same for all images")
+
+    def at(x: Tensor) -> Affine:
+        expect(x, token.shape[2], 3)
+        output = torch.cat([token.expand(len(x), -1, -1), x], 1)
+        return Affine(output, x.new_zeros(len(x)), 1.0, lambda g: g[:, :, token.shape[1] :], 0.0)
+
+    return at
+
+
+def positions(layer: Positions) -> Rule:
+    """A vector added to every token."""
+    table = layer.table.detach()
+
+    def at(x: Tensor) -> Affine:
+        _keeping_shape(x, table)
+        return Affine(x + table, up(UNIT * length(x + table)), 1.0, lambda g: g, 0.0)
+
+    return at
+
+
+def class_pool(layer: ClassPool) -> Rule:
+    """The first token."""
+
+    def at(x: Tensor) -> Affine:
+        if x.ndim != 3:
+            raise ConfigError(f"it takes tokens, not points of shape {tuple(x.shape[1:])}")
+
+        def transpose(g: Adjoint) -> Adjoint:
+            return pad(g[:, :, None], (0, 0, 0, x.shape[1] - 1))
+
+        return Affine(x[:, 0], x.new_zeros(len(x)), 1.0, transpose, 0.0)
+
+    return at
+
+
+def mean_pool(layer: MeanPool) -> Rule:
+    """The mean of n tokens: a map of norm 1 / sqrt(n)."""
+    skip = count("skip", layer.skip)
+
+    def at(x: Tensor) -> Affine:
+        tokens = x.shape[1] - skip
+        if x.ndim != 3 or tokens < 1:
+            raise ConfigError(f"there is no mean of the tokens behind {skip} of {tuple(x.shape[1:])}")
+        norm = (1 + gamma(8)) / math.sqrt(tokens)
+        slack = product_slack(tokens, length(x) * norm)
+
+        def transpose(g: Adjoint) -> Adjoint:
+            return pad((g / tokens)[:, :, None].expand(-1, -1, tokens, -1), (0, 0, skip, 0))
+
+        return Affine(x[:, skip:].mean(1), slack, norm, transpose, 2 * UNIT)
+
+    return at
+
+
+def identity(layer: nn.Identity | nn.Dropout) -> Rule:
+    """Nothing; dropout in eval mode is that too."""
+    return _unchanged
+
+
+def flatten(layer: nn.Flatten) -> Rule:
+    """All numbers of an image in one row."""
+    if (layer.start_dim, layer.end_dim) != (1, -1):
+        raise ConfigError("only Flatten() of everything behind the batch is known")
+    return lambda x: Affine(x.flatten(1), x.new_zeros(len(x)), 1.0, lambda g: g.unflatten(2, x.shape[1:]), 0.0)
+
+
+def token_convolution(layer: TokenConvolution) -> Rule:
+    """Convolutions along the tokens, group by group, then a linear map of all groups together."""
+    convolutions: list[Any] = list(layer.kernels)
+    for conv in convolutions:
+        kernel_width(conv)
+    out = linear(layer.out)
+    kernels = [conv.weight.detach() for conv in convolutions]
+    biases = [bias_of(conv) for conv in convolutions]
+    sizes = [float(length(W[None])[0]) for W in kernels]
+
+    def at(x: Tensor) -> Affine:
+        expect(x, sum(W.shape[1] for W in kernels), 3)
+        tokens, mixed = x.shape[1], []
+        slack = x.new_zeros(len(x))
+        for W, b, size, group in zip(kernels, biases, sizes, x.chunk(len(kernels), 2), strict=True):
+            mixed.append(_windows(group, W.shape[2]) @ W.flatten(1).mT + b)
+            reach = math.sqrt(W.shape[2]) * length(group) * size + math.sqrt(tokens) * float(upper_length(b))
+            slack = slack + product_slack(W[0].numel(), reach)
+        norm = max(_convolution_norm(W, tokens) for W in kernels)
+        last = out(torch.cat(mixed, 2))
+        assert isinstance(last, Affine)
+
+        def transpose(g: Adjoint) -> Adjoint:
+            groups = last.transpose(g).chunk(len(kernels), 3)
+            return torch.cat([_correlated(part, W) for part, W in zip(groups, kernels, strict=True)], 3)
+
+        widest = max(math.sqrt(W.shape[2]) * size for W, size in zip(kernels, sizes, strict=True))
+        error = widest * (last.error + gamma(max(W[0].numel() for W in kernels) + 4) * last.norm)
+        return Affine(last.output, up(last.slack + slack * last.norm), norm * last.norm, transpose, error)
+
+    return at
+
+
+def _windows(x: Tensor, width: int) -> Tensor:
+    """For every token the numbers of its neighbours, channels first, zero beyond the ends."""
+    return pad(x, (0, 0, width // 2, width // 2)).unfold(-2, width, 1).flatten(-2)
+
+
+def _correlated(g: Tensor, W: Tensor) -> Tensor:
+    """The transpose of a convolution: the convolution by the kernel turned around."""
+    return _windows(g, W.shape[2]) @ W.flip(2).transpose(0, 1).flatten(1).mT
+
+
+def _convolution_norm(W: Float[Tensor, "out in width"], tokens: int) -> float:
+    """The norm of a convolution over `tokens`, zero beyond the ends, from above.
+
+    It is a part of the circulant convolution of `N = tokens + width - 1` points, whose norm is the largest
+    `||sum_k W_k exp(-2 pi i k m / N)||` over m; complex matrices are taken as real ones of twice the size.
+    """
+    width, points = W.shape[2], tokens + W.shape[2] - 1
+    steps = torch.arange(width, device=W.device)
+    angles = (torch.arange(points, device=W.device)[:, None] * steps % points).to(W.dtype) * (2 * math.pi / points)
+    real, imaginary = (torch.einsum("oik,mk->moi", W, wave(angles)) for wave in (torch.cos, torch.sin))
+    whole = torch.cat([torch.cat([real, -imaginary], 2), torch.cat([imaginary, real], 2)], 1)
+    taps = sum(float(length(W[None, :, :, k])[0]) for k in range(width))
+    return float(upper_gram(whole).amax()) + 2 * gamma(width + 64) * taps

@@ -1,0 +1,140 @@
+"""Gated units, together with the linear map before them where there is one: `silu(h1) h2`, `[h1 | h2] = z W^T + b`.
+
+With `L = sup |silu'|` and `kappa = sup |silu''|`, an entry moved by `(d1, d2)` of length `rho` changes by
+
+    silu'(h1) h2 d1 + silu(h1) d2 + r,    |r| <= kappa / 2 |h2| d1^2 + L |d1 d2| <= lam rho^2,
+
+`lam = (c + sqrt(c^2 + L^2)) / 2` with `c = kappa / 2 |h2|`, the largest eigenvalue of `((c, L / 2), (L / 2, 0))`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from specguard.certificates.layers.activations import Map, mapped
+from specguard.certificates.layers.affine import Affine
+from specguard.certificates.layers.curves import Activation, silu
+from specguard.certificates.node import Adjoint, Method, Pull, Radius, Rule, Terms, length, up
+from specguard.errors import ConfigError
+from specguard.linalg import gamma, lifted
+from specguard.nn import GatedUnit
+
+
+@dataclass(frozen=True)
+class Gated:
+    """`silu(h1) h2` at z: the map's result `[h1 | h2]`, known up to a blur, and what the unit makes of it.
+
+    Guarantee: `spread` and the remainder of `pull` are upper bounds, rounding included; the remainder's is attained
+    by one entry to second order in the radius where the gate is at 0, the curvature's largest, and h2 is large.
+    """
+
+    before: Affine
+    map: Map
+    phi: Activation
+    affine = False
+
+    @cached_property
+    def output(self) -> Tensor:
+        gate, value = self._parts
+        return self.phi.value(gate) * value
+
+    @cached_property
+    def slack(self) -> Float[Tensor, " batch"]:
+        """What the map's slack spreads to, and the rounding of silu and of the product."""
+        gate, value = self._parts
+        wrong = gamma(self.phi.roundings + 4) * length((gate.abs() + self.phi.scale) * value.abs())
+        return up(self._move(self.before.slack, local=True) + wrong)
+
+    def spread(self, radius: Radius, method: Method) -> Radius:
+        return self._move(up(self.map.norm * radius), method == "local")
+
+    def pull(self, g: Adjoint) -> Pull:
+        """`(g silu'(h1) h2, g silu(h1)) W`, both factors at a point that is off by the blur."""
+        gate, value = self._parts
+        slope, height = self.phi.slope(gate), self.phi.value(gate)
+        through = self.before.pull(torch.cat([g * slope * value, g * height], -1))
+        blur, (_, _, reach) = self._blur, self._sizes
+        rounding = gamma(self.phi.roundings + 8)
+        wrong = (self.phi.curvature * blur + rounding) * reach + self.phi.steepest * blur  # of silu'(h1) h2
+        wrong = wrong + self.phi.steepest * blur + rounding * (gate.abs() + self.phi.scale)  # of silu(h1)
+        return Pull(
+            through.adjoint, up(through.slack + self.map.norm * length(g * wrong, 2)), self._bend(g.abs(), reach)
+        )
+
+    @cached_property
+    def _parts(self) -> tuple[Tensor, Tensor]:
+        gate, value = self.before.output.chunk(2, -1)
+        return gate, value
+
+    @cached_property
+    def _blur(self) -> Tensor:
+        """How far any entry of `[h1 | h2]` may be from the exact one."""
+        return self.before.slack.view(-1, *[1] * (self.before.output.ndim - 1))
+
+    @cached_property
+    def _sizes(self) -> tuple[Tensor, Tensor, Tensor]:
+        """`|silu(h1)|`, `|silu'(h1)|` and `|h2|` at the exact point, from above."""
+        gate, value = self._parts
+        blur, rounding = self._blur, gamma(self.phi.roundings + 4)
+        height = self.phi.value(gate).abs() + self.phi.steepest * blur + rounding * (gate.abs() + self.phi.scale)
+        slope = self.phi.slope(gate).abs() + self.phi.curvature * blur + rounding
+        return up(height), up(slope).clamp(max=self.phi.steepest), up(value.abs() + blur)
+
+    def _move(self, rho: Radius, local: bool) -> Radius:
+        """How far the output can move while `[h1 | h2]` moves by rho, all entries together: the smaller of
+
+        `max_i sqrt((L h2)^2 + silu(h1)^2) rho + L rho^2 / 2`, and `max_i sqrt((silu'(h1) h2)^2 + silu(h1)^2) rho +
+        max_i lam rho^2`, which is local; the first because `silu(h1') h2' - silu(h1) h2 = (silu(h1') - silu(h1)) h2
+        + silu(h1) d2 + (silu(h1') - silu(h1)) d2`, and `|d1 d2| <= rho_i^2 / 2`.
+        """
+        chord, tangent, bending = self._rates
+        bound = up((chord + self.phi.steepest / 2 * rho) * rho)
+        return torch.minimum(bound, up((tangent + bending * rho) * rho)) if local else bound
+
+    @cached_property
+    def _rates(self) -> tuple[Tensor, Tensor, Tensor]:
+        """`max_i sqrt((L h2)^2 + silu(h1)^2)`, `max_i sqrt((silu'(h1) h2)^2 + silu(h1)^2)` and `max_i lam`."""
+        height, slope, reach = self._sizes
+        chord, tangent = ((rate * reach).square() + height.square() for rate in (self.phi.steepest, slope))
+        return _largest(chord.sqrt()), _largest(tangent.sqrt()), _largest(self._bending(reach))
+
+    def _bend(self, g: Adjoint, reach: Tensor) -> Callable[[Radius], Terms]:
+        """`sum_i |g_i| lam_i (D1_i^2 + D2_i^2) <= max over tokens of ||W^T diag(|g| lam, |g| lam) W|| delta^2`.
+
+        The norm by the smaller of `max |g| lam ||W||^2` and the largest row sum of `|W|^T diag(...) |W|`.
+        """
+        weight = up(g * self._bending(reach))
+        most = weight.amax(-1) * self.map.norm**2
+        if self.map.sizes is not None:
+            sizes = self.map.sizes
+            twice = torch.cat([weight, weight], -1)
+            rows = lifted(((twice * sizes.sum(1)) @ sizes).amax(-1), sum(sizes.shape) + 16)
+            most = torch.minimum(most, rows)
+        most = up(most.reshape(*g.shape[:2], -1).amax(2))
+        return lambda radius: {"bend": up(most * radius[..., None, :].square())}
+
+    def _bending(self, reach: Tensor) -> Tensor:
+        """lam, for `|h2| <= reach`."""
+        c = self.phi.curvature / 2 * reach
+        return up((c + (c.square() + self.phi.steepest**2).sqrt()) / 2)
+
+
+def _largest(x: Float[Tensor, "batch *shape"]) -> Float[Tensor, " batch"]:
+    return x.flatten(1).amax(1)
+
+
+def gated_unit(layer: GatedUnit, before: nn.Linear | None = None) -> Rule:
+    """The rule of a gated unit, alone or behind a linear map."""
+    linear_map, phi = mapped(before), silu(nn.SiLU())
+
+    def at(x: Tensor) -> Gated:
+        node = linear_map.at(x)
+        if node.output.ndim < 2 or node.output.shape[-1] < 2 or node.output.shape[-1] % 2:
+            raise ConfigError("a gated unit needs an even number of channels")
+        return Gated(node, linear_map, phi)
+
+    return at

@@ -1,0 +1,106 @@
+"""The rule of SLL, a residual layer that is 1-Lipschitz by its construction: `x + phi(x W^T + b) B^T`.
+
+W is the stored weight and `B = -2 W^T T^-1`, where T is a function of W and q. The claim of the construction is one
+about T in exact arithmetic, which the layer's exact function has; so it needs no check. What the computed B may
+differ from the exact one by enters the slacks.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from specguard.certificates.layers import curves as activations
+from specguard.certificates.layers.activations import Neurons, mapped
+from specguard.certificates.layers.affine import upper_norm
+from specguard.certificates.node import Adjoint, Method, Pull, Radius, Rule, length, product_slack, up
+from specguard.errors import ConfigError
+from specguard.linalg import UNIT, gamma
+from specguard.nn import SLL, Softplus, Squareplus
+
+# All of them have slopes between 0 and 1.
+ACTIVATIONS: dict[type[nn.Module], Callable[[Any], activations.Activation]] = {
+    nn.ReLU: activations.relu,
+    nn.Tanh: activations.tanh,
+    Softplus: activations.softplus,
+    Squareplus: activations.squareplus,
+}
+_FARTHEST = 300.0  # between logarithms of q: beyond it, their ratios vanish or overflow
+
+
+@dataclass(frozen=True)
+class SLLNode:
+    """SLL at a point: its neurons there, the computed B, its norm, and `wrong >= ||B - exact B||_F`.
+
+    Guarantee: outputs are as far apart as inputs at most, because `T >= W^T W` by Gershgorin and slopes lie in
+    [0, 1]; rounding of T, of B and of all products is in the slacks.
+    Reference: Araujo et al. 2023, Theorem 3.
+    """
+
+    x: Tensor
+    neurons: Neurons
+    B: Float[Tensor, "dim hidden"]
+    norm: float
+    wrong: float
+    affine = False
+
+    @property
+    def output(self) -> Tensor:
+        return self.x + self.neurons.output @ self.B.mT
+
+    @property
+    def slack(self) -> Float[Tensor, " batch"]:
+        hidden, blur = length(self.neurons.output), self.neurons.slack
+        product = product_slack(self.B.shape[1], hidden * float(length(self.B[None])[0]))
+        added = 2 * UNIT * (length(self.output) + length(self.x))
+        return up((self.norm + self.wrong) * blur + self.wrong * hidden + product + added)
+
+    def spread(self, radius: Radius, method: Method) -> Radius:
+        return up(radius)
+
+    def pull(self, g: Adjoint) -> Pull:
+        """`g + (B^T g)` taken back through the neurons, whose remainder, seen by `B^T g`, is all there is.
+
+        The computed `B^T g` is off by a share of |g|. What it is off by meets the neurons' linear part, of norm
+        `steepest ||W||`, and their remainder, at most twice that per distance: three times in all.
+        """
+        inner = self.neurons.pull(g @ self.B)
+        adjoint = g + inner.adjoint
+        size = float(length(self.B[None])[0])
+        off = (self.wrong + gamma(self.B.shape[0] + 4) * size) * length(g, 2)
+        steep = self.neurons.phi.steepest * self.neurons.map.norm
+        slack = inner.slack + 3 * steep * off + 2 * UNIT * length(adjoint, 2)
+        return Pull(adjoint, up(slack), inner.remainder)
+
+
+def residual(layer: SLL) -> Rule:
+    """The rule of SLL."""
+    W = layer.weight.detach()
+    before = nn.utils.skip_init(nn.Linear, W.shape[1], W.shape[0], dtype=W.dtype, device=W.device)
+    before.weight, before.bias = layer.weight, layer.bias
+    linear_map, phi = mapped(before), ACTIVATIONS[type(layer.activation)](layer.activation)
+    share = _share(layer)
+    B = -2 * (W / layer.scale().detach()[:, None]).mT
+    wrong = float(up((share + 4 * UNIT) * length(B[None]))[0])
+    norm = upper_norm(B)
+    return lambda x: SLLNode(x, Neurons(linear_map.at(x), linear_map, phi), B, norm, wrong)
+
+
+def _share(layer: SLL) -> float:
+    """How far, as a share of itself, an entry of the computed 1 / T may be from the exact one.
+
+    An entry of `W W^T` is off by `gamma |W| |W|^T`, a ratio of q by a share that grows with the logarithm's size.
+    """
+    W, log_q = layer.weight.detach(), layer.log_q.detach()
+    apart = log_q[None, :] - log_q[:, None]
+    if float(apart.abs().max()) > _FARTHEST or float(log_q.abs().max()) > 1e6:
+        raise ConfigError("its q are too far apart for the account of rounding")
+    T = layer.scale().detach()
+    products = gamma(W.shape[1] + 4) * ((W.abs() @ W.abs().mT) * apart.exp()).sum(1)
+    sums = gamma(W.shape[0] + 64) * (1 + float(apart.abs().max())) * T
+    share = float((2 * (products + sums) / T).max())
+    if not share < 1e-3:  # NaN compares false
+        raise ConfigError("the sums it divides by are lost in rounding")
+    return 2 * share  # 1 / (1 - share) - 1, generously

@@ -1,0 +1,175 @@
+"""A network at the images it is asked about: every layer at its point, radii forwards, adjoints backwards.
+
+Steps are told apart by where they stand, never by their names, which belong to whoever made the model: the k-th
+step is `(k,)`, the i-th of its branch `(k, i)`. Positions compare as tuples do, in the order of the walk.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from specguard.certificates import rules
+from specguard.certificates.node import LARGEST, Adjoint, Method, Node, Pull, Radius, accountable, length, up
+from specguard.errors import ConfigError
+from specguard.linalg import UNIT
+
+Position = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A layer at its point."""
+
+    position: Position
+    name: str
+    node: Node
+    shape: torch.Size  # of the point
+
+
+@dataclass(frozen=True)
+class Fork:
+    """`z + scale branch(z)` at a point; `slack` is what adding may be wrong by."""
+
+    position: Position
+    name: str
+    scale: float
+    branch: "tuple[Place | Fork, ...]"
+    slack: Float[Tensor, " batch"]
+
+
+Path = tuple[Place | Fork, ...]
+
+
+def located(
+    steps: tuple[rules.Step, ...], x: Float[Tensor, "batch *shape"], within: Position = ()
+) -> tuple[Path, Tensor]:
+    """Every layer of a program at the point where the images x meet it, and the output."""
+    path: list[Place | Fork] = []
+    for number, step in enumerate(steps):
+        position = (*within, number)
+        if isinstance(step, rules.Leaf):
+            try:
+                node = step.rule(x)
+            except ConfigError as error:
+                raise ConfigError(f"{step.name or 'the model'}: {error}") from None
+            path.append(Place(position, step.name, node, x.shape))
+            x = node.output
+        else:
+            branch, change = located(step.branch, x, position)
+            if change.shape != x.shape:  # torch would repeat what is smaller
+                shapes = f"{tuple(x.shape[1:])} and {tuple(change.shape[1:])}"
+                raise ConfigError(f"{step.name} adds its input and its branch, which are of shapes {shapes}")
+            total = x + step.scale * change
+            slack = up(2 * UNIT * (length(total) + abs(step.scale) * length(change)))
+            path.append(Fork(position, step.name, step.scale, branch, slack))
+            x = total
+        if not x.isfinite().all():
+            raise ConfigError(f"{step.name} gives numbers that are not finite")
+        if (largest := float(x.abs().max())) > LARGEST:
+            accountable(f"what {step.name} gives", largest)
+    return tuple(path), x
+
+
+@dataclass(frozen=True)
+class Radii:
+    """How far every layer's input can be from its computed point, by position, and how far the output.
+
+    `ends` are the radii at the ends of the branches of forks.
+    """
+
+    at: dict[Position, Radius]
+    ends: dict[Position, Radius]
+    out: Radius
+
+
+def upper_radii(path: Path, radius: Radius, method: Method) -> Radii:
+    """The radius at every layer, for inputs within `radius` of the computed one.
+
+    `radius_{k+1} = spread_k(radius_k) + slack_k`, and branches add.
+
+    Guarantee: upper bounds on the distance of the exact, perturbed value from the computed, clean one.
+    Reference: LoFAST, section 5.2 (network propagation).
+    """
+    at: dict[Position, Radius] = {}
+    ends: dict[Position, Radius] = {}
+    for place in path:
+        at[place.position] = radius
+        if isinstance(place, Place):
+            radius = up(place.node.spread(radius, method) + place.node.slack)
+        else:
+            branch = upper_radii(place.branch, radius, method)
+            at |= branch.at
+            ends |= {**branch.ends, place.position: branch.out}
+            radius = up(radius + abs(place.scale) * branch.out + place.slack)
+    return Radii(at, ends, radius)
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """A functional of the output, seen from every layer: what each layer adds to the bound, by position.
+
+    `before` holds the length of the adjoint at the input of every step of the path, in order.
+    """
+
+    pulls: dict[Position, Pull]
+    rounding: dict[Position, tuple[Float[Tensor, "rival batch"], Float[Tensor, "rival batch"]]]
+    scaling: dict[Position, Float[Tensor, "rival batch"]]
+    before: tuple[tuple[Position, Float[Tensor, "rival batch"]], ...]
+    adjoint: Adjoint
+
+
+def pulled(path: Path, g: Adjoint) -> Pulled:
+    """The functional g of the output taken back through the path.
+
+    `rounding[step]` is a pair: what the layer's forward slack costs, and what to multiply its radius by for the
+    backward one. `scaling[step]` is what to multiply the radius at the end of a fork's branch by.
+    """
+    scaling: dict[Position, Tensor] = {}
+    pulls: dict[Position, Pull] = {}
+    rounding: dict[Position, tuple[Tensor, Tensor]] = {}
+    before: list[tuple[Position, Tensor]] = []
+    for place in reversed(path):
+        size = length(g, 2)
+        if isinstance(place, Place):
+            pull = place.node.pull(g)
+            pulls[place.position] = pull
+            rounding[place.position] = (up(size * place.node.slack), pull.slack)
+            g = pull.adjoint
+            if g.shape[1:] != place.shape:
+                raise ConfigError(f"the rule of {place.name or 'the model'} gives an adjoint of another shape")
+        else:
+            inner = pulled(place.branch, g * place.scale)
+            pulls |= inner.pulls
+            rounding |= inner.rounding
+            total = g + inner.adjoint
+            rounding[place.position] = (up(size * place.slack), up(2 * UNIT * length(total, 2)))
+            factor = 0.0 if abs(place.scale) == 1 else 2 * UNIT * abs(place.scale)
+            scaling |= {**inner.scaling, place.position: up(factor * size)}
+            g = total
+        if not g.isfinite().all():
+            raise ConfigError(f"the derivative of {place.name} is not finite")
+        before.append((place.position, length(g, 2)))
+    return Pulled(pulls, rounding, scaling, tuple(reversed(before)), g)
+
+
+def names(path: Path) -> dict[Position, str]:
+    """What records call every step."""
+    found: dict[Position, str] = {}
+    for place in path:
+        found[place.position] = place.name
+        if isinstance(place, Fork):
+            found |= names(place.branch)
+    return found
+
+
+def norms(path: Path) -> dict[str, dict[str, Tensor]]:
+    """The norms from above that the bounds have asked the layers for, by layer and name; images come first."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for place in path:
+        if isinstance(place, Fork):
+            found |= norms(place.branch)
+        elif known := getattr(place.node, "norms", None):  # nodes of other people's rules need not have them
+            found[place.name] = dict(known)
+    return found

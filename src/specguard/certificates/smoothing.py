@@ -1,0 +1,149 @@
+"""Randomised smoothing: a certificate that holds with a probability, for models that nothing else can certify.
+
+It is about *another function* than the model: `g(x) = argmax_c P[f(x + sigma z) = c]`, z standard normal, f the
+model as it is run. With probability `1 - alpha` over the noise drawn, for each image by itself, g gives the class
+that is returned on the whole l2 ball of the radius that is returned. It says nothing about f(x).
+
+So its value is of a type of its own, without the fields of a `Certificate`, and nothing deterministic takes it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from scipy.special import betainc, ndtri
+from scipy.stats import beta
+from torch import Tensor
+
+from specguard.errors import AttackError, ConfigError
+from specguard.rng import Noise
+
+Model = Callable[[Tensor], Tensor]
+ABOUT = "the smoothed classifier argmax_c P[model(x + noise) = c], which is another function than the model"
+SUPPOSED = "noise that is exactly normal: it is pseudo-random, and rounded to the model's precision"
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """Noise of standard deviation `sigma` in pixels; `n0` draws choose a class, `n` others say how likely it is.
+
+    `alpha` is the probability, for every image by itself, that what is returned is false.
+    """
+
+    sigma: float = 0.25
+    n0: int = 100
+    n: int = 10_000
+    alpha: float = 0.001
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.sigma) and self.sigma > 0):
+            raise ConfigError(f"sigma must be positive and finite, not {self.sigma}")
+        for name in ("n0", "n"):
+            if not 1 <= getattr(self, name) <= 2**31:
+                raise ConfigError(f"{name} must be at least 1 and at most 2^31, not {getattr(self, name)}")
+        if not 0 < self.alpha < 0.5:
+            raise ConfigError(f"alpha must lie between 0 and 0.5, not {self.alpha}")
+
+
+@dataclass(frozen=True)
+class Smoothed:
+    """What was found out about one image: a class of g, or None to abstain, and the radius of its ball.
+
+    `selected` is the class that was most frequent among the first n0 draws, and `count` of the n others gave it.
+    """
+
+    selected: int
+    count: int
+    lower_probability: float
+    predicted: int | None
+    radius: float
+
+
+def smoothed(
+    model: Model,
+    image: Float[Tensor, "*shape"],
+    settings: Smoothing,
+    *,
+    sample: int,
+    seed: int = 0,
+    batch: int = 500,
+) -> Smoothed:
+    """The class of the smoothed classifier at an image, and a radius within which it is the same; or to abstain.
+
+    The noise belongs to `sample` and `seed`, whatever the batch: the n0 draws that select the class and the n that
+    count it come from different sources, for the count of a class chosen by the same draws would flatter it.
+
+    Guarantee: with probability `1 - alpha` over the noise, the smoothed classifier gives `predicted` on the whole
+    open l2 ball of this radius, or `predicted` is None; lower bounds rounded down. Nothing is said about the model.
+    Cost: n0 + n forward passes.
+    Reference: Cohen, Rosenfeld and Kolter 2019, Theorem 1 and section 3.2.2 (CERTIFY).
+    """
+    if batch < 1:
+        raise ConfigError(f"batch must be at least 1, not {batch}")
+    first = _counts(model, image, settings.sigma, settings.n0, _source(sample, seed, 0), batch)
+    selected = int(first.argmax())
+    again = _counts(model, image, settings.sigma, settings.n, _source(sample, seed, 1), batch)
+    count = int(again[selected])
+    probability = lower_probability(count, settings.n, settings.alpha)
+    radius = lower_smoothed_radius(probability, settings.sigma)
+    return Smoothed(selected, count, probability, selected if radius > 0 else None, radius)
+
+
+def lower_probability(count: int, n: int, alpha: float) -> float:
+    """A probability that is at most p, unless something of probability alpha has happened.
+
+    `count` of n draws succeeded, each with probability p: Clopper and Pearson's p_lower solves
+    `P[Binomial(n, p_lower) >= count] = alpha`. scipy's solution is lowered until that probability, computed as an
+    incomplete beta function, is below alpha by more than its own error.
+
+    Guarantee: lower bound with failure probability at most alpha, for any p; rounded down.
+    Reference: Clopper and Pearson 1934.
+    """
+    if not 0 <= count <= n:
+        raise ConfigError(f"{count} successes of {n} draws cannot be")
+    if count == 0:
+        return 0.0
+    found = float(beta.ppf(alpha, count, n - count + 1))
+    step = 1e-12
+    while found > 0 and not betainc(count, n - count + 1, found) <= alpha * (1 - 1e-9):  # NaN compares false
+        found, step = found * (1 - step), 2 * step
+    return found if found > 0 else 0.0
+
+
+def lower_smoothed_radius(probability: float, sigma: float) -> float:
+    """`sigma Phi^-1(p)` for p above one half, else 0.
+
+    Guarantee: lower bound, rounded down: the inverse is taken to be right to a part in 1e-13, of itself and of
+    one ulp of p, which is a hundred times what its makers state.
+    Reference: Cohen, Rosenfeld and Kolter 2019, Theorem 1, with p_B bounded by 1 - p_A.
+    """
+    if not probability > 0.5:
+        return 0.0
+    inverse = float(ndtri(min(probability, 1 - 2**-53)))
+    inverse = inverse * (1 - 1e-13) - 1e-15
+    return max(0.0, math.nextafter(sigma * inverse, 0.0))
+
+
+def _source(sample: int, seed: int, purpose: int) -> int:
+    """A seed for one sample and one purpose."""
+    return int(Noise.of(torch.tensor([sample]), seed).fold(purpose).keys)
+
+
+@torch.no_grad()
+def _counts(model: Model, image: Tensor, sigma: float, draws: int, source: int, batch: int) -> Tensor:
+    """How often each class is given to the image with noise: one source of random numbers for every draw."""
+    total: Tensor | None = None
+    for begin in range(0, draws, batch):
+        numbers = torch.arange(begin, min(begin + batch, draws), device=image.device)
+        noise = Noise.of(numbers, source).normal(image.shape, torch.float64)
+        logits = model((image.double() + sigma * noise).to(image.dtype))
+        if logits.ndim != 2 or len(logits) != len(numbers) or logits.shape[1] < 2:
+            raise AttackError(f"a classifier gives at least two logits for every image, not {tuple(logits.shape)}")
+        if not logits.isfinite().all():
+            raise AttackError("the model gives logits that are not finite to an image with noise")
+        found = torch.bincount(logits.argmax(1), minlength=logits.shape[1])
+        total = found if total is None else total + found
+    assert total is not None
+    return total.cpu()

@@ -1,0 +1,335 @@
+"""Attention once more, in NumPy boxes, for the checker of certificates.
+
+    F(X) = H X + concat_l(P_l (X W_l^V + b_l^V)) W^O + b^O,   P_l = mix_l softmax(S_l) + fixed_l
+
+`tau = 1 / sqrt(head_dim)`, `a = K W^Q^T`, `b = Q W^K^T`, `C = I - 1 1^T / n`, as in the ledger. Where tokens x dim
+is at most 1024, the matrices of the linear part, of the derivative and of the logits' derivative are formed and
+their norms taken; above that the factored bounds serve.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from specguard.checker.attention.weights import Weights
+from specguard.checker.enclosure import Array, Box, joined, largest_eigenvalue, longest, outward, spectral
+from specguard.checker.node import Remainder
+
+DENSE, FORMED = 1024, 512
+_SECOND = math.sqrt(6) / 18
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention at the tokens X of one image."""
+
+    w: Weights
+    X: Box
+    affine = False
+
+    @cached_property
+    def Q(self) -> Box:
+        return self.X @ self.w.Wq + self.w.bq[:, None]
+
+    @cached_property
+    def K(self) -> Box:
+        return self.X @ self.w.Wk + self.w.bk[:, None]
+
+    @cached_property
+    def V(self) -> Box:
+        return self.X @ self.w.Wv + self.w.bv[:, None]
+
+    @cached_property
+    def S(self) -> Box:
+        products = self.Q @ self.K.T * self.w.tau
+        return products if self.w.bias is None else products + self.w.bias
+
+    @cached_property
+    def p(self) -> Box:
+        return self.S.softmax()
+
+    @cached_property
+    def P(self) -> Box:
+        mixed = self.p * self.w.mix[:, None, None]
+        return mixed if self.w.fixed is None else mixed + self.w.fixed
+
+    @cached_property
+    def output(self) -> Box:
+        each = self.P @ self.V @ self.w.Wo
+        total = each.sum(0) + self.w.bo
+        return self.X + total if self.w.skip else total
+
+    # Norms ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _n(self) -> int:
+        return self.X.shape[0]
+
+    @property
+    def small(self) -> bool:
+        return self.X.shape[0] * self.X.shape[1] <= DENSE
+
+    @cached_property
+    def a(self) -> Box:
+        return self.K @ self.w.Wq.T
+
+    @cached_property
+    def b(self) -> Box:
+        return self.Q @ self.w.Wk.T
+
+    @cached_property
+    def centred_a(self) -> Box:
+        return self.a - self.a.mean(-2, True)
+
+    @cached_property
+    def mu(self) -> Array:
+        """`||D -> D (C a)^T + b (C D)^T||` per head."""
+        return self._logit_norm(self.centred_a, True)
+
+    @cached_property
+    def mu_uncentred(self) -> Array:
+        """`||M_l(X)||` of LoFAST, appendix B.4."""
+        return self._logit_norm(self.a, False)
+
+    def _logit_norm(self, a: Box, centred: bool) -> Array:
+        norm_a, norm_b = spectral(a), spectral(self.b)
+        square = outward(spectral(joined([a, self.b], -2)) ** 2 + 2 * norm_a * norm_b)
+        bound = outward(np.sqrt(square))
+        if self.small:
+            bound = np.minimum(bound, spectral(self._logit_operator(a, centred)))
+        return np.asarray(bound)
+
+    def _logit_operator(self, a: Box, centred: bool) -> Box:
+        """Row (i, j) holds a_j in the place of token i, and b_i in that of token j, centred over j or not."""
+        n, d = self.X.shape
+        share = Box.exact(np.eye(n)) - (Box.exact(1.0) / float(n) if centred else 0.0)
+        first = np.zeros((len(a.mid), n, n, n, d))
+        wrong = np.zeros_like(first)
+        for i in range(n):
+            first[:, i, :, i], wrong[:, i, :, i] = a.mid, a.rad
+        second = self.b[:, :, None, None, :] * share[None, None, :, :, None]
+        whole = Box(first, wrong) + second
+        return whole.moved(lambda x: x.reshape(len(x), n * n, n * d))
+
+    @cached_property
+    def xi(self) -> Array:
+        return np.asarray(outward(spectral(self.a) + spectral(self.b)))
+
+    @cached_property
+    def norm_cv(self) -> Array:
+        return np.asarray(spectral(self.V - self.V.mean(-2, True)))
+
+    @cached_property
+    def norm_xvo(self) -> Array:
+        return np.asarray(spectral(self.X @ self.w.VO))
+
+    @cached_property
+    def norm_p(self) -> Array:
+        return np.asarray(spectral(self.P))
+
+    @cached_property
+    def lam_clean(self) -> Array:
+        first = self.p.mid.argmax(-1)[..., None] == np.arange(self._n)
+        missing = outward(2 * np.where(first, 0.0, self.p.size).sum(-1) * (1 + 1e-12) + 1e-250)
+        return np.minimum(np.minimum(self.p.size.max(-1), missing), 0.5).max(-1)
+
+    @cached_property
+    def _linear_part(self) -> Box:
+        """`H (x) I + sum_l P_l (x) (W_l^V W_l^O)^T`, tokens outer."""
+        n, d = self.X.shape
+        total = Box.exact(np.eye(n * d) if self.w.skip else np.zeros((n * d, n * d)))
+        for P, VO in zip(_each(self.P), _each(self.w.VO), strict=True):
+            total = total + _kronecker(P, VO.T)
+        return total
+
+    @cached_property
+    def zeta(self) -> float:
+        both = min(self.norm_p.max() * self.w.all_v * self.w.o, (self.norm_p * self.w.vo).sum())
+        factored = outward(outward(both) + (1.0 if self.w.skip else 0.0))
+        return float(min(factored, spectral(self._linear_part)) if self.small else factored)
+
+    @cached_property
+    def derivative_norm(self) -> float | None:
+        """`||DF(X)||`, where its matrix is small."""
+        if not self.small:
+            return None
+        n, d = self.X.shape
+        total = self._linear_part
+        scale = self.w.tau * self.w.mix
+        for head in range(self.p.shape[0]):
+            p, VO = self.p[head], self.V[head] @ self.w.Wo[head]
+            centre = p @ VO
+            U = p[:, :, None] * (VO[None] - centre[:, None]) * scale[head]  # query, key, out
+            keys = U[:, :, :, None] * self.b[head][:, None, None, :]  # query, key, out, in: the key moves
+            own = U.moved(lambda x: x.transpose(0, 2, 1)) @ self.centred_a[head]  # query, out, in: the query moves
+            block = keys.moved(lambda x: x.transpose(0, 2, 1, 3))
+            mid, rad = np.zeros((n, d, n, d)), np.zeros((n, d, n, d))
+            for i in range(n):
+                mid[i, :, i], rad[i, :, i] = own.mid[i], own.rad[i]
+            whole = block + Box(mid, rad)
+            total = total + whole.moved(lambda x: x.reshape(n * d, n * d))
+        return float(spectral(total))
+
+    # Bounds -----------------------------------------------------------------------------------------------------
+
+    def spread(self, radius: float, method: str) -> float:
+        match method:
+            case "naive":
+                first = outward((1.0 if self.w.skip else 0.0) + (self.w.vo * self.norm_p).sum())
+                return float(outward(first * radius + self._second_part(radius, self.xi)))
+            case "specformer":
+                return self._specformer(radius)
+            case "lofast":
+                return self._lofast(radius)
+            case "local":
+                best = min(self._lofast(radius), self._t1(radius))
+                return best if self.derivative_norm is None else min(best, self._t2(radius))
+        raise ValueError(f"{method} is no method")
+
+    def _lofast(self, radius: float) -> float:
+        return float(outward(self.zeta * radius + self._second_part(radius, self.mu_uncentred)))
+
+    def _second_part(self, radius: float, mu: Array) -> float:
+        values = outward(self.norm_xvo + radius * self.w.vo)
+        return float(outward((self.w.mix.size * self._move(radius, mu) * values).sum()))
+
+    def _move(self, radius: float, mu: Array) -> Array:
+        """How far the logits move."""
+        return np.asarray(outward(self.w.most_tau * radius * (mu + radius * self.w.B)))
+
+    def _specformer(self, radius: float) -> float:
+        w, n = self.w, self._n
+        reach = outward(spectral(self.X) + radius)
+        query = outward(w.q * reach + math.sqrt(n) * longest(w.bq, 1))
+        slope = outward(w.most_tau * w.k * (w.q * reach + query) / 2)
+        fixed = 0.0 if w.fixed is None else outward(longest(w.fixed, 1) * w.v)
+        each = outward(w.mix.size * (n * (n + 1) * (slope * w.v * reach + w.v)) + fixed)
+        return float(outward(((1.0 if w.skip else 0.0) + w.o * longest(Box.exact(each))) * radius))
+
+    def _t1(self, radius: float) -> float:
+        lam = self.lam(radius).max(-1)
+        each = self.w.mix.size * lam * self._move(radius, self.mu) * outward(self.norm_cv + radius * self.w.v)
+        return float(outward(self.zeta * radius + self.w.o * longest(Box.exact(each))))
+
+    def _t2(self, radius: float) -> float:
+        assert self.derivative_norm is not None
+        w, s, lam = self.w, self._move(radius, self.mu), self.lam(radius).max(-1)
+        product = self.lam_clean * w.most_tau * radius * radius * w.B * self.norm_cv
+        each = outward(w.mix.size * (product + _SECOND * s * s * self.norm_cv + lam * s * radius * w.v))
+        return float(outward(self.derivative_norm * radius + w.o * longest(Box.exact(each))))
+
+    def lam(self, radius: float) -> Array:
+        """The steepest softmax per head and row when every logit moves in its box.
+
+        `min(1/2, pbar, 2 (1 - plow))`: the most probability that any key can have, and the least of the likeliest.
+        """
+        return self._lam(radius, self.w.B)
+
+    def _lam(self, radius: float, norm: Array) -> Array:
+        heads, n = self.S.shape[:2]
+        if n == 1:
+            return np.zeros((heads, 1))
+        a, b, both = longest(self.centred_a, 2), longest(self.b, 2), longest(self.centred_a + self.b, 2)
+        B = norm[:, None, None]
+        s = radius * np.sqrt(a[:, None, :] ** 2 + b[:, :, None] ** 2) + B * radius * radius / 2
+        own = radius * both + B[..., 0] * radius * radius
+        s = np.where(np.eye(n, dtype=bool), own[:, :, None], s)
+        rounding = 2.0**-52 * np.abs(self.S.mid)  # of the two sums below
+        s = outward(self.w.most_tau * outward(s) + self.S.rad + rounding)
+        high, low = self.S.mid + s, self.S.mid - s
+        top = high.max(-1, keepdims=True)
+        ups, downs = np.exp(high - top), np.exp(low - top)
+        others = np.maximum(downs.sum(-1, keepdims=True) * (1 - 1e-12) - downs * (1 + 1e-12), 0.0)
+        shares = np.divide(ups, ups + others, out=np.zeros_like(ups), where=ups > 0)
+        first = self.S.mid.argmax(-1)[..., None] == np.arange(n)
+        kept = np.where(first, downs, 0.0).sum(-1) * (1 - 1e-12)
+        lost = np.where(first, 0.0, ups).sum(-1) * (1 + 1e-12) + 1e-290  # what underflows; `kept` is above e^-600
+        best = np.minimum(outward(shares.max(-1)), outward(2 * lost / (kept + lost)))
+        wide = s.max(-1) >= 300
+        return np.minimum(np.where(wide, 0.5, best), 0.5)
+
+    # The adjoint ------------------------------------------------------------------------------------------------
+
+    def pull(self, g: Box) -> tuple[Box, Remainder]:
+        """Back through P V and the softmax; g has a rival per row."""
+        w = self.w
+        mix = w.mix[:, None, None]
+        G = g[:, None] @ w.Wo.T  # rival head token head_dim
+        M = G @ self.V.T * mix
+        K = self.p * (M - (self.p * M).sum(-1, True))
+        to_q, to_k = (K @ self.K) * w.tau, (K.T @ self.Q) * w.tau
+        adjoint = (to_q @ w.Wq.T + to_k @ w.Wk.T + self.P.T @ G @ w.Wv.T).sum(1)
+        if w.skip:
+            adjoint = adjoint + g
+        return adjoint, self._remainder(G, M, K)
+
+    def _remainder(self, G: Box, M: Box, K: Box) -> Remainder:
+        w, mix = self.w, self.w.mix.size
+        norm_k = spectral(K)
+        N = G @ w.Wv.T * w.mix[:, None, None]
+        norm_n = np.minimum(spectral(N), outward(spectral(G) * w.v * mix))
+        rows = outward((M.mid + M.rad).max(-1) - (M.mid - M.rad).min(-1))
+        centred = outward(_SECOND * longest(M - M.mean(-1, True), 3))
+        product = outward((w.most_tau * norm_k * w.B).sum(1))
+        steepest = np.minimum(outward(rows / 4), centred)
+        form = None
+        if self.X.shape[0] * self.X.shape[1] <= FORMED:
+            form = np.array([self._form(K[r], N[r], steepest[r]) for r in range(len(steepest))])
+
+        def terms(radius: float) -> dict[str, Array]:
+            lam, s = self.lam(radius), self._move(radius, self.mu)
+            weights = np.minimum(outward(lam * rows / 2), centred)
+            bent, most = weights.max(-1), lam.max(-1)
+            found = {
+                "product": np.asarray(outward(product * radius * radius)),
+                "curvature": np.asarray(outward((bent * s * s).sum(-1))),
+                "values": np.asarray(outward((outward(most * s * radius) * norm_n).sum(-1))),
+            }
+            if form is None:
+                return found
+            part = np.divide(weights, steepest, out=np.zeros_like(weights), where=steepest > 0)
+            part = np.minimum(outward(np.maximum(part, 2 * lam).max((-1, -2))), 1.0)
+            beta = w.most_tau * w.B
+            fourth = (bent * beta**2).sum(-1)
+            third = 2 * np.sqrt((bent * (w.most_tau * self.mu) ** 2).sum(-1) * fourth)
+            third = third + (most * beta * norm_n).sum(-1)
+            whole = part * form + (1 - part) * product + third * radius + fourth * radius * radius
+            together = outward(outward(whole) * radius * radius)
+            better = together < sum(found.values())
+            return {name: np.where(better, 0.0, term) for name, term in found.items()} | {
+                "together": np.where(better, together, 0.0)
+            }
+
+        return terms
+
+    def _form(self, K: Box, N: Box, weights: Array) -> float:
+        """The three remainders of second order for one rival: the largest eigenvalue of their quadratic form.
+
+        Row i of the logits changes by `L_i D`, and `2 |L_i D| |C D N_i| <= alpha |L_i D|^2 + |C D N_i|^2 / alpha`.
+        """
+        n, d = self.X.shape
+        centre = Box.exact(np.eye(n)) - Box.exact(1.0) / float(n)
+        total = product = Box.exact(np.zeros((n * d, n * d)))
+        for head, L in enumerate(_each(self._logit_operator(self.centred_a, True))):
+            a, b = longest(self.centred_a[head]), longest(self.b[head], 1)
+            size, reach = longest(N[head], 1), self.w.most_tau * np.sqrt(a * a + b * b)
+            alpha = np.where((size > 0) & (reach > 0), size / np.where(reach > 0, reach, 1.0), 1.0)
+            alpha = np.clip(alpha, 1e-100, 1e100)
+            scale = Box.exact(np.repeat(outward(weights[head] + alpha / 4), n)[:, None])
+            total = total + L.T @ (L * scale) * (self.w.tau * self.w.tau)
+            values = N[head].T @ (N[head] * Box.exact(outward(0.25 / alpha)[:, None]))
+            total = total + _kronecker(centre, values)
+            product = product + _kronecker(K[head], self.w.Wq[head] @ self.w.Wk[head].T) * self.w.tau
+        both = (total + product, total - product)  # either sign of the product may make a margin fall
+        return max(largest_eigenvalue((matrix + matrix.T) * 0.5) for matrix in both)
+
+
+def _kronecker(A: Box, B: Box) -> Box:
+    product = A[:, None, :, None] * B[None, :, None, :]
+    return product.moved(lambda x: x.reshape(A.shape[0] * B.shape[0], -1))
+
+
+def _each(x: Box) -> list[Box]:
+    return [x[i] for i in range(x.shape[0])]

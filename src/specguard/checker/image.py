@@ -1,0 +1,227 @@
+"""The proof for one image once more, from its pixels on: margins, and how far each can fall by each family."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from specguard.checker.enclosure import Array, Box, longest, outward
+from specguard.checker.propagate import Path, Place, Position, Pulled, names, pulled, radii, walked
+from specguard.checker.reading import Reading
+
+Terms = dict[tuple[Position, str], Array]  # (step, term): per rival; no step for what belongs to the whole
+_WHOLE: Position = ()
+_SOME = 32  # rivals that are taken back through the whole network at a time
+_NEAR = 1e-6  # of the logits: what is so close to being open is taken to be
+_METHODS = {"naive": "naive", "specformer": "specformer", "lofast": "lofast"}
+FAMILIES = (*_METHODS, "local", "adjoint", "mixed")
+
+
+@dataclass(frozen=True)
+class Image:
+    """A network at one image, and the margins of its label over every rival class."""
+
+    reading: Reading
+    pixels: Array
+    path: Path
+    output: Array
+    label: int
+
+    @staticmethod
+    def of(reading: Reading, pixels: Array, label: int) -> "Image":
+        """The network at these pixels, where its logits must be the model's."""
+        path, output = walked(reading.steps, pixels)
+        reading.check(pixels, output)
+        return Image(reading, pixels, path, output, label)
+
+    def check_within(self, radius: float) -> None:
+        """Compare the logits with the model's at two points of the ball too, on its boundary and within."""
+        rng = np.random.default_rng(0)
+        for reach in (radius, radius / 2):
+            direction = rng.standard_normal(self.pixels.shape)
+            point = self.pixels + direction * (reach / np.linalg.norm(direction))
+            self.reading.check(point, walked(self.reading.steps, point)[1])
+
+    @cached_property
+    def names(self) -> dict[Position, str]:
+        """What records call the steps."""
+        return names(self.path)
+
+    @property
+    def rivals(self) -> list[int]:
+        return [j for j in range(len(self.output)) if j != self.label]
+
+    @cached_property
+    def margins(self) -> Array:
+        """`f_y - f_j` of the computed logits, from below."""
+        logits = Box.exact(self.output)
+        difference = logits[self.label] - logits[self.rivals]
+        return np.asarray(difference.mid - outward(difference.rad))
+
+    @cached_property
+    def _functionals(self) -> Array:
+        eye = np.eye(len(self.output))
+        return np.asarray(eye[self.label] - eye[self.rivals])
+
+    @cached_property
+    def _order(self) -> Array:
+        """Rivals by the room that the last linear layer leaves them."""
+        size = longest(Box.exact(self._functionals), 1) if self._tail is None else self._tail.before[0][1]
+        return np.asarray(np.argsort(self.margins / np.where(size > 0, size, 1.0), kind="stable"))
+
+    @cached_property
+    def _known(self) -> dict[int, Pulled]:
+        return {}
+
+    def _whole(self, begin: int) -> Pulled:
+        """Some rivals, in this order from `begin` on, taken back through the whole network."""
+        if begin not in self._known:
+            self._known[begin] = pulled(self.path, self._functionals[self._order[begin : begin + _SOME]])
+        return self._known[begin]
+
+    @cached_property
+    def _tail(self) -> Pulled | None:
+        last = self.path[-1]
+        return pulled((last,), self._functionals) if isinstance(last, Place) and last.point.affine else None
+
+    def proof(self, radius: float, family: str, largest_entry: float = math.inf) -> "Proof":
+        """How far every margin can fall within `radius` by this family, and what that rests on.
+
+        `largest_entry` bounds every entry of the perturbation as well, as in an linf ball. Where numbers overflow,
+        margins can fall without end.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = self._proof(radius, family, largest_entry)
+        return replace(found, falls=np.where(np.isnan(found.falls), np.inf, found.falls))
+
+    def losses(
+        self, radius: float, family: str, largest_entry: float, near: float
+    ) -> Iterator[dict[tuple[str, str], float]]:
+        """What the margin that is closest to being lost may lose, by layer and term; of near ties, all of them.
+
+        Rivals are tied whose margins are left within `near` of the least, as a share of the logits, and steps from
+        which the identity, if `family` mixes, gives the same within that.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = self.proof(radius, family, largest_entry)
+            left = self.margins - found.falls
+            close = near * (1 + np.abs(self.output).max())
+            tied = [r for r in range(len(left)) if not left[r] > left.min() + close]
+            at, out = radii(self.path, radius, _METHODS.get(family, "local"))
+            ways: list[Terms] = []
+            if family in ("adjoint", "mixed"):
+                local = found.falls if self._tail is None else _sum(self._local(at))
+                ways = [{(_WHOLE, "local"): local}]
+            if family == "mixed":
+                ways.append(self._at_the_output(out))
+                ways += self._ways(at, largest_entry)
+            else:
+                yield from ({key: float(v[r]) for key, v in found.terms.items()} for r in tied)
+            for way in ways:
+                total = _sum(way)
+                named = {(self.names.get(step, ""), term): v for (step, term), v in way.items()}
+                for r in tied:
+                    if not total[r] > found.falls[r] + close:
+                        yield {key: float(v[r]) for key, v in named.items()}
+
+    def _ways(self, at: dict[Position, float], largest_entry: float) -> list[Terms]:
+        """The identity from every step on, for all rivals that are taken back."""
+        ways: list[Terms] = []
+        for begin in self._known:
+            rows = self._order[begin : begin + _SOME]
+            for terms in self._parts(begin, at, self._whole(begin).before, largest_entry):
+                ways.append({key: np.full(len(self.rivals), np.inf) for key in terms})
+                for key, values in terms.items():
+                    ways[-1][key][rows] = values
+        return ways
+
+    def _proof(self, radius: float, family: str, largest_entry: float) -> "Proof":
+        at, out = radii(self.path, radius, _METHODS.get(family, "local"))
+        output = self._at_the_output(out)
+        if family in _METHODS or (family == "local" and self._tail is None):
+            falls, terms = _sum(output), output
+        elif family == "local":
+            terms = self._local(at)
+            falls = _sum(terms)
+        else:
+            falls, terms = self._identity(at, output, family == "mixed", largest_entry)
+        named = {(self.names.get(step, ""), term): values for (step, term), values in terms.items()}
+        return Proof(falls, named, {self.names[step]: reached for step, reached in at.items()})
+
+    def _identity(
+        self, at: dict[Position, float], output: Terms, mixed: bool, largest_entry: float
+    ) -> tuple[Array, Terms]:
+        """The identity for the rivals with the least room, and for all that the local bound leaves open."""
+        local = _sum(output if self._tail is None else self._local(at))
+        near = _NEAR * (1 + np.abs(self.output).max())
+        falls = local.copy()
+        terms: Terms = {}
+        for begin in range(0, len(self._order), _SOME):
+            rows = self._order[begin : begin + _SOME]
+            lost = (self.margins - falls)[self._order[:begin]] < -near
+            if begin and (lost.any() or not (self.margins - local)[rows].min() <= near):
+                break  # nothing is certified any more, or nothing is open
+            best, some = self._part(begin, at, mixed, largest_entry)
+            falls[rows] = np.minimum(np.minimum(best, local[rows]), _sum(output)[rows]) if mixed else best
+            for key, values in some.items():
+                terms.setdefault(key, np.full(len(self.rivals), np.inf))[rows] = values
+        return falls, {} if mixed else terms
+
+    def _part(
+        self, begin: int, at: dict[Position, float], mixed: bool, largest_entry: float
+    ) -> tuple[Array, Terms]:
+        """How far some rivals can fall, from the best step on if `mixed`, and the terms from the first step on."""
+        whole = self._whole(begin)
+        best, terms = np.full(len(whole.g), np.inf), Terms()
+        for terms in self._parts(begin, at, whole.before if mixed else whole.before[:1], largest_entry):
+            best = np.minimum(best, _sum(terms))
+        return best, terms
+
+    def _parts(
+        self,
+        begin: int,
+        at: dict[Position, float],
+        before: tuple[tuple[Position, Array], ...],
+        largest_entry: float,
+    ) -> Iterator[Terms]:
+        """The terms of some rivals by the identity from each of these steps on, the last first."""
+        whole = self._whole(begin)
+        remainders: Terms = {
+            (step, term): value
+            for step, remainder in whole.remainders.items()
+            for term, value in remainder(at[step]).items()
+        }
+        for step, size in reversed(before):
+            first, label = outward(size * at[step]), (step, "first order from here on")
+            if step == whole.before[0][0]:
+                label = (_WHOLE, "first order")
+            if label[0] == _WHOLE and math.isfinite(largest_entry):
+                entries = np.abs(whole.g).reshape(len(first), -1)
+                first = np.minimum(first, outward(entries.sum(1) * largest_entry))
+            yield {label: first, **{key: value for key, value in remainders.items() if key[0] >= step}}
+
+    def _at_the_output(self, out: float) -> Terms:
+        """Two logits differ by `sqrt(2)` times how far all of them can move, at most."""
+        return {(_WHOLE, "output radius"): np.full(len(self.rivals), outward(math.sqrt(2) * out))}
+
+    def _local(self, at: dict[Position, float]) -> Terms:
+        """`||g|| r` before the last linear layer."""
+        assert self._tail is not None
+        last, size = self._tail.before[0]
+        rounding = self._tail.remainders[last](at[last])["rounding"]
+        return {(last, "radius"): np.asarray(outward(size * at[last])), (last, "rounding"): rounding}
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How far every rival's margin can fall, the terms of that, by layer, and the radii at all layers."""
+
+    falls: Array
+    terms: dict[tuple[str, str], Array]
+    radii: dict[str, float]
+
+
+def _sum(terms: Terms) -> Array:
+    return np.asarray(outward(np.sum(list(terms.values()), axis=0)))

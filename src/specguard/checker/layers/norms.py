@@ -1,0 +1,110 @@
+"""Functions of a token's length in boxes: projections and norms."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from specguard.checker.enclosure import Array, Box, longest, outward, shortest
+from specguard.checker.node import Remainder, Terms
+
+
+def _about(value: float) -> Box:
+    """A number that a few roundings were spent on."""
+    return Box(np.array(value), np.array(16 * 2.0**-53 * abs(value)))
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """`gain stretch p(C x) + shift` per token: `p(c) = R c / sqrt(R^2 + |c|^2)`, or `R c / max(R, |c|)` if hard."""
+
+    x: Box
+    R: float
+    stretch: float
+    gain: Box
+    shift: Box
+    hard: bool
+    centred: bool
+    affine = False
+
+    @cached_property
+    def c(self) -> Box:
+        tokens = self.x.moved(lambda a: a.reshape(-1, a.shape[-1]))
+        return tokens - tokens.mean(-1, True) if self.centred else tokens
+
+    @cached_property
+    def _low(self) -> Array:
+        return np.asarray(shortest(self.c, 1))
+
+    @cached_property
+    def _high(self) -> Array:
+        return np.asarray(longest(self.c, 1))
+
+    @cached_property
+    def width(self) -> Box:
+        """`sqrt(R^2 + |c|^2)`, or `max(R, |c|)`, of every token."""
+        square = (self.c * self.c).sum(-1, True)
+        if self.hard:
+            length = square.root()
+            low, high = (np.maximum(length.mid + sign * outward(length.rad), self.R) for sign in (-1, 1))
+            return Box((low + high) / 2, outward((high - low) / 2 + 1e-15 * high))
+        return (square + _about(self.R * self.R)).root()
+
+    @cached_property
+    def unit(self) -> Box:
+        return self.c / self.width
+
+    @property
+    def output(self) -> Box:
+        shape = self.x.shape
+        return (self.gain * (self.unit * _about(self.R * self.stretch)) + self.shift).moved(
+            lambda a: a.reshape(shape)
+        )
+
+    def _w(self, t: Array) -> Array:
+        return np.asarray(np.maximum(t, self.R) if self.hard else np.hypot(t, self.R))
+
+    def spread(self, radius: float, method: str) -> float:
+        factor = outward(self.stretch * float(self.gain.size.max()))
+        if method == "local":
+            reach = np.maximum(self._low - outward(radius), 0.0)
+            slope = outward(self.R / (np.sqrt(self._w(self._low)) * np.sqrt(self._w(reach))))
+            factor = outward(factor * min(float(slope.max()), 1.0))
+        return float(outward(factor * radius))
+
+    def pull(self, g: Box) -> tuple[Box, Remainder]:
+        shape = g.shape
+        h = g.moved(lambda a: a.reshape(len(a), *self.c.shape)) * self.gain
+        along = (h * self.unit).sum(-1, True)
+        if self.hard:  # inside the ball nothing is taken away; at its edge either will do
+            inside = (self.width.mid <= self.R).astype(float)
+            along = along * Box.exact(1 - inside)
+        adjoint = (h - along * self.unit) * (_about(self.R) / self.width) * _about(self.stretch)
+        if self.centred:
+            adjoint = adjoint - adjoint.mean(-1, True)
+        weight = outward(longest(h, 2) * self.stretch)
+        return adjoint.moved(lambda a: a.reshape(shape)), lambda radius: self._bend(weight, radius)
+
+    def _bend(self, weight: Array, radius: float) -> Terms:
+        """`max_i |g_i| c_i r^2 / 2`, and `|(|g_i| min(1, c_i r / 2))| r`: the smaller."""
+        curvature = self._curvature(radius)
+        change = np.where(np.isfinite(curvature), outward(curvature * radius / 2), np.inf)
+        if self.hard:
+            change = np.where(outward(self._high + radius) <= self.R, 0.0, change)
+        with np.errstate(invalid="ignore"):
+            smooth = np.where(weight > 0, weight * change, 0.0).max(-1)
+        capped = longest(Box.exact(weight * np.minimum(change, 1.0)), 1)
+        return {"bend": outward(outward(np.minimum(smooth, capped)) * radius)}
+
+    def _curvature(self, radius: float) -> Array:
+        R, low, high = self.R, np.maximum(self._low - outward(radius), 0.0), outward(self._high + radius)
+        if self.hard:
+            outside = low > R * (1 + 1e-12)
+            safe = np.where(outside, low, 1.0)
+            return np.asarray(np.where(outside, outward(2 / math.sqrt(3) * R / safe / safe), np.inf))
+        t = np.minimum(np.maximum(low, R / 2), high)
+        w = np.hypot(t, R)  # ratios below, for no power of a length may overflow
+        near, far = 3 * (R / w) ** 3 * (t / w) / w, 2 / math.sqrt(3) * (R / w) / w
+        # Where the two pieces meet they agree; near it the larger is taken.
+        return np.asarray(outward(np.where(t <= R / math.sqrt(2) * (1 - 1e-12), near, np.maximum(near, far))))

@@ -1,0 +1,59 @@
+"""SLL once more, in NumPy boxes: `x - B^T s(W x + b)` with `B = 2 T^-1 W`, where rows of W belong to neurons."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from specguard.checker.enclosure import Box, outward
+from specguard.checker.layers.activations import Map, Neurons
+from specguard.checker.layers.curves import Curve
+from specguard.checker.node import Maker, Remainder
+from specguard.errors import ConfigError
+
+_ADDED = 1e-12  # to every entry of T, by the layer's definition
+_BLURRED = 1e-3  # the share of T that may be unknown
+
+
+@dataclass(frozen=True)
+class SLL:
+    """The layer at x; the exact B lies in a box, so that nothing else is left to account for.
+
+    A change d of x becomes `d - B^T S W d` for a diagonal S of slopes in [0, 1]. Its squared length is at most
+    `|d|^2 - 4 (W d)^T T^-1 (S - S^2) (W d) <= |d|^2`, because `W W^T <= T`: with `Q = diag(q)`, the discs of
+    Gershgorin of `Q^-1 (T - W W^T) Q` lie right of zero.
+    """
+
+    x: Box
+    neurons: Neurons
+    B: Box
+    affine = False
+
+    @property
+    def output(self) -> Box:
+        return self.x - self.neurons.output @ self.B
+
+    def spread(self, radius: float, method: str) -> float:
+        return float(outward(radius))
+
+    def pull(self, g: Box) -> tuple[Box, Remainder]:
+        """The neurons are all that bends, and `-B g` is how g sees them."""
+        through, remainder = self.neurons.pull(-(g @ self.B.T))
+        return g + through, remainder
+
+
+def sll(before: Map, log_q: Box, phi: Curve) -> Maker:
+    """SLL of neurons whose slopes lie in [0, 1]."""
+    assert before.W is not None
+    B = before.W * 2.0 / _divisors(before.W, log_q).moved(lambda a: a[:, None])
+    return lambda x: SLL(x, Neurons(before, phi, before(x)), B)
+
+
+def _divisors(W: Box, log_q: Box) -> Box:
+    """The diagonal of T: `T_i = sum_j |W W^T|_ij q_j / q_i`, and what is added to it."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        ratios = (log_q[None, :] - log_q[:, None]).exp()
+        T = ((W @ W.T).abs() * ratios).sum(1) + _ADDED
+        known = (T.rad < _BLURRED * T.mid).all()  # not so where anything overflowed
+    if not known:
+        raise ConfigError("the sums that an SLL divides by are lost in rounding, so it cannot be checked")
+    return T

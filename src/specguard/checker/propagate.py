@@ -1,0 +1,142 @@
+"""One image on its way through a model: every layer at its activation, radii forwards, functionals backwards.
+
+Steps are told apart by their positions, `(k,)` the k-th and `(k, i)` the i-th of its branch, never by their names.
+"""
+
+from dataclasses import dataclass
+
+from specguard.checker.enclosure import Array, Box, longest, outward
+from specguard.checker.node import Point, Remainder
+from specguard.checker.reading import Leaf, Step
+from specguard.errors import ConfigError
+
+Position = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A layer f at the computed activation z, taken as exact; `slack`: how far f(z) may be from the next one."""
+
+    position: Position
+    name: str
+    point: Point
+    slack: float
+
+
+@dataclass(frozen=True)
+class Fork:
+    position: Position
+    name: str
+    scale: float
+    branch: "tuple[Place | Fork, ...]"
+    slack: float
+
+
+Path = tuple[Place | Fork, ...]
+
+
+def walked(steps: tuple[Step, ...], x: Array, within: Position = ()) -> tuple[Path, Array]:
+    """Every layer at the activations of one image, as they are computed here."""
+    path: list[Place | Fork] = []
+    for number, step in enumerate(steps):
+        position = (*within, number)
+        if isinstance(step, Leaf):
+            point = step.make(Box.exact(x))
+            output = point.output
+            path.append(Place(position, step.name, point, _far(output)))
+        else:
+            branch, change = walked(step.branch, x, position)
+            if change.shape != x.shape:  # what is smaller would be repeated
+                raise ConfigError(
+                    f"{step.name} adds its input and its branch, of shapes {x.shape} and {change.shape}"
+                )
+            output = Box.exact(x) + Box.exact(change) * step.scale
+            path.append(Fork(position, step.name, step.scale, branch, _far(output)))
+        x = output.mid
+    return tuple(path), x
+
+
+def _far(x: Box) -> float:
+    return float(longest(Box.exact(x.rad)))
+
+
+def radii(path: Path, radius: float, method: str) -> tuple[dict[Position, float], float]:
+    """How far every layer's exact, perturbed input can be from the computed one, and how far the output."""
+    at: dict[Position, float] = {}
+    for place in path:
+        at[place.position] = radius
+        if isinstance(place, Place):
+            radius = float(outward(place.point.spread(radius, method) + place.slack))
+        else:
+            inside, end = radii(place.branch, radius, method)
+            at |= inside
+            radius = float(outward(radius + abs(place.scale) * end + place.slack))
+    return at, radius
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """Functionals seen from every step: their lengths before it, and what every layer adds, for a radius at it.
+
+    Each functional is taken to be the computed one; what the exact one differs by is a term, "rounding".
+    """
+
+    remainders: dict[Position, Remainder]
+    before: tuple[tuple[Position, Array], ...]
+    g: Array
+
+
+def pulled(path: Path, g: Array) -> Pulled:
+    """Functionals g of the output, one per rival, taken back through the path."""
+    remainders: dict[Position, Remainder] = {}
+    before: list[tuple[Position, Array]] = []
+    for place in reversed(path):
+        size = longest(Box.exact(g), 1)
+        if isinstance(place, Place):
+            back, remainder = place.point.pull(Box.exact(g))
+        else:
+            scaled = Box.exact(g) * place.scale
+            inner = pulled(place.branch, scaled.mid)
+            remainders |= inner.remainders
+            back, remainder = Box.exact(g) + Box.exact(inner.g), _nothing
+            lost = longest(Box.exact(scaled.rad), 1)
+            if lost.any() and place.branch:  # a scale that is no power of two: a rate of what the branch gives
+                last = place.branch[-1]
+                remainders[last.position] = _with_end(remainders[last.position], lost, last)
+        wrong = longest(Box.exact(back.rad), 1)
+        remainders[place.position] = _with(remainder, wrong, outward(size * place.slack))
+        g = back.mid
+        before.append((place.position, longest(Box.exact(g), 1)))
+    return Pulled(remainders, tuple(reversed(before)), g)
+
+
+def _nothing(radius: float) -> dict[str, Array]:
+    return {}
+
+
+def _with(remainder: Remainder, rate: Array, constant: Array | float) -> Remainder:
+    """A remainder and the rounding `rate r + constant`."""
+
+    def terms(radius: float) -> dict[str, Array]:
+        found = remainder(radius)
+        rounding = outward(rate * radius + constant + found.pop("rounding", 0.0))
+        return {**found, "rounding": rounding}
+
+    return terms
+
+
+def _with_end(remainder: Remainder, rate: Array, last: Place | Fork) -> Remainder:
+    """A remainder and the rounding `rate R`, R the radius behind the last step of a branch."""
+    return lambda radius: _with(remainder, 0 * rate, outward(rate * radii((last,), radius, "local")[1]))(radius)
+
+
+def names(path: Path) -> dict[Position, str]:
+    """What records call every step; no two may have one name."""
+    found: dict[Position, str] = {}
+    for place in path:
+        found[place.position] = place.name
+        if isinstance(place, Fork):
+            found |= names(place.branch)
+    if len(set(found.values())) < len(found):
+        raise ConfigError("two layers have the same name, so that no record can tell them apart")
+    return found

@@ -1,0 +1,35 @@
+"""Layers for inputs of some shapes only: what is broadcast is repeated, which no norm of a layer would know."""
+
+from collections.abc import Callable
+
+from specguard.checker.enclosure import Box
+from specguard.checker.node import Maker, Point
+from specguard.errors import ConfigError
+
+Shape = tuple[int, ...]
+
+
+def for_shape(fits: Callable[[Shape], bool], make: Maker) -> Maker:
+    """The same layer, for inputs of such shapes only."""
+
+    def at(x: Box) -> Point:
+        if not fits(x.shape):
+            raise ConfigError(f"a layer does not take inputs of shape {x.shape}")
+        return make(x)
+
+    return at
+
+
+def keeping(constant: Box, make: Maker) -> Maker:
+    """The same layer, for inputs that a constant of this shape does not repeat."""
+
+    def fits(shape: Shape) -> bool:
+        pairs = zip(reversed(shape), reversed(constant.shape), strict=False)
+        return len(constant.shape) <= len(shape) and all(one in (1, size) for size, one in pairs)
+
+    return for_shape(fits, make)
+
+
+def of_tokens(least: int, make: Maker) -> Maker:
+    """The same layer, for at least so many tokens."""
+    return for_shape(lambda s: len(s) == 2 and s[0] >= least, make)

@@ -1,0 +1,31 @@
+"""Models from elsewhere as models of this package."""
+
+from specguard.models.checkpoint import load_weights
+from specguard.models.convert import check_equal, convert, register_converter
+from specguard.models.equality import Pair, View
+from specguard.models.huggingface import from_huggingface
+from specguard.models.qkv import attention_weights
+from specguard.models.run import from_run, untrained
+from specguard.models.source import Origin
+from specguard.models.timm import from_timm
+from specguard.models.torchvision import from_torchvision
+from specguard.models.wrapped import Wrapped
+from specguard.models.zoo import timm_model
+
+__all__ = [
+    "Origin",
+    "Pair",
+    "View",
+    "Wrapped",
+    "attention_weights",
+    "check_equal",
+    "convert",
+    "from_huggingface",
+    "from_run",
+    "from_timm",
+    "from_torchvision",
+    "load_weights",
+    "register_converter",
+    "timm_model",
+    "untrained",
+]

@@ -1,0 +1,136 @@
+"""Weights from a file, made to fit a model: a new head for other classes, positions for images of another size."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from specguard.errors import CheckpointError
+from specguard.models import timm, torchvision
+from specguard.models.checkpoint import load_weights
+from specguard.models.layers import kind
+from specguard.models.library import library
+from specguard.nn import check_architecture
+
+_TORCHVISION = {"first_conv": "conv_proj", "classifier": "heads.head"}
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What was changed so that weights fit: is the head a new one; for which image size positions were, and are."""
+
+    new_head: bool = False
+    sizes: tuple[int, int] | None = None
+
+
+def load_into(model: Any, path: Path, *, new_head: bool = False, resize: bool = False) -> Fitted:
+    """Give `model` the weights of a file, which must be for exactly this architecture; what was changed in them.
+
+    With `new_head` a file for another number of classes, or without a head, is taken too, and the head is left as
+    it is. With `resize` positions for another image size are interpolated, as the model's library does it.
+    """
+    tensors, mine = load_weights(path), model.state_dict()
+    settings = getattr(model, "pretrained_cfg", None) or _TORCHVISION
+    _check_channels(tensors, mine, settings.get("first_conv"), path)
+    heads = settings.get("classifier") or ()
+    new = _heads(tensors, mine, (heads,) if isinstance(heads, str) else tuple(heads), path, new_head)
+    sizes = _positions(tensors, _table(model), path, resize)
+    check_architecture(model, tensors, path)
+    model.load_state_dict(tensors)
+    return Fitted(new, sizes)
+
+
+def _check_channels(tensors: dict[str, Tensor], mine: dict[str, Tensor], first: str | None, path: Path) -> None:
+    given, own = tensors.get(f"{first}.weight"), mine.get(f"{first}.weight")
+    if given is not None and own is not None and given.ndim == 4 and given.shape[1] != own.shape[1]:
+        raise CheckpointError(
+            f"{path} is of a model for images of {given.shape[1]} channels, not {own.shape[1]}: "
+            f"{first}.weight says so"
+        )
+
+
+def _heads(
+    tensors: dict[str, Tensor], mine: dict[str, Tensor], heads: tuple[str, ...], path: Path, replace: bool
+) -> bool:
+    """Put the model's own heads among the tensors where theirs are missing or of other classes; whether it did."""
+    keys = {f"{head}.{what}" for head in heads for what in ("weight", "bias")} & mine.keys()
+    if keys and not keys & tensors.keys():
+        if not replace:
+            raise CheckpointError(f"{path} holds the weights of no head: {max(keys)!r} is missing")
+        tensors.update({key: mine[key] for key in keys})
+        return True
+    fit: set[str] = set()
+    for key in sorted(keys & tensors.keys()):
+        given, own = tensors[key], mine[key]
+        if given.ndim == own.ndim and len(given) != len(own) and given.shape[1:] == own.shape[1:]:
+            if not replace:
+                raise CheckpointError(
+                    f"{path} is of a model with {len(given)} classes, not {len(own)}: {key} says so"
+                )
+            fit.add(key)
+    tensors.update({key: mine[key] for key in fit})
+    return bool(fit)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A model's positions: rows for `tokens` tokens, then for edge x edge patches of `patch` x `patch` pixels."""
+
+    name: str
+    tokens: int
+    edge: int
+    patch: int
+    resized: Callable[[Tensor], Tensor]
+
+
+def _table(model: Any) -> _Table | None:
+    """The positions of a model that have a square grid; those of others are never resized."""
+    if kind(model) in torchvision.KINDS:
+        edge = model.image_size // model.patch_size
+        return _Table("encoder.pos_embedding", 1, edge, model.patch_size, partial(_as_torchvision, model))
+    if kind(model) not in timm.KINDS or model.pos_embed is None:
+        return None
+    grid, patch = model.patch_embed.grid_size, model.patch_embed.patch_size
+    if grid is None or grid[0] != grid[1] or patch[0] != patch[1]:
+        return None
+    tokens = 0 if model.no_embed_class else model.num_prefix_tokens
+    return _Table("pos_embed", tokens, grid[0], patch[0], partial(_as_timm, list(grid), tokens))
+
+
+def _as_timm(grid: list[int], tokens: int, table: Tensor) -> Tensor:
+    resized: Tensor = library("timm.layers").resample_abs_pos_embed(table, grid, None, tokens)
+    return resized
+
+
+def _as_torchvision(model: Any, table: Tensor) -> Tensor:
+    name = "encoder.pos_embedding"
+    state = library("torchvision.models.vision_transformer").interpolate_embeddings(
+        model.image_size, model.patch_size, {name: table}
+    )
+    resized: Tensor = state[name]
+    return resized
+
+
+def _positions(
+    tensors: dict[str, Tensor], table: _Table | None, path: Path, resize: bool
+) -> tuple[int, int] | None:
+    """Resize the positions among the tensors to the model's grid, where they are of another; the image sizes."""
+    given = None if table is None else tensors.get(table.name)
+    if table is None or given is None or given.ndim != 3 or given.shape[0] != 1:
+        return None
+    patches = given.shape[1] - table.tokens
+    edge = math.isqrt(max(patches, 0))
+    if edge < 1 or edge * edge != patches or edge == table.edge:
+        return None  # what does not fit is refused with all the rest
+    sizes = edge * table.patch, table.edge * table.patch
+    if not resize:
+        raise CheckpointError(
+            f"{path} is of a model for images of size {sizes[0]}, not {sizes[1]}: {table.name} says so; "
+            "positions are resized where an image size is given"
+        )
+    tensors[table.name] = table.resized(given)
+    return sizes

@@ -1,0 +1,83 @@
+"""The model that is converted, in float64, and the way back to its own type.
+
+Some of its weights are not copied but combined, such as a token and its position. The network is compared with the
+original before these are rounded: nothing but their rounding escapes the comparison.
+"""
+
+import copy
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import reduce
+from itertools import chain
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from specguard.errors import ConfigError
+from specguard.models.equality import View, compare
+from specguard.models.layers import Part
+from specguard.nn import Network, find_overrides, materialised
+
+_LIBRARIES = ("torch", "timm", "torchvision", "transformers")
+_ONLY_RECORDS = "transformers.utils.output_capturing"  # its hooks keep outputs for those who ask for them
+
+
+@dataclass(frozen=True)
+class Source:
+    """A copy of the original in float64 and eval mode; the same with folded parametrisations; its own type."""
+
+    model: nn.Module
+    part: Part
+    dtype: torch.dtype
+
+    def network(
+        self,
+        name: str | None,
+        shape: tuple[int, ...],
+        layers: "OrderedDict[str, nn.Module]",
+        view: View,
+        generator: torch.Generator | None,
+    ) -> Network:
+        """The layers as one network, compared with the original and rounded to its type, in eval mode."""
+        head = layers["head"]
+        assert isinstance(head, nn.Linear)
+        result = Network(name or type(self.model).__name__, shape, head.out_features, layers).eval()
+        compare(self.model, result, view, generator)
+        return result.to(self.dtype)
+
+
+def source(model: nn.Module) -> Source:
+    """The model to read; what may compute something else than its type says is refused by name."""
+    for name, module in model.named_modules():
+        part = Part(name, module)
+        if part.kind.partition(".")[0] not in _LIBRARIES:
+            raise part.refused("which is of no library that is known here, and may compute anything")
+    theirs, dtype = plain_copy(model), numbers_of(model)
+    folded = any(parametrize.is_parametrized(module) for module in theirs.modules())
+    return Source(theirs, Part("", materialised(theirs) if folded else theirs), dtype)
+
+
+def plain_copy(model: nn.Module) -> nn.Module:
+    """A copy in float64 and eval mode, of a model whose modules compute what their types say, with numbers."""
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if tensor.is_meta:
+            raise ConfigError(f"{name} is on the meta device and holds no numbers; load the weights first")
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ConfigError(f"{name} holds numbers that are not finite")
+    theirs = copy.deepcopy(model).double().eval()
+    for module in theirs.modules():
+        for key, hook in list(module._forward_hooks.items()):
+            if getattr(hook, "__module__", None) == _ONLY_RECORDS:
+                del module._forward_hooks[key]
+    for name, what in find_overrides(theirs):
+        raise ConfigError(f"{name} has {what}; a conversion cannot see what it does")
+    return theirs
+
+
+def numbers_of(model: nn.Module) -> torch.dtype:
+    """The type of a model's weights, the most precise one if there are several."""
+    types = [p.dtype for p in model.parameters()]
+    if not types:
+        raise Part("", model).refused("which has no weights")
+    return reduce(torch.promote_types, types)

@@ -1,0 +1,279 @@
+"""What a run directory contains, and how to write it so that a crash at any moment leaves it whole.
+
+    run.json                 full settings, written once, at the start
+    arguments.json           the command line's options, if one started the run
+    .lock                    held while a process works here
+    environment.jsonl        versions, commit, hardware and command of every start
+    metrics.jsonl            one record per epoch, without anything that depends on the moment: on the same machine,
+                             with as many threads, a resumed run's file equals an uninterrupted one's
+timing.jsonl             one record per epoch: seconds
+checkpoints/00000123/    tensors.safetensors + state.json after step 123, complete or absent
+model.safetensors        the final weights, model.json their config and hash
+result.json              the final numbers; its presence means that the run is finished
+"""
+
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+
+from specguard.errors import CheckpointError, RunError
+from specguard.records.files import (
+    append_file,
+    file_lines,
+    folder_below,
+    open_file,
+    read_file,
+    reading,
+    sync_folder,
+)
+from specguard.records.files import locked as locked
+from specguard.records.files import write_file as write_file
+from specguard.records.files import writing as writing
+from specguard.version import __version__
+
+if TYPE_CHECKING:  # records are read where there is no need of torch: it is imported by what handles tensors
+    import torch
+    from torch import Tensor
+
+Json = dict[str, Any]
+_TENSORS, _STATE = "tensors.safetensors", "state.json"
+_PACKAGES = ("torch", "numpy", "safetensors", "scikit-learn")
+# Bytes of a file that is read, far beyond any real one: of settings or a summary, of records, of weights.
+_LARGEST_RECORD, LARGEST_LINES, LARGEST_WEIGHTS = 64 * 2**20, 4 * 2**30, 32 * 2**30
+# In these, numbers can be computed with, compared and written again.
+_DTYPES = frozenset(
+    "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split()  # noqa: SIM905
+)
+
+
+def write_json(path: Path, record: Json) -> None:
+    write_file(path, (json.dumps(record, indent=2, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path, most: int = _LARGEST_RECORD, *, links: bool = True) -> Json:
+    with reading(path):
+        content = read_file(path, most, links=links)
+    try:
+        record = _parsed(content)
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise RunError(f"{path} does not hold a JSON object")
+    return record
+
+
+def append_lines(path: Path, *records: Json) -> None:
+    """Add records to a .jsonl file, one per line, flushed to the disk."""
+    append_file(path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode())
+
+
+def read_lines(path: Path, most: int = LARGEST_LINES, *, links: bool = True) -> list[Json]:
+    """The complete records of a .jsonl file, none if it does not exist. A last line cut short is left out."""
+    records: list[Json] = []
+    with reading(path), suppress(FileNotFoundError):
+        for number, line in enumerate(file_lines(path, most, links=links), start=1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                record = _parsed(line)
+            except (ValueError, RecursionError) as error:
+                raise RunError(f"line {number} of {path} is not valid JSON: {error}") from error
+            if not isinstance(record, dict):
+                raise RunError(f"line {number} of {path} does not hold a JSON object")
+            records.append(record)
+    return records
+
+
+def lines_digest(path: Path) -> str:
+    """SHA-256 of a .jsonl file."""
+    with reading(path), open_file(path, LARGEST_LINES) as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _parsed(text: bytes) -> Any:
+    """JSON as it is written here, with numbers that can be computed with and written again."""
+    return json.loads(text, parse_float=_finite, parse_int=_short, parse_constant=_finite)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is not a finite number")
+    return value
+
+
+def _short(text: str) -> int:
+    if len(text) > 300:  # beyond, it has no counterpart among real numbers
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)
+
+
+def rewrite_lines(path: Path, records: list[Json]) -> None:
+    """Replace a .jsonl file as a whole, atomically."""
+    write_file(path, "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode())
+
+
+def write_tensors(path: Path, tensors: "Mapping[str, Tensor]") -> None:
+    from safetensors.torch import save as tensor_bytes
+
+    plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    write_file(path, tensor_bytes(plain))
+
+
+def read_tensors(path: Path) -> "dict[str, Tensor]":
+    """The tensors of a safetensors file; anything else is refused with one sentence. Nothing is unpickled."""
+    from safetensors.torch import load as parse_tensors
+
+    with reading(path, CheckpointError):
+        content = read_file(path, LARGEST_WEIGHTS)
+    try:
+        tensors: dict[str, Tensor] = dict(parse_tensors(content))
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
+        reason = str(error).partition("\n")[0]  # torch adds a page of its own
+        raise CheckpointError(f"{path} is truncated or not a safetensors file: {reason}") from error
+    check_dtypes(tensors, path)
+    return tensors
+
+
+def check_dtypes(tensors: "Mapping[str, Tensor]", path: Path) -> None:
+    """Refuse tensors of a type in which nothing is computed here, such as 8-bit or complex numbers."""
+    for name, tensor in tensors.items():
+        if (kind := str(tensor.dtype).removeprefix("torch.")) not in _DTYPES:
+            raise CheckpointError(f"{path} holds {name!r} of type {kind}, in which nothing is computed here")
+
+
+def write_checkpoint(run: Path, step: int, tensors: "Mapping[str, Tensor]", state: Json) -> None:
+    """Both files of a checkpoint or neither: the folder gets its name only when they are on the disk.
+
+    Older checkpoints go once the new one stands.
+    """
+    folder = folder_below(run, "checkpoints")
+    draft, retired, final = folder / ".draft", folder / ".retired", folder / f"{step:08d}"
+    with writing(final):
+        for left_over in (draft, retired):
+            shutil.rmtree(left_over, ignore_errors=True)
+        try:
+            os.mkdir(draft)  # a link of this name is still there, and refused
+            write_tensors(draft / _TENSORS, tensors)
+            write_json(draft / _STATE, state)
+            os.rename(draft, final)
+        except BaseException:  # Control-C too leaves no draft
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        sync_folder(folder)
+        for old in checkpoint_steps(run):
+            if old < step:
+                os.rename(folder / f"{old:08d}", retired)  # half removed, it must not look complete
+                shutil.rmtree(retired)
+
+
+def checkpoint_steps(run: Path) -> list[int]:
+    """The steps of all complete checkpoints, in order."""
+    folder = run / "checkpoints"
+    names = os.listdir(folder) if folder.is_dir() else []
+    return sorted(int(name) for name in names if re.fullmatch("[0-9]{8,12}", name))
+
+
+def read_checkpoint(run: Path, step: int) -> "tuple[dict[str, Tensor], Json]":
+    folder = run / "checkpoints" / f"{step:08d}"
+    return read_tensors(folder / _TENSORS), read_json(folder / _STATE)
+
+
+def described(value: object) -> Any:
+    """A frozen dataclass as JSON: its type's name and its fields; the settings of a run are made of these."""
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {f.name: described(getattr(value, f.name)) for f in fields(value)}
+        return {"type": type(value).__name__, **parts}
+    if isinstance(value, tuple | list):
+        return [described(v) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise RunError(f"a {type(value).__name__} cannot be written into the settings of a run")
+
+
+def first_difference(old: Any, new: Any, path: str = "") -> str | None:
+    """Where two settings differ, as `training.optimizer.lr: 0.1 before, 0.2 now`; None where they are equal."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            found = first_difference(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+            if found:
+                return found
+        return None
+    return None if old == new else f"{path}: {json.dumps(old)} before, {json.dumps(new)} now"
+
+
+def derived_seed(seed: int, *purpose: object) -> int:
+    """A seed for one purpose, such as (7, "crop", epoch, step). No state to save, nothing shared by accident."""
+    text = "/".join(str(part) for part in (seed, *purpose))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def environment(device: "torch.device", processes: int = 1) -> Json:
+    """Where and with what a number was measured: hardware, versions, commit, command."""
+    import torch
+
+    versions: Json = {"specguard": __version__, "python": platform.python_version()}
+    versions |= {name: v for name in _PACKAGES if (v := _version(name))}
+    hardware: Json = {"cpu": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    if processes > 1:
+        hardware["processes"] = processes
+    if device.type == "cuda":
+        hardware["gpu"] = torch.cuda.get_device_name(device)
+        versions["cuda"] = torch.version.cuda
+    return {
+        "hardware": hardware,
+        "versions": versions,
+        "commit": source_commit(),
+        "command": shlex.join([Path(sys.argv[0]).name.replace("__main__.py", "specguard"), *sys.argv[1:]]),
+    }
+
+
+def record_start(folder: Path, device: "torch.device", processes: int = 1) -> None:
+    """Add this start to environment.jsonl; a last line that was cut short goes."""
+    path = folder / "environment.jsonl"
+    rewrite_lines(path, [*read_lines(path), environment(device, processes)])
+
+
+def begun_by(folder: Path) -> str:
+    """`; it was begun by version 0.0.9, and this is 0.1.0`, where another version began it, else nothing."""
+    match read_lines(folder / "environment.jsonl")[:1]:
+        case [{"versions": {"specguard": str(version)}}] if version != __version__:
+            return f"; it was begun by version {version[:20]!r}, and this is {__version__}"
+    return ""
+
+
+def source_commit() -> str | None:
+    """The commit of the source tree this package runs from, '+' behind it if changed; None outside one."""
+    here = Path(__file__).resolve().parent
+    if named := os.environ.get("SPECGUARD_COMMIT"):  # for machines that get the tree without its history
+        return named
+    options: Any = {"cwd": here, "capture_output": True, "text": True, "check": True}
+    try:
+        subprocess.run(["git", "ls-files", "--error-unmatch", Path(__file__).name], **options)
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], **options).stdout.strip()
+        changed = subprocess.run(["git", "status", "--porcelain", "--", "."], **options).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit + ("+" if changed else "")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,94 @@
+"""A matplotlib figure as SVG within a page.
+
+It has no style of its own, so that a strict policy lets it pass; text that can be selected; and the page's colours,
+by name, so that it is readable in the light and in the dark.
+"""
+
+import io
+import re
+import warnings
+from collections.abc import Mapping
+from xml.etree import ElementTree
+
+import matplotlib
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from specguard.report.figures.spectra import RUN_COLOURS
+
+CERTIFIED, ATTACKED, CLEAN, UNKNOWN = "#0f766e", "#c2410c", "#475569", "#94a3b8"
+# All different, because a colour is known by its value.
+FAMILIES = ("#0f766f", "#1d4ed8", "#7e22ce", "#be185d", "#a16207", "#57534e")
+# What is drawn in these colours takes the page's.
+_NAMES: Mapping[str, str] = {
+    **{colour: f"var(--run-{number})" for number, colour in enumerate(RUN_COLOURS)},
+    **{colour: f"var(--family-{number})" for number, colour in enumerate(FAMILIES)},
+    CERTIFIED: "var(--certified)",
+    ATTACKED: "var(--attacked)",
+    CLEAN: "var(--clean)",
+    UNKNOWN: "var(--unknown)",
+    "#000000": "var(--ink)",
+    "#b0b0b0": "var(--line)",
+}
+_SVG, _LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+_NUMBER = re.compile(r"-?\d+\.\d{2,}")
+_REFERENCE = re.compile(r"url\(#([^)]*)\)")
+_RUN = re.compile(r"run-(\d+)-")
+_DROPPED = ("font-family", "font", "clip-rule")
+
+
+def inline_svg(figure: Figure, name: str, says: str) -> Markup:
+    """The figure as an element of a page; `name` makes its ids unique, and `says` is what it shows, in words."""
+    root = ElementTree.fromstring(_drawn(figure))
+    for parent in root.iter():
+        for child in list(parent):
+            if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
+                parent.remove(child)
+    for element in root.iter():
+        _rewrite(element, name)
+    for size in ("width", "height"):
+        del root.attrib[size]  # the page's to decide
+    root.attrib |= {"class": "figure", "role": "img", "aria-label": says}
+    _strip_spaces(root)
+    return Markup(ElementTree.tostring(root, encoding="unicode", method="xml"))  # escaped by its maker
+
+
+def _drawn(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    fixed = matplotlib.rc_context({"svg.hashsalt": "specguard", "svg.fonttype": "none"})
+    with fixed, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the page's fonts may have it
+        figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
+    return buffer.getvalue()
+
+
+def _rewrite(element: ElementTree.Element, name: str) -> None:
+    """Plain tags, unique ids, attributes instead of style, the page's colours, two decimals."""
+    tag = element.tag.removeprefix(f"{{{_SVG}}}")
+    element.tag = tag
+    old = dict(element.attrib)
+    element.attrib.clear()
+    for key, value in old.items():
+        if key == "style":
+            pairs = (part.partition(":") for part in value.split(";") if part.strip())
+            styles = {style.strip(): setting.strip() for style, _, setting in pairs}
+            element.attrib |= {k: _NAMES.get(v, v) for k, v in styles.items() if k not in _DROPPED}
+        elif key == f"{{{_LINK}}}href":
+            element.set("href", value.replace("#", f"#{name}-", 1))
+        elif key == "id":
+            if run := _RUN.match(value):
+                element.attrib |= {"data-run": run[1], "class": "of-run"}
+            element.set("id", f"{name}-{value}")
+        elif key in ("d", "x", "y", "width", "height", "transform", "points"):
+            element.set(key, _NUMBER.sub(lambda found: f"{float(found[0]):.2f}", value.replace("\n", "")))
+        else:
+            element.set(key, _REFERENCE.sub(rf"url(#{name}-\1)", value))
+    if tag == "text" and "fill" not in element.attrib:
+        element.set("fill", "var(--ink)")
+
+
+def _strip_spaces(root: ElementTree.Element) -> None:
+    for element in root.iter():
+        if element.tag not in ("text", "tspan"):
+            element.text = element.text.strip() if element.text and element.text.strip() else None
+        element.tail = None

@@ -1,0 +1,52 @@
+"""Spectral norms of queries, keys and values, layer by layer, before and after training."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from specguard.report.figures.spectra import RUN_COLOURS
+from specguard.report.studies import Looked, WeightNorms
+
+KINDS = {"q": "queries", "k": "keys", "v": "values"}
+
+
+def weights_figure(runs: Mapping[int, Looked]) -> Figure:
+    """A panel for q, k and v: of a layer the largest head as a line, all as a band; dotted: before training."""
+    figure = Figure(figsize=(9.0, 2.7), layout="constrained")
+    axes = figure.subplots(1, 3, sharey=True)
+    for axis, (kind, name) in zip(axes, KINDS.items(), strict=True):
+        for number, study in runs.items():
+            colour = RUN_COLOURS[number % len(RUN_COLOURS)]
+            _draw(axis, _of_kind(study.before, kind), colour, f"run-{number}-{kind}-before", before=True)
+            _draw(axis, _of_kind(study.after, kind), colour, f"run-{number}-{kind}-after")
+        axis.set_title(name, fontsize=9.5, loc="left")
+        axis.set_xlabel("layer", fontsize=9)
+        axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axis.set_ylim(bottom=0)
+        axis.tick_params(labelsize=8.5, length=3)
+        axis.grid(axis="y", linewidth=0.5)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("spectral norm of a head", fontsize=9)
+    return figure
+
+
+def has_heads(study: Looked) -> bool:
+    return any(weight.kind in KINDS for weight in study.after)
+
+
+def _of_kind(weights: Sequence[WeightNorms], kind: str) -> list[WeightNorms]:
+    return [weight for weight in weights if weight.kind == kind]
+
+
+def _draw(axis: Any, weights: Sequence[WeightNorms], colour: str, gid: str, before: bool = False) -> None:
+    if not weights:
+        return
+    x = list(range(len(weights)))
+    high, low = [max(w.sigma) for w in weights], [min(w.sigma) for w in weights]
+    style: Any = (0, (1, 2)) if before else "-"
+    marker = None if before else "o"
+    axis.plot(x, high, color=colour, linestyle=style, marker=marker, markersize=3, linewidth=1.5, gid=f"{gid}-line")
+    if not before:
+        axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0, gid=f"{gid}-band")

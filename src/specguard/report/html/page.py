@@ -1,0 +1,276 @@
+"""One self-contained HTML file from the records of runs.
+
+Figures are inline; nothing is loaded, and nothing runs but the page's own few lines, named to the browser by their
+hash.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace as View
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from specguard.errors import ConfigError
+from specguard.records.accuracy import Proportion
+from specguard.records.store import Json, write_file
+from specguard.report.collect import read_run
+from specguard.report.export import accuracy_rows, architecture, csv_bytes, robustbench_entries
+from specguard.report.figures.curves import (
+    comparison_figure,
+    curve_figure,
+    family_figure,
+    norms_of,
+    training_figure,
+)
+from specguard.report.figures.inline import inline_svg
+from specguard.report.figures.spectra import plain, violin_figure
+from specguard.report.figures.weights import has_heads, weights_figure
+from specguard.report.html import sections
+from specguard.report.html.pictures import shown_pictures
+from specguard.report.studies import Certified, Run
+from specguard.version import __version__
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_SECTIONS = {
+    "summary": "Summary",
+    "radius": "Radius",
+    "images": "Broken images",
+    "blocks": "Blocks",
+    "weights": "Weights",
+    "proofs": "Proofs",
+    "classes": "Classes",
+    "flags": "Warnings",
+    "work": "How it was made",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """The contents of three files."""
+
+    html: bytes
+    csv: bytes
+    robustbench: tuple[Json, ...]
+
+
+def report(runs: Mapping[str, Path], title: str = "SpecGuard report") -> Report:
+    """The report of the runs in these directories, by label. The same records make the same bytes."""
+    read = [read_run(path, label) for label, path in runs.items()]
+    return Report(_page(read, title).encode(errors="replace"), csv_bytes(read), tuple(robustbench_entries(read)))
+
+
+def write_report(runs: Mapping[str, Path], path: Path, title: str = "SpecGuard report") -> Path:
+    """Write the report to `path`, an .html file, and beside it the .csv and .robustbench.json; return `path`."""
+    if path.suffix not in (".html", ".htm"):
+        raise ConfigError(f"a report is an .html file, not {path}")
+    made = report(runs, title)
+    entries = json.dumps(made.robustbench, indent=2, allow_nan=False) + "\n"
+    write_file(path.with_suffix(".csv"), made.csv)
+    write_file(path.with_suffix(".robustbench.json"), entries.encode())
+    write_file(path, made.html)
+    return path
+
+
+def _page(runs: Sequence[Run], title: str) -> str:
+    style, script = ((_TEMPLATES / f"report.{kind}").read_text() for kind in ("css", "js"))
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        finalize=lambda value: plain(value) if type(value) is str else value,
+    )
+    views = [_run_view(run, number) for number, run in enumerate(runs)]
+    context = _figures(runs, views) | {
+        "runs": views,
+        "title": title,
+        "version": __version__,
+        "policy": _policy(style, script),
+        "style": Markup(style),  # the package's own
+        "script": Markup(script),
+        "ball_text": sections.ball_text,
+        "duration": sections.duration,
+        "any_median": any(view.median for view in views),
+        "any_pictures": any(view.pictures for view in views),
+        "any_classes": any(view.classes for view in views),
+        "attack_balls": sections.chosen(sorted({ball for view in views for ball in view.attacked_shares}), 6),
+        "certified_balls": sections.chosen(sorted({ball for view in views for ball in view.proved_shares}), 6),
+        "flagged": [
+            (view, study) for view, run in zip(views, runs, strict=True) for study in run.attacked
+            if study.flags or study.warnings
+        ],
+        "longest": max((s.seconds for view in views for s in view.stages if s.seconds), default=0.0),
+    }  # fmt: skip
+    return environment.get_template("report.html").render(context | {"contents": _contents(context)})
+
+
+def _policy(style: str, script: str) -> str:
+    """Nothing may be loaded, sent or run but the page's own style and script, and pictures within it."""
+    allowed = {kind: _digest(text) for kind, text in (("style-src", style), ("script-src", script))}
+    named = "; ".join(f"{kind} '{digest}'" for kind, digest in allowed.items())
+    return f"default-src 'none'; img-src data:; {named}; base-uri 'none'; form-action 'none'"
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _contents(context: Mapping[str, Any]) -> list[tuple[str, str]]:
+    present = {
+        "radius": context["curves"],
+        "images": context["any_pictures"],
+        "blocks": context["violin"],
+        "weights": context["weights"],
+        "proofs": context["proofs"],
+        "classes": context["any_classes"],
+        "flags": context["flagged"],
+    }
+    return [(anchor, name) for anchor, name in _SECTIONS.items() if present.get(anchor, True)]
+
+
+def _run_view(run: Run, number: int) -> View:
+    training = run.training
+    datasets = [study.dataset for study in run.origins]
+    dataset = next((name for name in datasets if name is not None), None)
+    return View(
+        number=number,
+        label=run.label,
+        architecture=architecture(run),
+        dataset=dataset,
+        problems=run.problems,
+        unfinished=run.unfinished,
+        verdict=sections.verdict(run),
+        subsets=sections.subsets(run),
+        bars=sections.bars(run),
+        clean=sections.clean_share(run),
+        attacked_shares=sections.attacked_shares(run),
+        proved_shares=sections.proved_shares(run),
+        median=sections.median_radius(run),
+        training_seconds=None if training is None else training.origin.seconds,
+        rows=accuracy_rows(run, number),
+        pictures=[s for study in run.attacked if study.gallery is not None for s in shown_pictures(study.gallery)],
+        classes=sections.class_table(run),
+        stages=sections.stages(run),
+        fingerprint=run.fingerprint,
+        settings="" if training is None else _indented(training.settings),
+    )
+
+
+def _indented(settings: Json) -> str:
+    try:
+        return json.dumps(settings, indent=2)[:20_000]
+    except RecursionError:
+        return ""  # no training has such settings
+
+
+def _figures(runs: Sequence[Run], views: Sequence[View]) -> dict[str, Any]:
+    """Every figure of the page, with what stands beside it."""
+    curves = [
+        View(run=view, norm=norm, svg=_svg(curve_figure(run, norm), f"curve-{view.number}-{norm}",
+             f"accuracy of {run.label} against the {norm} radius"), caption=_curve_caption(run, norm))
+        for run, view in zip(runs, views, strict=True) for norm in norms_of(run)
+    ]  # fmt: skip
+    shared = [norm for norm in ("l2", "linf") if sum(norm in norms_of(run) for run in runs) > 1]
+    comparisons = [
+        View(
+            norm=norm, svg=_svg(comparison_figure(runs, norm), f"all-{norm}", f"all runs against the {norm} radius")
+        )
+        for norm in shared
+    ]
+    epochs = {view.number: _epochs(run) for run, view in zip(runs, views, strict=True)}
+    drawn = {number: points for number, points in epochs.items() if len(points) > 1}
+    return {
+        "curves": curves,
+        "comparisons": comparisons,
+        "violin": _violin(runs),
+        "growths": [
+            (view, study.paths)
+            for run, view in zip(runs, views, strict=True)
+            for study in run.looked
+            if study.paths
+        ],
+        "weights": _weights(runs),
+        "proofs": [
+            _proof(run, study, view, place)
+            for run, view in zip(runs, views, strict=True)
+            for place, study in enumerate(run.certified)
+        ],
+        "training": _svg(training_figure(drawn), "epochs", "test accuracy over the epochs") if drawn else None,
+    }
+
+
+def _svg(figure: Any, name: str, says: str) -> Markup:
+    return inline_svg(figure, name, plain(says))
+
+
+def _curve_caption(run: Run, norm: str) -> str:
+    words = [
+        f"proved, and attacked beside it, on {sections.images_text(s)}" for s in run.certified if s.norm == norm
+    ]
+    words += [
+        f"attacked by {', '.join(dict.fromkeys(row.attack for row in hit.rows))} on {sections.images_text(hit)}"
+        for hit in run.attacked
+        if any(row.norm == norm for row in hit.worst)
+    ]
+    through = " Certified through the l2 ball around the linf ball." if norm == "linf" and run.certified else ""
+    return f"{'; '.join(words)}. Whiskers are 95 % intervals.{through}"
+
+
+def _violin(runs: Sequence[Run]) -> View | None:
+    """All runs side by side, in the order of the page; a run that was not looked into leaves its place empty."""
+    found = {run.label: next((s.records for s in run.looked if s.records), ()) for run in runs}
+    groups = {
+        part["group"] for records in found.values() for record in records[:1] for part in record["parts"].values()
+    }
+    shown = [group for group in ("embedding", "block", "head") if group in groups] or sorted(groups)
+    if not shown:
+        return None
+    figure = violin_figure(found, shown)
+    figure.set_size_inches(max(9.0, figure.get_figwidth()), figure.get_figheight())
+    for axis, name in zip(figure.axes, ("what a block adds, J_F", "the block with its skip, I + J_F"), strict=True):
+        axis.set_title(f"largest singular value of {name}", fontsize=10, loc="left", parse_math=False)
+    images = ", ".join(f"{run.label} at {len(found[run.label]):,} images" for run in runs if found[run.label])
+    return View(
+        svg=_svg(figure, "violin", "singular values of every block"), caption=f"{images}; bars are medians."
+    )
+
+
+def _weights(runs: Sequence[Run]) -> View | None:
+    studies = {number: study for number, run in enumerate(runs) for study in [*run.looked][:1] if has_heads(study)}
+    if not studies:
+        return None
+    caption = "The largest head of every layer; the band goes down to the smallest."
+    if any(study.before for study in studies.values()):
+        caption += " Dotted: before training."
+    return View(svg=_svg(weights_figure(studies), "weights", "spectral norms of q, k and v"), caption=caption)
+
+
+def _proof(run: Run, study: Certified, view: View, place: int) -> View:
+    right = study.clean.count
+    margins = study.margins
+    terms = [(term, images) for term, images, _ in margins.terms] if margins is not None else list(study.limits)
+    return View(
+        run=view,
+        study=study,
+        svg=_svg(family_figure(study), f"families-{view.number}-{place}", "certified accuracy by family"),
+        terms=[(term, images, Proportion(min(images, right), right)) for term, images in terms if right],
+        parts={} if margins is None else {term: share for term, _, share in margins.terms},
+        medians=[(f, m, study.vacuous.get(f, 0)) for f, m in study.medians.items()] if study.searched else [],
+        checked=sections.checks(run).get(study.origin.place),
+        checked_elsewhere=bool(run.checked),
+    )
+
+
+def _epochs(run: Run) -> list[tuple[int, float]]:
+    epochs = run.training.epochs if run.training is not None else ()
+    pairs = ((record.get("epoch"), record.get("test_accuracy")) for record in epochs)
+    return [
+        (epoch, share) for epoch, share in pairs
+        if type(epoch) is int and isinstance(share, float) and 0 <= share <= 1
+    ]  # fmt: skip

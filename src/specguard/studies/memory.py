@@ -1,0 +1,66 @@
+"""How much memory a computation takes, found by watching it on one image and on two, on any device."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from specguard.certificates import Family
+from specguard.certificates.certificate import l2_radius, posed
+from specguard.certificates.problem import upper_falls
+from specguard.errors import ConfigError
+from specguard.geometry import Ball
+from specguard.studies.samples import Subject, Texts
+
+_ROOM = 1.5  # for what kernels take inside, and for memory that allocators hold back
+
+
+class _Meter(TorchDispatchMode):
+    """The most bytes that tensors made inside held at any one time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                storage = leaf.untyped_storage()
+                self.alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        self.alive = {key: entry for key, entry in self.alive.items() if not entry[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.alive.values()))
+        return result
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """The most bytes that the tensors of `work` hold at any one time."""
+    meter = _Meter()
+    with meter, torch.no_grad():
+        work()
+    return meter.peak
+
+
+def images_within(budget: int, work: Callable[[int], object]) -> int:
+    """How many images `work(count)` can take at once within `budget` bytes.
+
+    Memory is taken to grow in a straight line with the number of images, from one to two and beyond.
+    """
+    one, two = (peak_bytes(lambda count=count: work(count)) * _ROOM for count in (1, 2))  # type: ignore[misc]
+    if one > budget:
+        raise ConfigError(f"one image alone takes about {one / 2**30:.2g} GiB, more than {budget / 2**30:.2g} GiB")
+    return 1 + int((budget - one) / max(two - one, 1.0))
+
+
+def first_proof(about: Subject, count: int, families: tuple[Family, ...], ball: Ball) -> None:
+    """The proofs of the first image, `count` times at once: to see what memory they take."""
+    if isinstance(about, Texts):
+        raise ConfigError("what sentences take depends on their length; a smaller batch takes less memory")
+    for group in about.groups(torch.zeros(count, dtype=torch.long)):
+        p = posed(group.form.program, group.inputs, group.labels, families)
+        upper_falls(p, torch.full_like(p.margins[0], l2_radius(ball, group.inputs[0].numel())), families)

@@ -1,0 +1,58 @@
+"""The documentation says what the program does: its commands exist, with these options; its pages are found."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import typer
+from mkdocs.exceptions import PluginError
+
+from specguard.cli import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md"))
+VERBS = {name: command for name in typer.main.get_command(app).list_commands(None)
+         if (command := typer.main.get_command(app).get_command(None, name))}  # fmt: skip
+
+
+def commands(text: str) -> list[list[str]]:
+    """Every call of the program within blocks of code, as words."""
+    blocks = "\n".join(re.findall(r"```\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
+    return [shlex.split(line) for line in blocks.splitlines() if line.startswith("specguard ")]
+
+
+def options(verb: str) -> set[str]:
+    return {flag for parameter in VERBS[verb].params for flag in (*parameter.opts, *parameter.secondary_opts)}
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *PAGES], ids=lambda path: path.name)
+def test_every_command_that_is_shown_exists_with_its_options(path):
+    for words in commands(path.read_text()):
+        for verb in words[1].split("|"):
+            flags = {flag for word in words[2:] for flag in re.findall(r"--[a-z][a-z-]*", word)}
+            assert flags <= options(verb), (verb, flags - options(verb))
+
+
+def test_there_are_commands_to_check_and_a_wrong_one_is_noticed():
+    assert sum(len(commands(path.read_text())) for path in PAGES) > 8
+    assert "--radios" not in options("attack")
+
+
+def test_theory_pages_show_every_row_of_the_ledger_and_refuse_others():
+    specification = importlib.util.spec_from_file_location("ledger", ROOT / "docs" / "ledger.py")
+    hook = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(hook)
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="a page"))
+    texts = [hook.on_page_markdown(path.read_text(), page) for path in sorted((ROOT / "docs/theory").glob("*.md"))]
+    shown = re.findall(r"^\| \*\*(.+?)\*\* \|", "\n".join(texts), re.MULTILINE)
+    assert sorted(shown) == sorted(hook.ledger())
+    with pytest.raises(PluginError, match="names 'nothing', which is not in the ledger"):
+        hook.on_page_markdown("<!-- ledger: nothing -->", page)
+
+
+def test_every_page_is_in_the_navigation():
+    listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    assert {str(path.relative_to(ROOT / "docs")) for path in PAGES} == listed

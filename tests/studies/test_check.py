@@ -1,0 +1,571 @@
+"""Certificates are checked: true ones pass, and a claim that is too good is an error that names its image."""
+
+import copy
+import hashlib
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from specguard.attacks import APGD
+from specguard.certificates import certificate
+from specguard.certificates import problem as families
+from specguard.certificates.attention import local as tightened
+from specguard.certificates.attention import point as attention
+from specguard.certificates.layers import affine, sll
+from specguard.certificates.layers import curves as activations
+from specguard.checker import Image, read
+from specguard.data import Dataset
+from specguard.errors import RunError, SoundnessError
+from specguard.nn import CertifiableConfig, Network, ViT, ViTConfig, fingerprint
+from specguard.studies import Certification, certification, verification
+from specguard.studies.certified_summary import is_record
+from specguard.studies.recheck import proved_claims
+
+CPU = torch.device("cpu")
+CONFIG = ViTConfig(
+    image=4, patch=2, channels=1, classes=4, dim=6, depth=2, heads=2, mlp_ratio=2.0, mean=(0.4,), std=(0.3,),
+    norm="smoothproject", activation="squareplus", pool="mean",
+)  # fmt: skip
+LOFAST = CertifiableConfig(
+    image=4, patch=2, channels=1, classes=4, dim=6, depth=1, heads=2, mean=(0.4,), std=(0.3,),
+    mixing="residual", projection="layer", feedforward="sll", value_norm=0.5, hidden=9,
+)  # fmt: skip
+SETTINGS = Certification(radii=(0.001, 0.03), batch=4)
+ATTACK = APGD(steps=8, loss="margin")
+
+
+def model() -> ViT:
+    made, g = ViT(CONFIG), torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(0.35 * torch.randn(parameter.shape, generator=g))
+    return made.eval()
+
+
+def data(count: int = 5, made: ViT | Network | None = None) -> Dataset:
+    images = torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(6))
+    with torch.no_grad():
+        labels = (made or model())(images).argmax(1)
+    labels[1] = (labels[1] + 1) % 4  # one is wrong
+    return Dataset((images * 255).round().to(torch.uint8), labels)
+
+
+def certified(folder: Path, settings: Certification = SETTINGS, **changes) -> Path:
+    made, split = changes.get("model", model()), changes.get("split", data())
+    identity = {"model": fingerprint(made), "data": "the data", "dataset": "noise"}
+    certification(made, split, folder, settings, identity=identity, device=CPU)
+    return folder / "records.jsonl"
+
+
+def verified(file: Path, **changes):
+    options = {"data": "the data", "device": CPU, "attack": ATTACK} | changes
+    folder = options.pop("folder", file.parent / "checked")
+    return verification(file, options.pop("model", model()), options.pop("split", data()), folder, **options)
+
+
+@pytest.fixture(scope="module")
+def true(tmp_path_factory) -> Path:
+    return certified(tmp_path_factory.mktemp("true") / "study").parent
+
+
+@pytest.fixture
+def study(true, tmp_path) -> Path:
+    return shutil.copytree(true, tmp_path / "study")
+
+
+def changed(study: Path, change) -> Path:
+    """The records with something done to that of image 0, which is certified."""
+    file = study / "records.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert records[0]["radii"][0]["verdict"] == "certified"
+    change(records[0])
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return file
+
+
+def test_true_certificates_are_right(study):
+    result = verified(study / "records.jsonl")
+    records = [json.loads(line) for line in (study / "records.jsonl").read_text().splitlines()]
+    certified = sum(max(record["largest"].values()) > 0 for record in records)
+    assert certified >= sum(record["radii"][0]["verdict"] == "certified" for record in records) >= 3
+    lines = [json.loads(line) for line in (study / "checked" / "records.jsonl").read_text().splitlines()]
+    for line, record in zip(lines, records, strict=True):  # attacked where it is certified farthest
+        curve = [row["radius"] for row in record["radii"] if row["verdict"] == "certified"]
+        assert (line["attacked"] or 0.0) == max([*record["largest"].values(), *curve])
+    assert (result["n"], result["attacked"]) == (5, certified)
+    assert result["claims"] > 100 * certified
+    assert result["least_room"] > 0
+    assert result.pop("taken") == 0
+    again = verified(study / "records.jsonl", resume=True)
+    assert again == result | {"taken": 5}
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_linf_balls_and_single_families_too(norm, tmp_path):
+    settings = Certification(radii=(0.002,), norm=norm, families=("adjoint",), search=norm == "l2", batch=5)
+    assert verified(certified(tmp_path / "study", settings))["claims"] > 0
+
+
+def first(record, *path):
+    for key in path[:-1]:
+        record = record[key]
+    return record, path[-1]
+
+
+CLAIMS = {
+    "a lower bound": ("radii", 0, "lower", "local"),
+    "a lower bound of the adjoint": ("radii", 0, "lower", "adjoint"),
+    "a largest radius": ("largest", "local"),
+    "the radius of a proof": ("proofs", "local", "radius"),
+    "a margin": ("margin",),
+    "the margin of a proof": ("proofs", "adjoint", "margin"),
+}
+SIZES = {
+    "a norm": ("norms", "head", "norm"),
+    "zeta": ("norms", "blocks.0.attention.branch.inner", "zeta"),
+    "the derivative's norm": ("norms", "blocks.0.attention.branch.inner", "derivative_norm"),
+    "a radius": ("proofs", "local", "radii", "blocks.1.mlp"),
+    "a fall": ("proofs", "adjoint", "fall"),
+    "a remainder": ("proofs", "adjoint", "terms", "blocks.0.mlp.branch.inner.activation: bend"),
+    "attention's remainder": ("proofs", "adjoint", "terms", "blocks.1.attention.branch.inner: together"),
+    "a remainder of the mixed proof": ("proofs", "mixed", "terms", "first order"),
+    "the first order": ("proofs", "adjoint", "terms", "first order"),
+}
+
+
+@pytest.mark.parametrize("name", CLAIMS | SIZES)
+def test_a_claim_that_is_too_good_is_an_error(name, study):
+    def change(record):
+        holder, key = first(record, *{**CLAIMS, **SIZES}[name])
+        factor = 1.01 if name in CLAIMS else 0.99
+        assert holder[key] > 0
+        holder[key] *= factor
+
+    with pytest.raises(SoundnessError, match="image 0"):
+        verified(changed(study, change))
+
+
+def other_pixels(record):
+    record["input"] = "0" * 64
+
+
+def other_class(record):
+    record["predicted"] = (record["predicted"] + 1) % 4
+
+
+def larger_radius(record):
+    """Certified at the second radius by word alone."""
+    record["radii"][1] = {**copy.deepcopy(record["radii"][0]), "radius": record["radii"][1]["radius"]}
+    record["proofs"] = {}
+    record["largest"] = dict.fromkeys(record["largest"], 0.0)
+
+
+def no_such_rival(record):
+    record["proofs"]["local"]["rival"] = record["label"]
+
+
+def a_layer_less(record):
+    record["proofs"]["local"]["radii"].popitem()
+
+
+def a_term_less(record):
+    record["proofs"]["adjoint"]["terms"].pop("blocks.0.mlp.branch.inner.activation: bend")
+
+
+def fewer_heads(record):
+    record["norms"]["blocks.0.attention.branch.inner"]["mu"].pop()
+
+
+def a_norm_less(record):
+    del record["norms"]["blocks.0.attention.branch.inner"]["zeta"]
+
+
+def a_norm_of_no_layer(record):
+    record["norms"]["blocks.7"] = {"norm": 1.0}
+
+
+def a_proof_less(record):
+    del record["proofs"]["adjoint"]
+
+
+def a_class_less(record):
+    record["proofs"]["local"]["lower"].pop()
+
+
+def a_better_class(record):
+    lower = record["proofs"]["local"]["lower"]
+    lower[(record["label"] + 1) % 4] += 0.1
+
+
+def a_term_moved(record):
+    """From one layer to another, where nobody looks."""
+    terms = record["proofs"]["mixed"]["terms"]
+    terms["blocks.9: bend"] = terms.pop("first order") * 1.01
+
+
+FORGED = (
+    other_pixels,
+    other_class,
+    larger_radius,
+    no_such_rival,
+    a_layer_less,
+    a_term_less,
+    fewer_heads,
+    a_norm_less,
+    a_norm_of_no_layer,
+    a_proof_less,
+    a_class_less,
+    a_better_class,
+    a_term_moved,
+)
+
+
+@pytest.mark.parametrize("change", FORGED)
+def test_a_record_that_was_forged_is_an_error(change, study):
+    with pytest.raises(SoundnessError, match="image 0"):
+        verified(changed(study, change))
+
+
+def test_a_record_of_another_form_is_an_error(study):
+    with pytest.raises(RunError, match="image 0"):
+        verified(changed(study, lambda record: record.pop("norms")))
+
+
+# One field after the other ---------------------------------------------------------------------------------------
+
+VALUES = (
+    None,
+    True,
+    "x",
+    "\ud800",
+    float("nan"),
+    float("inf"),
+    1e308,
+    -1e308,
+    1e-320,
+    0,
+    -1,
+    10**400,
+    [],
+    {},
+    [1],
+    "gone",
+)
+
+
+def fields(value, path=()):
+    """The paths of all values of a record, leaves and containers."""
+    if path:
+        yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        yield from fields(each, (*path, key))
+
+
+def harmless(path, old, new):
+    """Whether a claim only became weaker, or was none: how much is rounding is merely told."""
+    if new == old or str(path[-1]).endswith(": rounding"):
+        return True
+    if new == "gone":
+        return path[0] == "proofs" and path[-1] == "lower"  # as in records of an earlier version
+    if path[-2] in ("lower", "largest"):
+        return new is None or (old is not None and new <= old)
+    return path[0] in ("norms", "proofs", "loses") and not isinstance(old, dict | list) and new > old
+
+
+@pytest.fixture(scope="module")
+def checked(true):
+    """The first record, and its image as the checker sees it, which remembers its proofs."""
+    record = json.loads((true / "records.jsonl").read_text().splitlines()[0])
+    images, labels = data().batch(slice(0, 1))
+    image, known = Image.of(read(model()), images[0].double().numpy(), int(labels[0])), {}
+
+    class Remembered:
+        def __getattr__(self, name):
+            return getattr(image, name)
+
+        def proof(self, *given):
+            if given not in known:
+                known[given] = image.proof(*given)
+            return known[given]
+
+    return record, Remembered(), images[0].double().numpy()
+
+
+def test_no_field_can_be_changed_into_nonsense_or_into_a_better_claim(checked):
+    record, image, pixels = checked
+    tried, passed = 0, []
+    for path in fields(record):
+        for value in VALUES:
+            tried += 1
+            if tried % 5:  # a fifth of all, evenly
+                continue
+            forged = copy.deepcopy(record)
+            holder, key = first(forged, *path)
+            old = holder[key]
+            if value == "gone":
+                del holder[key]
+            else:
+                holder[key] = value
+            if is_record(forged, 0, image.label, list(SETTINGS.radii), list(SETTINGS.families)):
+                try:
+                    proved_claims(image, forged, pixels, "l2")
+                except SoundnessError:  # which names the image, as above
+                    continue
+                if not harmless(path, old, value):
+                    passed.append((path, old, value))
+    assert not passed
+    assert tried > 4000
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"radii": [float("inf"), 0.03]}, "not a finite number"), ({"radii": ["1"]}, "radii"),
+        ({"radii": [-0.1, 0.03]}, "radii"),
+        ({"families": ["magic"]}, "magic"), ({"families": [["local"]]}, "local"), ({"norm": "l1"}, "does not say"),
+        ({"n": "5"}, "does not say"), ({"failure_probability": 1e-3}, "probability"), ({"n": 4}, "5 records of 4"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_study_that_cannot_be_is_refused(change, named, study):
+    path = study / "certification.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(RunError, match=named):
+        verified(study / "records.jsonl")
+
+
+def test_records_in_another_order_twice_or_cut_short_are_refused(study):
+    file = study / "records.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    forged = ([lines[1], lines[0], *lines[2:]], [lines[0], *lines[:-1]], [*lines, lines[0]])
+    for number, changed_lines in enumerate(forged):
+        file.write_text("".join(changed_lines))
+        with pytest.raises(RunError, match=r"image [01]|6 records of 5"):
+            verified(file, folder=study / f"checked{number}")
+    file.write_text("".join(lines)[:-9])
+    with pytest.raises(RunError, match="4 records of 5"):
+        verified(file)
+
+
+def test_what_was_found_right_before_is_not_taken_on_trust(study):
+    whole = verified(study / "records.jsonl")
+    summary, lines = study / "checked" / "summary.json", study / "checked" / "records.jsonl"
+    with pytest.raises(RunError, match="holds a check, which is not believed"):
+        verified(study / "records.jsonl")
+    del whole["taken"]
+    summary.write_text(json.dumps(whole | {"claims": whole["claims"] + 1}))
+    with pytest.raises(RunError, match="does not hold the summary"):
+        verified(study / "records.jsonl", resume=True)
+    summary.unlink()
+    found = json.loads(lines.read_text().splitlines()[0])
+    for change in ({"clams": 1}, {"attacked": 2 * found["attacked"]}, {"third_party": True}, {"room": -1.0}):
+        rest = lines.read_text().splitlines()[1:]
+        lines.write_text("\n".join([json.dumps(found | change), *rest]) + "\n")
+        with pytest.raises(RunError, match="do not belong to this verification"):
+            verified(study / "records.jsonl", resume=True)
+
+
+def test_a_finished_check_that_comes_with_a_run_is_not_believed(study):
+    """Its author may have written it by hand: thousands of claims, of which none was proved."""
+    file = changed(study, lambda record: record["largest"].update(adjoint=9.0))
+    settings = {"records": hashlib.sha256(file.read_bytes()).hexdigest(), "model": fingerprint(model()), "n": 5}
+    folder = study / "checked"
+    folder.mkdir()
+    (folder / "verification.json").write_text(json.dumps(settings | {"seed": 1, "attack": str(ATTACK)}))
+    lines = [{"sample": i, "claims": 9999, "room": 0.1, "attacked": None, "third_party": False} for i in range(5)]
+    (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    total = {"n": 5, "claims": 5 * 9999, "attacked": 0, "third_party": 0, "least_room": 0.1, "environment": {}}
+    (folder / "summary.json").write_text(json.dumps(total | {"settings": settings}))
+    with pytest.raises(RunError, match="holds a check, which is not believed"):
+        verified(file)
+    with pytest.raises(
+        RunError, match="do not belong to this verification"
+    ):  # what was attacked is not what is claimed
+        verified(file, resume=True)
+
+
+@pytest.mark.parametrize("key", ["clean", "radii", "largest", "limits", "growth", "settings"])
+def test_a_summary_that_does_not_say_what_its_records_say_is_an_error(study, key):
+    summary = json.loads((study / "summary.json").read_text())
+    summary[key] = {
+        "clean": summary["clean"] | {"count": 5},
+        "radii": [summary["radii"][0], summary["radii"][0] | {"radius": 0.03}],
+        "largest": {family: each | {"median": 1.0} for family, each in summary["largest"].items()},
+        "limits": [{"term": "nothing", "images": 4}],
+        "growth": [],
+        "settings": summary["settings"] | {"radii": [0.001, 0.3]},
+    }[key]
+    (study / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(SoundnessError, match=f"does not say what its records say: {key} differs"):
+        verified(study / "records.jsonl")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda loses: {name: value / 2 for name, value in loses.items()},
+        lambda loses: {"head: radius": sum(loses.values())},
+        lambda loses: dict(list(loses.items())[1:]),
+        lambda loses: {},
+        lambda loses: dict(reversed(loses.items())),
+        lambda loses: {"nowhere: rounding": 1e9, **loses},
+    ],
+    ids=["smaller", "of another layer", "without the largest", "nothing", "turned round", "nowhere"],
+)
+def test_a_loss_that_the_checker_does_not_find_is_an_error(study, change):
+    file = changed(study, lambda record: record.update(loses=change(record["loses"])))
+    with pytest.raises(SoundnessError, match=r"image 0: its margin loses something else|limits differs"):
+        verified(file)
+
+
+def test_a_wrong_image_is_called_broken_and_a_certified_one_is_not(study):
+    file = study / "records.jsonl"
+    honest = file.read_text()
+    records = [json.loads(line) for line in honest.splitlines()]
+    assert records[1]["predicted"] != records[1]["label"]
+    for row in records[1]["radii"]:
+        row["verdict"] = "unknown"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(SoundnessError, match="image 1: its class is wrong from the start"):
+        verified(file)
+    file.write_text(honest)
+
+    def broken(record):
+        for row in record["radii"]:
+            row.update(verdict="broken", lower=dict.fromkeys(row["lower"]))
+        record.update(largest=dict.fromkeys(record["largest"], 0.0), proofs={})
+
+    with pytest.raises(SoundnessError, match=r"image 0: it is called broken at radius 0\.001, which"):
+        verified(changed(study, broken), folder=study / "again")
+
+
+@pytest.mark.parametrize(
+    "change", [{"radii": []}, {"families": []}, {"verifiers": None}, {"verifiers": False}], ids=str
+)
+def test_settings_of_nothing_are_one_sentence(study, change):
+    settings = study / "certification.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | change))
+    with pytest.raises(RunError):
+        verified(study / "records.jsonl")
+
+
+def test_a_summary_that_says_more_than_its_records_is_an_error(study):
+    summary = json.loads((study / "summary.json").read_text())
+    (study / "summary.json").write_text(json.dumps(summary | {"certified": 1.0}))
+    with pytest.raises(SoundnessError, match="says more than its records do: 'certified'"):
+        verified(study / "records.jsonl")
+
+
+def half(function):
+    return lambda *arguments, **options: function(*arguments, **options) * 0.5
+
+
+PLANTED = {
+    "a norm of weights": (affine, "upper_norm", lambda old: lambda W: 0.9 * old(W)),
+    "the softmax's constant": (attention, "upper_softmax_slope", half),
+    "T1": (tightened, "upper_t1", half),
+    "spectral norms of activations": (attention, "upper_spectral", half),
+    "sqrt 2": (families, "_at_the_output", lambda old: lambda p, radii: families.Fall(
+        radii.out[..., None, :].expand(p.margins.shape), {})),
+    "a curvature": (activations, "Activation", lambda old: lambda *a, **k: old(*a[:3], a[3] / 2, *a[4:], **k)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_prover_that_is_wrong_is_found_out(name, tmp_path, monkeypatch):
+    where, attribute, planted = PLANTED[name]
+    monkeypatch.setattr(where, attribute, planted(getattr(where, attribute)))
+    file = certified(tmp_path / "study", replace(SETTINGS, search=False))
+    monkeypatch.undo()
+    with pytest.raises(SoundnessError, match="image"):
+        verified(file)
+
+
+def test_certificates_of_a_network_with_sll_are_right(tmp_path):
+    made = LOFAST.fresh(0)
+    subject = {"model": made, "split": data(made=made)}
+    result = verified(certified(tmp_path / "study", **subject), **subject)
+    assert result["attacked"] >= 3
+    assert result["least_room"] > 0
+
+
+PLANTED_IN_SLL = {
+    "T": (sll, "SLLNode", lambda old: lambda x, inner, B, *a: old(x, inner, B / 0.9, *a), "its margin"),
+    "the factor 2": (sll, "SLLNode", lambda old: lambda x, inner, B, *a: old(x, inner, B / 2, *a), "its margin"),
+    "its spread": (sll.SLLNode, "spread", half, "claims a"),
+    "its remainder": (sll.SLLNode, "pull", lambda old: lambda self, g: replace(
+        old(self, g), remainder=old(self, g / 2).remainder), "adjoint claims a"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED_IN_SLL)
+def test_a_prover_that_is_wrong_about_sll_is_found_out(name, tmp_path, monkeypatch):
+    where, attribute, planted, named = PLANTED_IN_SLL[name]
+    made = LOFAST.fresh(0)
+    subject = {"model": made, "split": data(made=made)}
+    monkeypatch.setattr(where, attribute, planted(getattr(where, attribute)))
+    if named == "its margin":  # the prover finds this out by itself
+        with pytest.raises(SoundnessError, match="computes something else than its layers say"):
+            certified(tmp_path / "by itself", replace(SETTINGS, search=False), **subject)
+    monkeypatch.setattr(certificate, "_check_same", lambda *arguments: None)
+    file = certified(tmp_path / "study", replace(SETTINGS, search=False), **subject)
+    monkeypatch.undo()
+    with pytest.raises(SoundnessError, match=named):
+        verified(file, **subject)
+
+
+def test_an_image_that_breaks_is_found_by_the_attack_alone(study):
+    """The attack comes first, so that it is heard although the proof of such a claim would fail as well."""
+    file = changed(study, lambda record: record["radii"][1].update(copy.deepcopy(record["radii"][0])))
+    settings = study / "certification.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"radii": [0.001, 3.0]}))
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    for record in records:
+        record["radii"][1]["radius"] = 3.0
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(SoundnessError, match="image 0 is certified at radius 3, and an attack breaks it"):
+        verified(file)
+
+
+def test_another_model_other_data_and_missing_records_are_refused(study):
+    other = model()
+    with torch.no_grad():
+        other.head.bias[0] += 1e-6
+    file = study / "records.jsonl"
+    with pytest.raises(SoundnessError, match="another model"):
+        verified(file, model=other)
+    with pytest.raises(SoundnessError, match="other data"):
+        verified(file, data="other")
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join(lines[:-1]) + "\n")
+    with pytest.raises(RunError, match="4 records of 5"):
+        verified(file)
+    (study / "certification.json").write_text("{}")
+    with pytest.raises(RunError, match="does not say"):
+        verified(file)
+
+
+def test_killed_it_continues(study, monkeypatch):
+    whole = verified(study / "records.jsonl")
+    module = sys.modules[verification.__module__]
+    monkeypatch.setattr(module, "_BATCH", 2)
+
+    def dying(progress):
+        if progress.done == 4:
+            raise KeyboardInterrupt
+
+    folder = study / "other"
+    with pytest.raises(KeyboardInterrupt):
+        verified(study / "records.jsonl", folder=folder, watch=dying)
+    assert len((folder / "records.jsonl").read_text().splitlines()) == 4
+    again = verified(study / "records.jsonl", folder=folder, resume=True)
+    assert again["taken"] == 4
+    assert {k: again[k] for k in ("n", "claims", "attacked", "least_room")} == {
+        k: whole[k] for k in ("n", "claims", "attacked", "least_room")
+    }

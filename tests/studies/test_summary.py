@@ -1,0 +1,417 @@
+"""From records to numbers: counted by hand, and bound by laws that hold for any records."""
+
+import json
+import math
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specguard.errors import ConfigError
+from specguard.report import robustbench_record
+from specguard.studies import summary
+
+Json = dict[str, Any]
+
+
+def settings(attacks: list[str], balls: list[tuple[str, float]], cascade: bool = False) -> Json:
+    return {
+        "attacks": [{"name": name, "settings": {}} for name in attacks],
+        "balls": [{"norm": norm, "radius": radius, "box": True} for norm, radius in balls],
+        "cascade": cascade,
+    }
+
+
+def record(
+    sample: int,
+    *,
+    label: int = 0,
+    before: int | None = None,
+    broken: bool = False,
+    attack: str = "pgd",
+    norm: str = "linf",
+    radius: float = 0.1,
+    closest: float | None = None,
+) -> Json:
+    """What one attack did to one image; an image that is wrong from the start is broken by every attack."""
+    seen = label if before is None else before
+    wrong = broken or seen != label
+    return {
+        "sample": sample, "attack": attack, "norm": norm, "radius": radius, "label": label, "before": seen,
+        "predicted": label + 1 if wrong else label, "broken": wrong, "distance": radius, "closest": closest,
+    }  # fmt: skip
+
+
+def wilson(count: int, total: int) -> list[float]:
+    """The 95 % interval, by the textbook."""
+    z = 1.959963984540054
+    share, spread = count / total, z * z / total
+    middle = (share + spread / 2) / (1 + spread)
+    half = z / (1 + spread) * math.sqrt(share * (1 - share) / total + spread / (4 * total))
+    return [middle - half, middle + half]
+
+
+def proportions(found: Any) -> list[Json]:
+    """Every share anywhere in a summary."""
+    if isinstance(found, dict):
+        here = [found] if "value" in found else []
+        return here + [p for value in found.values() for p in proportions(value)]
+    return [p for value in found for p in proportions(value)] if isinstance(found, list) else []
+
+
+def sound(found: Json) -> None:
+    """No share without n and its interval, and the three agree."""
+    assert proportions(found)
+    for share in proportions(found):
+        assert set(share) == {"value", "count", "n", "interval95"}
+        assert share["value"] == share["count"] / share["n"]
+        assert 0 <= share["count"] <= share["n"]
+        assert share["interval95"] == pytest.approx(wilson(share["count"], share["n"]), abs=1e-12)
+    json.dumps(found, allow_nan=False)
+
+
+def counts(rows: list[Json]) -> dict[tuple[object, ...], int]:
+    """The count of every row, by what the row is about."""
+    keys = ("attack", "norm", "radius")
+    return {tuple(row[key] for key in keys if key in row): row["accuracy"]["count"] for row in rows}
+
+
+# By hand -----------------------------------------------------------------------------------------------------
+
+
+def test_the_clean_accuracy_counts_what_was_right_before_any_attack():
+    records = [record(s, label=s % 2, before=0) for s in range(5)]  # samples 1 and 3 are wrong
+    found = summary(records, settings(["pgd"], [("linf", 0.1)]), ["a", "b"])
+    sound(found)
+    assert found["n"] == 5
+    assert found["clean"] == {
+        "value": 0.6,
+        "count": 3,
+        "n": 5,
+        "interval95": pytest.approx([0.23072, 0.88238], abs=1e-5),
+    }
+    assert counts(found["attacks"]) == {("pgd", "linf", 0.1): 3}
+
+
+def test_every_attack_at_every_radius_has_a_row_of_its_own_in_the_order_of_the_settings():
+    balls = [("linf", 0.2), ("linf", 0.1), ("l2", 1.0)]
+    broken = {
+        ("pgd", "linf", 0.2): {0, 1, 2},
+        ("square", "linf", 0.2): {1},
+        ("pgd", "linf", 0.1): {0},
+        ("square", "linf", 0.1): set(),
+        ("pgd", "l2", 1.0): {3},
+        ("square", "l2", 1.0): {2, 3},
+    }
+    records = [
+        record(s, attack=attack, norm=norm, radius=radius, broken=s in hit)
+        for (attack, norm, radius), hit in broken.items()
+        for s in range(4)
+    ]
+    found = summary(records, settings(["pgd", "square"], balls), ["a"])
+    sound(found)
+    assert [(r["norm"], r["radius"], r["attack"]) for r in found["attacks"]] == [
+        (*ball, attack) for ball in balls for attack in ("pgd", "square")
+    ]
+    assert counts(found["attacks"]) == {key: 4 - len(hit) for key, hit in broken.items()}
+    assert found["cascade"] is False
+    # The union over attacks, and over smaller radii of the same norm.
+    assert [(r["norm"], r["radius"]) for r in found["worst_case"]] == balls
+    assert counts(found["worst_case"]) == {("linf", 0.2): 1, ("linf", 0.1): 3, ("l2", 1.0): 2}
+
+
+def test_in_a_cascade_each_attack_counts_what_it_and_those_before_have_broken():
+    hits = [("apgd", {0, 1}, range(6)), ("fab", {3}, range(2, 6)), ("square", set(), (2, 4, 5))]
+    records = [record(s, attack=attack, broken=s in hit) for attack, hit, seen in hits for s in seen]
+    names = [attack for attack, _, _ in hits]
+    found = summary(records, settings(names, [("linf", 0.1)], cascade=True), ["a"])
+    sound(found)
+    assert found["cascade"] is True
+    assert [row["accuracy"]["count"] for row in found["attacks"]] == [4, 3, 3]
+    assert all(row["accuracy"]["n"] == 6 for row in found["attacks"])
+    assert counts(found["worst_case"]) == {("linf", 0.1): 3}
+
+
+def test_a_cascade_starts_anew_at_every_radius():
+    hits = {("apgd", 0.2): {0, 1}, ("fab", 0.2): {2}, ("apgd", 0.1): {0}, ("fab", 0.1): {3}}
+    records = [
+        record(s, attack=attack, radius=radius, broken=s in hit)
+        for (attack, radius), hit in hits.items()
+        for s in range(5)
+        if attack == "apgd" or s not in hits["apgd", radius]
+    ]
+    found = summary(records, settings(["apgd", "fab"], [("linf", 0.2), ("linf", 0.1)], cascade=True), ["a"])
+    assert [row["accuracy"]["count"] for row in found["attacks"]] == [3, 2, 4, 3]
+    # Sample 3 fell at the smaller radius, so the larger one breaks it as well.
+    assert counts(found["worst_case"]) == {("linf", 0.2): 1, ("linf", 0.1): 3}
+
+
+def test_what_falls_at_a_small_radius_has_fallen_at_every_larger_one_but_not_in_another_norm():
+    records = [
+        *[record(s, radius=0.1, broken=s == 0) for s in range(3)],
+        *[record(s, radius=0.2, broken=s == 1) for s in range(3)],
+        *[record(s, norm="l2", radius=5.0) for s in range(3)],
+    ]
+    balls = [("linf", 0.1), ("linf", 0.2), ("l2", 5.0)]
+    found = summary(records, settings(["pgd"], balls), ["a"])
+    assert counts(found["attacks"]) == {
+        ("pgd", "linf", 0.1): 2,
+        ("pgd", "linf", 0.2): 2,
+        ("pgd", "l2", 5.0): 3,
+    }
+    assert counts(found["worst_case"]) == {("linf", 0.1): 2, ("linf", 0.2): 1, ("l2", 5.0): 3}
+
+
+@pytest.mark.parametrize(("closest", "stands"), [(0.05, False), (0.1, False), (0.1000001, True), (None, True)])
+def test_a_misclassified_point_that_near_breaks_the_worst_case_though_no_attack_claims_it(closest, stands):
+    """A minimal attack at radius 0.3 finds a point closer than 0.1, where PGD found none."""
+    records = [
+        record(0, attack="pgd", radius=0.1),
+        record(0, attack="fab", radius=0.1),
+        record(0, attack="pgd", radius=0.3),
+        record(0, attack="fab", radius=0.3, broken=closest is not None, closest=closest),
+    ]
+    found = summary(records, settings(["pgd", "fab"], [("linf", 0.1), ("linf", 0.3)]), ["a"])
+    assert counts(found["attacks"])["fab", "linf", 0.1] == 1
+    assert counts(found["worst_case"])["linf", 0.1] == stands
+
+
+def test_the_nearest_point_of_one_norm_says_nothing_about_another():
+    records = [record(0, norm="l2", radius=0.5, broken=True, closest=0.01), record(0, norm="linf", radius=0.5)]
+    found = summary(records, settings(["pgd"], [("l2", 0.5), ("linf", 0.5)]), ["a"])
+    assert counts(found["worst_case"]) == {("l2", 0.5): 0, ("linf", 0.5): 1}
+    assert found["distances"]["l2"]["known"] == 1
+    assert found["distances"]["linf"]["known"] == 0
+
+
+def test_every_class_has_its_own_row_and_an_empty_class_says_so():
+    labels, wrong, broken = [0, 0, 0, 2, 2, 3], {1, 5}, {0, 3}
+    records = [
+        record(s, label=y, before=y + 1 if s in wrong else y, broken=s in broken) for s, y in enumerate(labels)
+    ]
+    found = summary(records, settings(["pgd"], [("linf", 0.1)]), ["zero", "one", "two", "three"])
+    sound(found)
+    assert [(row["class"], row["n"]) for row in found["per_class"]] == [
+        ("zero", 3), ("one", 0), ("two", 2), ("three", 1)
+    ]  # fmt: skip
+    zero, one, two, three = found["per_class"]
+    assert one == {"class": "one", "n": 0}
+    assert [row["clean"]["count"] for row in (zero, two, three)] == [2, 2, 0]
+    assert [row["clean"]["n"] for row in (zero, two, three)] == [3, 2, 1]
+    assert [counts(row["worst_case"]) for row in (zero, two, three)] == [
+        {("linf", 0.1): 1}, {("linf", 0.1): 1}, {("linf", 0.1): 0}
+    ]  # fmt: skip
+
+
+def quantiles_of(closest: list[float | None]) -> Json:
+    records = [record(s, radius=1.0, broken=d is not None, closest=d) for s, d in enumerate(closest)]
+    return summary(records, settings(["pgd"], [("linf", 1.0)]), ["a"])["distances"]["linf"]
+
+
+def test_the_quantiles_of_the_distances_are_those_among_all_images():
+    found = quantiles_of([d / 100 for d in range(21)])  # 0, 0.01 .. 0.2: the q-th percentile is 0.2 q / 100
+    assert found["known"] == 21
+    assert found["n"] == 21
+    assert found["quantiles"] == pytest.approx({"10%": 0.02, "25%": 0.05, "50%": 0.1, "75%": 0.15, "90%": 0.18})
+
+
+def test_between_two_images_a_quantile_is_interpolated():
+    found = quantiles_of([0.1, 0.2])
+    assert found["quantiles"] == pytest.approx({"10%": 0.11, "25%": 0.125, "50%": 0.15, "75%": 0.175, "90%": 0.19})
+
+
+def test_an_image_without_a_known_distance_counts_as_infinitely_far():
+    found = quantiles_of([*[d / 100 for d in range(12)], *[None] * 9])  # the same grid, cut after 0.11
+    assert found["known"] == 12
+    assert found["n"] == 21
+    expected = {"10%": 0.02, "25%": 0.05, "50%": 0.1, "75%": None, "90%": None}
+    assert {k: v is None for k, v in found["quantiles"].items()} == {k: v is None for k, v in expected.items()}
+    assert {k: v for k, v in found["quantiles"].items() if v is not None} == pytest.approx(
+        {k: v for k, v in expected.items() if v is not None}
+    )
+
+
+@pytest.mark.parametrize(("known", "quantile", "value"), [(3, "10%", 0.02), (6, "25%", 0.05), (11, "50%", 0.1)])
+def test_a_quantile_that_falls_on_the_last_known_image_is_its_distance(known, quantile, value):
+    """Nothing is to be interpolated: the image after it, infinitely far, has the weight zero."""
+    found = quantiles_of([*[d / 100 for d in range(known)], *[None] * (21 - known)])
+    assert found["quantiles"][quantile] == pytest.approx(value)
+
+
+@pytest.mark.parametrize("closest", [[0.25], [None], [None, None], [None] * 7])
+def test_a_single_image_or_none_known_needs_no_special_care(closest):
+    found = quantiles_of(closest)
+    assert found["known"] == sum(d is not None for d in closest)
+    assert found["n"] == len(closest)
+    assert set(found["quantiles"].values()) == {closest[0]}
+
+
+def test_the_nearest_of_all_attacks_and_radii_counts():
+    records = [
+        record(0, attack="pgd", radius=0.1, closest=None),
+        record(0, attack="fab", radius=0.1, closest=0.3),
+        record(0, attack="pgd", radius=0.2, closest=0.15, broken=True),
+        record(0, attack="fab", radius=0.2, closest=0.25),
+    ]
+    found = summary(records, settings(["pgd", "fab"], [("linf", 0.1), ("linf", 0.2)]), ["a"])
+    assert found["distances"] == {
+        "linf": {"known": 1, "n": 1, "quantiles": dict.fromkeys(("10%", "25%", "50%", "75%", "90%"), 0.15)}
+    }
+
+
+def test_records_may_come_in_any_order_and_only_once():
+    records = [record(s, attack=a, broken=s == 1, closest=0.1 * s) for a in ("pgd", "fab") for s in range(4)]
+    options = settings(["pgd", "fab"], [("linf", 0.1)])
+    assert summary(iter(records), options, ["a"]) == summary(records[::-1], options, ["a"])
+
+
+# By law ------------------------------------------------------------------------------------------------------
+
+ATTACKS = ["pgd", "fab"]
+BALLS = [("linf", 0.2), ("linf", 0.1), ("linf", 0.3), ("l2", 0.2)]
+
+
+@st.composite
+def evaluations(draw, cascades=(False, True)) -> tuple[list[Json], list[str], bool]:
+    """Records as an evaluation writes them: all images, or in a cascade those that still stand."""
+    labels = draw(st.lists(st.integers(0, 3), min_size=1, max_size=12))
+    before = [draw(st.sampled_from([y, y, 3 - y])) for y in labels]
+    cascade = draw(st.sampled_from(cascades))
+    records = []
+    for norm, radius in BALLS:
+        fallen: set[int] = set()
+        for attack, (sample, label) in product(ATTACKS, enumerate(labels)):
+            if cascade and sample in fallen:
+                continue
+            wrong = before[sample] != label
+            broken = wrong or draw(st.booleans())
+            near = st.floats(0, radius) if broken else st.floats(radius * 1.01, 1.0)
+            closest = 0.0 if wrong else draw(near if broken else st.none() | near)
+            if broken:
+                fallen.add(sample)
+            records.append(
+                record(
+                    sample,
+                    label=label,
+                    before=before[sample],
+                    broken=broken,
+                    attack=attack,
+                    norm=norm,
+                    radius=radius,
+                    closest=closest,
+                )
+            )
+    return records, [f"class {c}" for c in range(4)], cascade
+
+
+def law(found: Json) -> None:
+    sound(found)
+    worst = counts(found["worst_case"])
+    for (_, norm, radius), count in counts(found["attacks"]).items():
+        assert worst[norm, radius] <= count <= found["clean"]["count"]
+    assert worst["linf", 0.1] >= worst["linf", 0.2] >= worst["linf", 0.3]
+    rows = [row for row in found["per_class"] if row["n"]]
+    assert sum(row["n"] for row in rows) == found["n"]
+    assert sum(row["clean"]["count"] for row in rows) == found["clean"]["count"]
+    for ball, count in worst.items():
+        assert sum(counts(row["worst_case"])[ball] for row in rows) == count
+    for norm, distances in found["distances"].items():
+        assert distances["n"] == found["n"]
+        # What fell has a known distance, and a known distance within the largest radius is a fall.
+        largest = max(radius for n, radius in BALLS if n == norm)
+        assert distances["known"] >= found["n"] - worst[norm, largest]
+        values = [math.inf if v is None else v for v in distances["quantiles"].values()]
+        assert values == sorted(values)
+
+
+@given(evaluations())
+def test_the_worst_case_is_worst_monotone_in_the_radius_and_the_classes_add_up(evaluation):
+    records, classes, cascade = evaluation
+    found = summary(records, settings(ATTACKS, BALLS, cascade), classes)
+    law(found)
+    if cascade:
+        for ball in BALLS:
+            first, second = (r["accuracy"]["count"] for r in found["attacks"] if (r["norm"], r["radius"]) == ball)
+            assert second <= first
+    assert found == summary(records[::-1], settings(ATTACKS, BALLS, cascade), classes)
+
+
+@given(evaluations((False,)))
+def test_the_laws_bite(evaluation):
+    """An attack that is left out of the worst case, or a sample that is lost, is noticed whenever it matters."""
+    records, classes, _ = evaluation
+    found = summary(records, settings(ATTACKS, BALLS), classes)
+    lost = summary([r for r in records if r["attack"] != "pgd"], settings(ATTACKS, BALLS), classes)
+    spoilt = found | {"worst_case": lost["worst_case"], "per_class": lost["per_class"]}
+    if any(a["accuracy"]["count"] > b["accuracy"]["count"] for a, b in zip(
+        lost["worst_case"], found["attacks"][::2], strict=True
+    )):  # fmt: skip
+        with pytest.raises(AssertionError):
+            law(spoilt)
+
+
+# A leaderboard entry -----------------------------------------------------------------------------------------
+
+
+def evaluated(attack: str, balls: list[tuple[str, float]], broken: int = 1) -> Json:
+    records = [
+        record(s, attack=attack, norm=norm, radius=radius, broken=s < broken, before=1 if s == 7 else None)
+        for norm, radius in balls
+        for s in range(8)
+    ]
+    return summary(records, settings([attack], balls), ["a"]) | {"flags": [], "warnings": []}
+
+
+def entry(found: Json) -> Json:
+    return robustbench_record(found, name="a run", architecture="tiny", dataset="digits")
+
+
+def test_an_entry_has_the_fields_of_robustbench_and_null_where_only_a_person_knows():
+    found = entry(evaluated("autoattack", [("linf", 8 / 255)]))
+    assert found == {
+        "link": None, "name": "a run", "authors": None, "additional_data": None, "number_forward_passes": 1,
+        "dataset": "digits", "venue": None, "architecture": "tiny", "threat_model": "Linf", "eps": "8/255", "n": 8,
+        "clean_acc": "87.50", "autoattack_acc": "75.00", "best_known_acc": "75.00", "unreliable": False,
+    }  # fmt: skip
+    json.dumps(found, allow_nan=False)
+
+
+def test_only_an_accuracy_under_autoattack_is_called_that():
+    found = entry(evaluated("pgd", [("l2", 0.5)], broken=3))
+    assert found["autoattack_acc"] is None
+    assert found["best_known_acc"] == "50.00"
+    assert found["threat_model"] == "L2"
+    assert found["eps"] == "0.5"
+
+
+def test_the_largest_radius_is_entered_and_what_a_smaller_one_broke_is_best_known_only():
+    balls = [("linf", 8 / 255), ("linf", 4 / 255)]
+    records = [
+        record(s, attack="autoattack", radius=radius, broken=s < (1 if radius > 5 / 255 else 3))
+        for _, radius in balls
+        for s in range(8)
+    ]
+    found = summary(records, settings(["autoattack"], balls), ["a"]) | {"flags": [], "warnings": []}
+    assert entry(found)["eps"] == "8/255"
+    assert entry(found)["autoattack_acc"] == "87.50"
+    assert entry(found)["best_known_acc"] == "62.50"
+
+
+@pytest.mark.parametrize(
+    ("radius", "shown"),
+    [(8 / 255, "8/255"), (1 / 255, "1/255"), (128 / 255, "128/255"), (0.5, "0.5"), (0.03, "0.03"), (0.0, "0")],
+)
+def test_a_radius_is_shown_as_a_fraction_of_255_where_it_is_one(radius, shown):
+    assert entry(evaluated("pgd", [("linf", radius)], broken=0))["eps"] == shown
+
+
+@pytest.mark.parametrize("sign", [{"flags": [{"name": "a", "message": "b"}]}, {"warnings": ["c"]}])
+def test_an_evaluation_with_flags_or_warnings_is_unreliable(sign):
+    assert entry(evaluated("pgd", [("linf", 0.1)]) | sign)["unreliable"] is True
+
+
+def test_an_entry_without_an_attack_is_refused():
+    with pytest.raises(ConfigError, match="needs an evaluation under attack"):
+        entry({"worst_case": [], "attacks": [], "flags": [], "warnings": []})
