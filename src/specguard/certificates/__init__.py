@@ -1,33 +1,30 @@
 """Everything that ends in a proof: rules for layers, radii and adjoints for networks, certificates for images."""
 
-from specguard.certificates.cascade import Cascade, Stage, cascade
 from specguard.certificates.certificate import Certificate, certify
 from specguard.certificates.crown import CROWN
 from specguard.certificates.linear import fitted_linear, lower_linear_radii
+from specguard.certificates.methods import METHODS, Method, named_methods
 from specguard.certificates.node import Node, Pull, length, up
-from specguard.certificates.problem import FAMILIES, Family
 from specguard.certificates.rules import program, register_rule
 from specguard.certificates.smoothing import Smoothed, Smoothing, smoothed
 from specguard.certificates.verifier import Attempt, Verifier
 
 __all__ = [
     "CROWN",
-    "FAMILIES",
+    "METHODS",
     "Attempt",
-    "Cascade",
     "Certificate",
-    "Family",
+    "Method",
     "Node",
     "Pull",
     "Smoothed",
     "Smoothing",
-    "Stage",
     "Verifier",
-    "cascade",
     "certify",
     "fitted_linear",
     "length",
     "lower_linear_radii",
+    "named_methods",
     "program",
     "register_rule",
     "smoothed",

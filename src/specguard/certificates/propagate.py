@@ -19,7 +19,7 @@ Position = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Place:
+class LayerAtPoint:
     """A layer at its point."""
 
     position: Position
@@ -29,24 +29,24 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Fork:
+class ResidualAtPoint:
     """`z + scale branch(z)` at a point; `slack` is what adding may be wrong by."""
 
     position: Position
     name: str
     scale: float
-    branch: "tuple[Place | Fork, ...]"
+    branch: "tuple[LayerAtPoint | ResidualAtPoint, ...]"
     slack: Float[Tensor, " batch"]
 
 
-Path = tuple[Place | Fork, ...]
+Path = tuple[LayerAtPoint | ResidualAtPoint, ...]
 
 
-def located(
+def forward_pass(
     steps: tuple[rules.Step, ...], x: Float[Tensor, "batch *shape"], within: Position = ()
 ) -> tuple[Path, Tensor]:
     """Every layer of a program at the point where the images x meet it, and the output."""
-    path: list[Place | Fork] = []
+    path: list[LayerAtPoint | ResidualAtPoint] = []
     for number, step in enumerate(steps):
         position = (*within, number)
         if isinstance(step, rules.Leaf):
@@ -54,16 +54,16 @@ def located(
                 node = step.rule(x)
             except ConfigError as error:
                 raise ConfigError(f"{step.name or 'the model'}: {error}") from None
-            path.append(Place(position, step.name, node, x.shape))
+            path.append(LayerAtPoint(position, step.name, node, x.shape))
             x = node.output
         else:
-            branch, change = located(step.branch, x, position)
+            branch, change = forward_pass(step.branch, x, position)
             if change.shape != x.shape:  # torch would repeat what is smaller
                 shapes = f"{tuple(x.shape[1:])} and {tuple(change.shape[1:])}"
                 raise ConfigError(f"{step.name} adds its input and its branch, which are of shapes {shapes}")
             total = x + step.scale * change
             slack = up(2 * UNIT * (length(total) + abs(step.scale) * length(change)))
-            path.append(Fork(position, step.name, step.scale, branch, slack))
+            path.append(ResidualAtPoint(position, step.name, step.scale, branch, slack))
             x = total
         if not x.isfinite().all():
             raise ConfigError(f"{step.name} gives numbers that are not finite")
@@ -96,7 +96,7 @@ def upper_radii(path: Path, radius: Radius, method: Method) -> Radii:
     ends: dict[Position, Radius] = {}
     for place in path:
         at[place.position] = radius
-        if isinstance(place, Place):
+        if isinstance(place, LayerAtPoint):
             radius = up(place.node.spread(radius, method) + place.node.slack)
         else:
             branch = upper_radii(place.branch, radius, method)
@@ -107,7 +107,7 @@ def upper_radii(path: Path, radius: Radius, method: Method) -> Radii:
 
 
 @dataclass(frozen=True)
-class Pulled:
+class BackwardPass:
     """A functional of the output, seen from every layer: what each layer adds to the bound, by position.
 
     `before` holds the length of the adjoint at the input of every step of the path, in order.
@@ -120,7 +120,7 @@ class Pulled:
     adjoint: Adjoint
 
 
-def pulled(path: Path, g: Adjoint) -> Pulled:
+def backward_pass(path: Path, g: Adjoint) -> BackwardPass:
     """The functional g of the output taken back through the path.
 
     `rounding[step]` is a pair: what the layer's forward slack costs, and what to multiply its radius by for the
@@ -132,7 +132,7 @@ def pulled(path: Path, g: Adjoint) -> Pulled:
     before: list[tuple[Position, Tensor]] = []
     for place in reversed(path):
         size = length(g, 2)
-        if isinstance(place, Place):
+        if isinstance(place, LayerAtPoint):
             pull = place.node.pull(g)
             pulls[place.position] = pull
             rounding[place.position] = (up(size * place.node.slack), pull.slack)
@@ -140,7 +140,7 @@ def pulled(path: Path, g: Adjoint) -> Pulled:
             if g.shape[1:] != place.shape:
                 raise ConfigError(f"the rule of {place.name or 'the model'} gives an adjoint of another shape")
         else:
-            inner = pulled(place.branch, g * place.scale)
+            inner = backward_pass(place.branch, g * place.scale)
             pulls |= inner.pulls
             rounding |= inner.rounding
             total = g + inner.adjoint
@@ -151,7 +151,7 @@ def pulled(path: Path, g: Adjoint) -> Pulled:
         if not g.isfinite().all():
             raise ConfigError(f"the derivative of {place.name} is not finite")
         before.append((place.position, length(g, 2)))
-    return Pulled(pulls, rounding, scaling, tuple(reversed(before)), g)
+    return BackwardPass(pulls, rounding, scaling, tuple(reversed(before)), g)
 
 
 def names(path: Path) -> dict[Position, str]:
@@ -159,7 +159,7 @@ def names(path: Path) -> dict[Position, str]:
     found: dict[Position, str] = {}
     for place in path:
         found[place.position] = place.name
-        if isinstance(place, Fork):
+        if isinstance(place, ResidualAtPoint):
             found |= names(place.branch)
     return found
 
@@ -168,7 +168,7 @@ def norms(path: Path) -> dict[str, dict[str, Tensor]]:
     """The norms from above that the bounds have asked the layers for, by layer and name; images come first."""
     found: dict[str, dict[str, Tensor]] = {}
     for place in path:
-        if isinstance(place, Fork):
+        if isinstance(place, ResidualAtPoint):
             found |= norms(place.branch)
         elif known := getattr(place.node, "norms", None):  # nodes of other people's rules need not have them
             found[place.name] = dict(known)

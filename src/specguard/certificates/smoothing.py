@@ -18,33 +18,10 @@ from scipy.stats import beta
 from torch import Tensor
 
 from specguard.errors import AttackError, ConfigError
+from specguard.records.smoothing import Smoothing
 from specguard.rng import Noise
 
 Model = Callable[[Tensor], Tensor]
-ABOUT = "the smoothed classifier argmax_c P[model(x + noise) = c], which is another function than the model"
-SUPPOSED = "noise that is exactly normal: it is pseudo-random, and rounded to the model's precision"
-
-
-@dataclass(frozen=True)
-class Smoothing:
-    """Noise of standard deviation `sigma` in pixels; `n0` draws choose a class, `n` others say how likely it is.
-
-    `alpha` is the probability, for every image by itself, that what is returned is false.
-    """
-
-    sigma: float = 0.25
-    n0: int = 100
-    n: int = 10_000
-    alpha: float = 0.001
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.sigma) and self.sigma > 0):
-            raise ConfigError(f"sigma must be positive and finite, not {self.sigma}")
-        for name in ("n0", "n"):
-            if not 1 <= getattr(self, name) <= 2**31:
-                raise ConfigError(f"{name} must be at least 1 and at most 2^31, not {getattr(self, name)}")
-        if not 0 < self.alpha < 0.5:
-            raise ConfigError(f"alpha must lie between 0 and 0.5, not {self.alpha}")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A slot for further provers, such as a program of a third party, and the guard that stands before it.
 
-A cascade asks a verifier about what its own families leave open. What a verifier claims is its own: it carries the
-verifier's name and what it rests on, wherever it is counted.
+`certify(..., stop_early=True)` asks a verifier about what its own methods leave open. What a verifier claims has
+the verifier's name and what it rests on, wherever it is counted.
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specguard.certificates.problem import FAMILIES
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
+from specguard.records.certificate import METHOD_NAMES
 
 _ROOM = 1e-6  # of the logits' scale: how far a lower bound may be above the clean margin, for rounding
 
@@ -32,7 +32,7 @@ class Attempt:
 
 
 class Verifier(Protocol):
-    """A prover for one model. `name` is no family's; `rests_on` says in words what its proofs rest on.
+    """A prover for one model. `name` is no method's of our own; `rests_on` says in words what its proofs rest on.
 
     `deterministic` must be True: what holds with a probability only is certified elsewhere, and counted elsewhere.
     """
@@ -54,7 +54,7 @@ class Verifier(Protocol):
 def check_verifiers(verifiers: tuple[Verifier, ...]) -> None:
     """Refuse names that could be mistaken, and proofs that are none."""
     names = [verifier.name for verifier in verifiers]
-    if taken := [name for name in names if name in FAMILIES or names.count(name) > 1 or not name]:
+    if taken := [name for name in names if name in METHOD_NAMES or names.count(name) > 1 or not name]:
         raise ConfigError(f"a verifier cannot be called {taken[0]!r}: that name is taken")
     for verifier in verifiers:
         if verifier.deterministic is not True:

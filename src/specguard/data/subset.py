@@ -8,12 +8,12 @@ ceil(N p), so that fewer images are always among more.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from specguard.records.base import Subset as SubsetRecord
 from specguard.rng import Noise
 
 _PURPOSE = int.from_bytes(b"subset")  # random numbers that nothing else uses
@@ -27,9 +27,9 @@ class Subset:
     seed: int
     of: int  # how many images the data set has
 
-    def record(self) -> dict[str, Any]:
-        """As JSON, for the settings of a study."""
-        return {"rule": "stratified", "seed": self.seed, "of": self.of}
+    def record(self) -> SubsetRecord:
+        """For the header of a study."""
+        return SubsetRecord(rule="stratified", seed=self.seed, of=self.of)
 
 
 def stratified_order(labels: Sequence[int], seed: int) -> list[int]:

@@ -1,40 +1,52 @@
-"""A share of a sample, never shown without its size and its uncertainty."""
+"""A fraction of a sample, never shown without its size and its uncertainty."""
 
-from dataclasses import dataclass
-from functools import cached_property
+import math
+from functools import lru_cache
 
-from scipy.stats import binomtest
+from specguard.records.base import Count, Fraction, Record, Size
 
 
-@dataclass(frozen=True)
-class Proportion:
-    """`count` out of `total`, with the Wilson 95 % interval."""
+class Accuracy(Record):
+    """`count` out of `n`, with the Wilson 95 % interval. Made by `Accuracy.of`; a record that contradicts itself is
+    refused.
+    """
 
-    count: int
-    total: int
-
-    @property
-    def value(self) -> float:
-        return self.count / self.total
-
-    @cached_property
-    def interval(self) -> tuple[float, float]:
-        low, high = binomtest(self.count, self.total).proportion_ci(0.95, method="wilson")
-        return float(low), float(high)
+    value: Fraction
+    count: Count
+    n: Count
+    interval95: tuple[Fraction, Fraction]
 
     @classmethod
-    def from_record(cls, record: dict[str, int]) -> "Proportion":
-        """What `record` wrote."""
-        return cls(record["count"], record["n"])
+    def of(cls, count: int, n: int) -> "Accuracy":
+        """The accuracy of `count` right answers out of `n`, which is positive."""
+        return cls(value=count / n, count=count, n=n, interval95=_wilson(count, n))
 
-    def record(self) -> dict[str, object]:
-        """As JSON."""
-        return {"value": self.value, "count": self.count, "n": self.total, "interval95": list(self.interval)}
+    def __post_init__(self) -> None:
+        if not (self.n > 0 and self.count <= self.n):
+            raise ValueError(f"{self.count} of {self.n} is not an accuracy")
+        stated, true = (self.value, *self.interval95), (self.count / self.n, *_wilson(self.count, self.n))
+        if not all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) for a, b in zip(stated, true, strict=True)):
+            raise ValueError(f"its value or interval is not that of {self.count} of {self.n}")
 
     def brief(self) -> str:
         """Without n, for where it is said already."""
-        low, high = self.interval
+        low, high = self.interval95
         return f"{100 * self.value:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
 
     def __str__(self) -> str:
-        return f"{self.brief()}, n = {self.total}"
+        return f"{self.brief()}, n = {self.n}"
+
+
+class RadiusAccuracy(Record):
+    """The certified accuracy at one radius."""
+
+    radius: Size
+    certified: Accuracy
+
+
+@lru_cache(maxsize=65_536)
+def _wilson(count: int, n: int) -> tuple[float, float]:
+    from scipy.stats import binomtest  # slow to import, and not needed to print a help text
+
+    low, high = binomtest(count, n).proportion_ci(0.95, method="wilson")
+    return float(low), float(high)

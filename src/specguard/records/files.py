@@ -69,9 +69,13 @@ def read_file(path: Path, most: int, *, links: bool = True) -> bytes:
     return content
 
 
-def file_lines(path: Path, most: int, *, links: bool = True) -> Iterator[bytes]:
-    """The lines of a regular file, one at a time, each with its end but for a last one that was cut short."""
+def file_lines(path: Path, most: int, *, links: bool = True, begin: int = 0) -> Iterator[bytes]:
+    """The lines of a regular file, one at a time, each with its end but for a last one that was cut short.
+
+    They are read from the byte `begin` on.
+    """
     with open_file(path, most, links=links) as handle:
+        handle.seek(begin)
         while line := handle.readline(_LONGEST_LINE + 1):
             _check_size(len(line), _LONGEST_LINE, "one of its lines")
             yield line

@@ -14,7 +14,6 @@ result.json              the final numbers; its presence means that the run is f
 
 import hashlib
 import json
-import math
 import os
 import platform
 import re
@@ -23,7 +22,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
@@ -32,49 +30,28 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from specguard.errors import CheckpointError, RunError
-from specguard.records.files import (
-    append_file,
-    file_lines,
-    folder_below,
-    open_file,
-    read_file,
-    reading,
-    sync_folder,
-)
+from specguard.records.base import Json, difference
+from specguard.records.files import append_file, folder_below, open_file, read_file, reading, sync_folder
 from specguard.records.files import locked as locked
 from specguard.records.files import write_file as write_file
 from specguard.records.files import writing as writing
+from specguard.records.io import LARGEST_LINES, read_lines
+from specguard.records.io import read_json as read_json
+from specguard.records.io import write_json as write_json
 from specguard.version import __version__
 
 if TYPE_CHECKING:  # records are read where there is no need of torch: it is imported by what handles tensors
     import torch
     from torch import Tensor
 
-Json = dict[str, Any]
+first_difference = difference
 _TENSORS, _STATE = "tensors.safetensors", "state.json"
 _PACKAGES = ("torch", "numpy", "safetensors", "scikit-learn")
-# Bytes of a file that is read, far beyond any real one: of settings or a summary, of records, of weights.
-_LARGEST_RECORD, LARGEST_LINES, LARGEST_WEIGHTS = 64 * 2**20, 4 * 2**30, 32 * 2**30
+LARGEST_WEIGHTS = 32 * 2**30  # bytes of a file that is read, far beyond any real one
 # In these, numbers can be computed with, compared and written again.
 _DTYPES = frozenset(
     "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split()  # noqa: SIM905
 )
-
-
-def write_json(path: Path, record: Json) -> None:
-    write_file(path, (json.dumps(record, indent=2, allow_nan=False) + "\n").encode())
-
-
-def read_json(path: Path, most: int = _LARGEST_RECORD, *, links: bool = True) -> Json:
-    with reading(path):
-        content = read_file(path, most, links=links)
-    try:
-        record = _parsed(content)
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise RunError(f"{path} does not hold a JSON object")
-    return record
 
 
 def append_lines(path: Path, *records: Json) -> None:
@@ -82,50 +59,15 @@ def append_lines(path: Path, *records: Json) -> None:
     append_file(path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode())
 
 
-def read_lines(path: Path, most: int = LARGEST_LINES, *, links: bool = True) -> list[Json]:
-    """The complete records of a .jsonl file, none if it does not exist. A last line cut short is left out."""
-    records: list[Json] = []
-    with reading(path), suppress(FileNotFoundError):
-        for number, line in enumerate(file_lines(path, most, links=links), start=1):
-            if not line.endswith(b"\n"):
-                break
-            try:
-                record = _parsed(line)
-            except (ValueError, RecursionError) as error:
-                raise RunError(f"line {number} of {path} is not valid JSON: {error}") from error
-            if not isinstance(record, dict):
-                raise RunError(f"line {number} of {path} does not hold a JSON object")
-            records.append(record)
-    return records
-
-
-def lines_digest(path: Path) -> str:
-    """SHA-256 of a .jsonl file."""
-    with reading(path), open_file(path, LARGEST_LINES) as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
-def _parsed(text: bytes) -> Any:
-    """JSON as it is written here, with numbers that can be computed with and written again."""
-    return json.loads(text, parse_float=_finite, parse_int=_short, parse_constant=_finite)
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is not a finite number")
-    return value
-
-
-def _short(text: str) -> int:
-    if len(text) > 300:  # beyond, it has no counterpart among real numbers
-        raise ValueError(f"a number of {len(text)} digits")
-    return int(text)
-
-
 def rewrite_lines(path: Path, records: list[Json]) -> None:
     """Replace a .jsonl file as a whole, atomically."""
     write_file(path, "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode())
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file of records."""
+    with reading(path), open_file(path, LARGEST_LINES) as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def write_tensors(path: Path, tensors: "Mapping[str, Tensor]") -> None:
@@ -204,17 +146,6 @@ def described(value: object) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise RunError(f"a {type(value).__name__} cannot be written into the settings of a run")
-
-
-def first_difference(old: Any, new: Any, path: str = "") -> str | None:
-    """Where two settings differ, as `training.optimizer.lr: 0.1 before, 0.2 now`; None where they are equal."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted(old.keys() | new.keys()):
-            found = first_difference(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-            if found:
-                return found
-        return None
-    return None if old == new else f"{path}: {json.dumps(old)} before, {json.dumps(new)} now"
 
 
 def derived_seed(seed: int, *purpose: object) -> int:

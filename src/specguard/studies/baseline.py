@@ -4,18 +4,20 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 from torch import nn
 
 from specguard.certificates import fitted_linear, lower_linear_radii
 from specguard.data import Data, Dataset
 from specguard.errors import RunError
 from specguard.geometry import Norm
-from specguard.records.accuracy import Proportion
-from specguard.records.store import Json, first_difference, read_json, write_json
-from specguard.studies.folder import as_stored
+from specguard.records.accuracy import Accuracy, RadiusAccuracy
+from specguard.records.base import difference
+from specguard.records.baseline import BaselineAbout, LinearBaseline
+from specguard.records.io import read_record, write_record
 
 
-def linear_baseline(data: Data, split: Dataset, radii: Sequence[float], norm: Norm = "l2") -> Json:
+def linear_baseline(data: Data, split: Dataset, radii: Sequence[float], norm: Norm = "l2") -> LinearBaseline:
     """Logistic regression fitted to the training images: its clean and certified accuracy on `split`.
 
     Radii are exact but for rounding, which is accounted for; an image counts at all radii below its own.
@@ -25,44 +27,27 @@ def linear_baseline(data: Data, split: Dataset, radii: Sequence[float], norm: No
     assert isinstance(layer, nn.Linear)
     images, labels = split.batch(slice(0, len(split)))
     found, n = lower_linear_radii(layer, images, labels, norm), len(split)
-    return {
-        "model": "linear",
-        "norm": norm,
-        "n": n,
-        "clean": Proportion(int((found > 0).sum()), n).record(),
-        "radii": [
-            {"radius": radius, "certified": Proportion(int((found > radius).sum()), n).record()} for radius in radii
-        ],
-        "median_radius": statistics.median(values) if (values := found[found > 0].tolist()) else None,
-    }
+    return LinearBaseline(
+        norm=norm,
+        n=n,
+        clean=Accuracy.of(int((found > 0).sum()), n),
+        radii=tuple(
+            RadiusAccuracy(radius=radius, certified=Accuracy.of(int((found > radius).sum()), n)) for radius in radii
+        ),
+        median_radius=statistics.median(values) if (values := found[found > 0].tolist()) else None,
+    )
 
 
-def stored_baseline(path: Path, data: Data, split: Dataset, radii: Sequence[float], norm: Norm) -> Json:
+def stored_baseline(path: Path, data: Data, split: Dataset, radii: Sequence[float], norm: Norm) -> LinearBaseline:
     """`linear_baseline`, kept in a file with the data it is about: fitted once, and read again when it is there."""
-    about = as_stored({"data": data.fingerprint(), "n": len(split), "radii": list(radii), "norm": norm})
+    about = BaselineAbout(data=data.fingerprint(), n=len(split), radii=tuple(radii), norm=norm)
     if path.exists():
-        record = read_json(path)
-        if difference := first_difference(record.get("about"), about):
-            raise RunError(f"{path} holds another baseline ({difference})")
-        if not _is_baseline(record, about["n"], about["radii"]):
+        stored: LinearBaseline = read_record(path, LinearBaseline)
+        if differs := difference(msgspec.to_builtins(stored.about), msgspec.to_builtins(about)):
+            raise RunError(f"{path} holds another baseline ({differs})")
+        if [row.radius for row in stored.radii] != list(radii) or stored.n != len(split):
             raise RunError(f"{path} does not hold the baseline of these images")
-        return record
-    record = {**linear_baseline(data, split, radii, norm), "about": about}
-    write_json(path, record)
-    return record
-
-
-def _is_baseline(record: Json, n: int, radii: list[float]) -> bool:
-    """Whether this can be what was found for so many images at these radii."""
-
-    def share(value: object) -> bool:
-        match value:
-            case {"count": int(count), "n": int(total)}:
-                return 0 <= count <= total == n
-        return False
-
-    match record:
-        case {"clean": clean, "radii": list(rows), "median_radius": float() | int() | None} if share(clean):
-            known = [row.get("radius") for row in rows if isinstance(row, dict) and share(row.get("certified"))]
-            return len(known) == len(rows) and known == radii
-    return False
+        return stored
+    found = msgspec.structs.replace(linear_baseline(data, split, radii, norm), about=about)
+    write_record(path, found)
+    return found

@@ -1,278 +1,300 @@
-"""Certificates on disk: every image proved, attacked, and given one of three verdicts; killed and continued.
-
-certification.json  what is certified, by which families; written once, at the start
-environment.jsonl   versions, commit, hardware and command of every start
-records.jsonl       one line per image
-seconds.jsonl       how long each family took, batch by batch
-shards/             records of processes that share the work, see studies/shards.py
-summary.json        the numbers; its presence means that the study is complete
-"""
+"""Certify every image: `specguard.certify` and an attack beside it, and one of three verdicts."""
 
 import copy
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from specguard.attacks import PGD
-from specguard.certificates import FAMILIES, Family
-from specguard.certificates.certificate import (
-    ARITHMETIC,
-    by_class,
-    check_same_function,
-    digest,
-    l2_radius,
-    largest_entry,
-    lower_radius,
-    posed,
-)
-from specguard.certificates.problem import Problem, upper_falls
-from specguard.certificates.problem import described as in_words
-from specguard.certificates.propagate import norms
+from specguard.attacks import APGD, PGD, Attack
+from specguard.certificates import Certificate, Verifier, certify
+from specguard.certificates.verifier import check_verifiers
 from specguard.data import Split
-from specguard.errors import ConfigError, SoundnessError
-from specguard.geometry import Ball, Norm
+from specguard.errors import SoundnessError
+from specguard.geometry import Ball
 from specguard.nn import Classifier
-from specguard.records.store import Json, described
-from specguard.studies.certified_summary import certified_summary, is_record
-from specguard.studies.chosen import in_order, labels_by_sample, samples_settings
+from specguard.records.base import About
+from specguard.records.certificate import (
+    LARGEST_LOSSES,
+    METHOD_NAMES,
+    CertificateRecord,
+    CertificateSummary,
+    CertifySettings,
+    CertifyStudy,
+    Claim,
+    RadiusRecord,
+    Stage,
+    Verdict,
+    fits,
+    summarize,
+)
+from specguard.records.store import described
+from specguard.records.study import WHOLE, Pending, Shard, Study, Tell, Watcher, complete
 from specguard.studies.counterexample import broken
-from specguard.studies.folder import Watcher, as_stored
-from specguard.studies.memory import first_proof, images_within
-from specguard.studies.samples import Group, subject
-from specguard.studies.shards import WHOLE, Shard
-from specguard.studies.study import Study, carried_out
+from specguard.studies.memory import images_within, proof_of_first
+from specguard.studies.samples import Batch, in_order, labels_by_sample, subject
 
-_TERMS = 8  # of a margin's losses that a record keeps, the largest first
+ATTACK = PGD(steps=40, loss="margin")
+_HARDER = APGD(steps=50, restarts=2, loss="margin")  # on what verifiers of others certify, beyond the study's attack
 
 
-@dataclass(frozen=True)
-class Certification:
-    """What to prove, and with which attack to try to refute it.
-
-    A norm of linf is certified through the l2 ball around the linf ball, as `certify` says. `search` also looks for
-    the largest l2 radius of every image.
-    """
-
-    radii: tuple[float, ...] = (0.1,)
-    norm: Norm = "l2"
-    families: tuple[Family, ...] = FAMILIES
-    search: bool = True
-    attack: PGD = PGD(steps=40, loss="margin")
-    batch: int = 25
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise ConfigError(f"batch must be at least 1, not {self.batch}")
-        if not self.radii or not self.families:
-            raise ConfigError("a certification needs at least one radius and one family")
-        if len(set(self.radii)) < len(self.radii) or len(set(self.families)) < len(self.families):
-            raise ConfigError("the same radius or family was given twice")
-        if unknown := [family for family in self.families if family not in FAMILIES]:
-            raise ConfigError(f"family {unknown[0]!r} is unknown; choose among {', '.join(FAMILIES)}")
-        _ = self.balls
-
-    @property
-    def balls(self) -> tuple[Ball, ...]:
-        return tuple(Ball(self.norm, radius) for radius in self.radii)
-
-
-def certification(
+def run_certify(
     model: Classifier,
     split: Split,
     folder: Path,
-    settings: Certification,
+    settings: CertifySettings,
     *,
-    identity: Json,
+    about: About,
     device: torch.device,
+    attack: Attack = ATTACK,
+    verifiers: tuple[Verifier, ...] = (),
     memory: int | None = None,
     shard: Shard = WHOLE,
     watch: Watcher = lambda progress: None,
-) -> Json:
-    """Prove and attack every image of `split`, leave records in `folder`, and return the summary.
+) -> CertificateSummary | Pending:
+    """Certify and attack every image of `split`, leave records in `folder`, and return the summary.
 
-    Within `memory` bytes, if given, a batch is taken in parts that fit. `identity` says which model and which data
-    this is; a folder that holds a study of another is refused, and one of the same is continued. An image that is
-    both certified and broken ends everything with an error. A `shard` proves its own batches, and while others have
-    some to do, returns how many are `pending`, of how many, in place of a summary.
+    Within `memory` bytes, if given, a batch is taken in parts that fit. `about` says which model and which data this
+    is; a folder that holds a study of another is refused, and one of the same is continued. An image that is both
+    certified and broken ends everything with an error. A `shard` proves its own batches, and while others have some
+    to do, returns what is pending. `verifiers` look at what methods that stop early leave open; what rests on them is
+    attacked once more, harder.
     """
-    proof = {"arithmetic": ARITHMETIC, "failure_probability": 0.0}
-    prover, labels = _Prover(model, split.to(device), settings, device), labels_by_sample(split)
-    part = settings.batch if memory is None else images_within(memory, prover.tried)
-    study = Study(
-        "certification",
-        as_stored({**identity, **samples_settings(split), **described(settings), **proof}),
-        list(labels),
-        settings.batch,
-        work=lambda begin, end: prover.batch(begin, end, part),
-        belongs=lambda record, sample: is_record(record, sample, labels[sample], settings.radii, settings.families),
-        summary=lambda records: certified_summary(records, settings.radii, settings.families),
-        seconds=lambda batches: _seconds(batches, len(split)),
-        doing="certifying",
-        timing="seconds_per_image",
+    check_verifiers(verifiers)
+    header = CertifyStudy(
+        about=about,
+        settings=settings,
+        attack=described(attack),
+        verifiers={verifier.name: verifier.rests_on for verifier in verifiers},
     )
-    return carried_out(study, folder, device, watch, shard)
+    prover = _Prover(model, split.to(device), settings, attack, verifiers, device)
+    part = settings.batch if memory is None else images_within(memory, prover.try_proof)
+    study = Study(
+        header,
+        labels_by_sample(split),
+        settings.batch,
+        CertificateRecord,
+        CertificateSummary,
+        lambda begin, end, tell: prover.batch(begin, end, part),
+        fits=lambda record: fits(record, header),
+        summarize=lambda records: summarize(records, header),
+        doing="certifying",
+    )
+    return complete(study, folder, device, watch, shard)
 
 
 class _Prover:
     """A model with its samples, and what is to be proved of them."""
 
-    def __init__(self, model: Classifier, split: Split, settings: Certification, device: torch.device) -> None:
-        self.split, self.settings = split, settings
+    def __init__(
+        self,
+        model: Classifier,
+        split: Split,
+        settings: CertifySettings,
+        attack: Attack,
+        verifiers: tuple[Verifier, ...],
+        device: torch.device,
+    ) -> None:
+        self.split, self.settings, self.attack, self.verifiers = split, settings, attack, verifiers
         self.subject = subject(copy.deepcopy(model).to(device).eval(), split)
+        self.balls = tuple(Ball(settings.norm, radius) for radius in settings.radii)
 
-    def tried(self, count: int) -> None:
-        """The proofs of a few images, to see what memory they take."""
-        first_proof(self.subject, count, self.settings.families, self.settings.balls[-1])
+    def try_proof(self, count: int) -> None:
+        """Prove something of a few images, to see what memory it takes."""
+        proof_of_first(self.subject, count, self.settings.methods, max(self.balls, key=lambda ball: ball.radius))
 
-    def batch(self, begin: int, end: int, part: int) -> tuple[list[Json], Json]:
-        """The records of these images, taken in parts, and the seconds of every family."""
-        records: list[Json] = []
+    def batch(self, begin: int, end: int, part: int) -> tuple[list[CertificateRecord], dict[str, float]]:
+        """The records of these images, taken in parts, and the seconds of every stage."""
+        records: list[CertificateRecord] = []
         seconds: dict[str, float] = {}
         for some in torch.arange(begin, end, device=self.split.labels.device).split(part):
-            for group in self.subject.groups(some):
-                found, taken = self.proved(group)
-                records += found
-                seconds = {name: seconds.get(name, 0.0) + value for name, value in taken.items()}
+            for batch in self.subject.batches(some):
+                begun = time.perf_counter()
+                broken_at = [self._broken(batch, ball) for ball in self._boxed()]
+                spent = {"attack": max(0.0, time.perf_counter() - begun)}
+                proved = self._early(batch, broken_at) if self.settings.stop_early else self._whole(batch, broken_at)
+                records += proved[0]
+                for stages in (spent, *proved[1]):
+                    seconds = {**seconds, **{name: seconds.get(name, 0.0) + value for name, value in stages.items()}}
         return in_order(records, self.split.samples[begin:end]), seconds
 
-    def proved(self, group: Group) -> tuple[list[Json], dict[str, float]]:
-        """The records of these images, and the seconds of every family."""
-        settings, images, labels, samples = self.settings, group.inputs, group.labels, group.samples
-        seconds: dict[str, float] = {}
-        begun = time.perf_counter()
-        p = posed(group.form.program, images, labels, settings.families)
-        seconds["network"] = _since(begun, images)
-        lower: dict[Family, list[Tensor]] = {}
-        largest: dict[Family, Tensor] = {}
-        start = torch.zeros_like(p.margins[0])
-        terms: dict[Family, list[dict[str, float | None]]] = {}
-        proofs: dict[Family, list[Json | None]] = {}
-        for family in settings.families:
-            begun = time.perf_counter()
-            lower[family], terms[family] = self._lower(p, family, images[0].numel())
-            seconds[family] = _since(begun, images)
-            begun = time.perf_counter()
-            largest[family] = lower_radius(p, family, start) if settings.search else torch.zeros_like(start)
-            start = torch.maximum(start, largest[family])
-            seconds[f"{family} search"] = _since(begun, images)
-            begun = time.perf_counter()
-            proofs[family] = self._proofs(p, family, lower[family], largest[family], images[0].numel())
-            seconds[f"{family} proof"] = _since(begun, images)
-        reach = [l2_radius(ball, images[0].numel()) * torch.ones_like(start) for ball in settings.balls]
-        check_same_function(group.form.program, images, torch.stack([*reach, *largest.values()]).amax(0))
-        refuted = [self._broken(group, replace(ball, box=self.subject.box)) for ball in settings.balls]
-        margins, predicted = p.margins.amin(0).tolist(), p.predicted.tolist()
-        sizes = {
-            layer: {name: value.cpu() for name, value in known.items()} for layer, known in norms(p.path).items()
-        }
-        records = []
-        for i, (sample, label) in enumerate(zip(samples.tolist(), labels.tolist(), strict=True)):
-            radii = []
-            for number, radius in enumerate(settings.radii):
-                bounds = {family: float(lower[family][number][i]) for family in settings.families}
-                radii.append(_verdict(radius, bounds, bool(refuted[number][i]), sample))
-            best = max(settings.families, key=lambda family: float(lower[family][-1][i]))
-            record: Json = {"sample": sample, "label": label, "predicted": predicted[i], "margin": margins[i]}
-            record |= {"input": digest(images[i]), "radii": radii, "family": best, "loses": terms[best][i]}
-            record["largest"] = {family: float(largest[family][i]) for family in settings.families}
-            record["norms"] = {
-                layer: {name: value[i].tolist() for name, value in known.items()} for layer, known in sizes.items()
-            }
-            found = {family: proofs[family][i] for family in settings.families}
-            record["proofs"] = {family: proof for family, proof in found.items() if proof is not None}
-            records.append(record)
+    def _whole(
+        self, batch: Batch, broken_at: list[Bool[Tensor, " batch"]]
+    ) -> tuple[list[CertificateRecord], list[dict[str, float]]]:
+        """Every method at every radius."""
+        settings = self.settings
+        found = certify(
+            batch.prepared.program,
+            batch.inputs,
+            batch.labels,
+            self._boxed(),
+            settings.methods,
+            search=settings.search,
+        )
+        records = [
+            _record(found, settings, i, sample, [bool(at[i]) for at in broken_at])
+            for i, sample in enumerate(batch.samples.tolist())
+        ]
+        return records, [dict(found[0].seconds)]
+
+    def _early(
+        self, batch: Batch, broken_at: list[Bool[Tensor, " batch"]]
+    ) -> tuple[list[CertificateRecord], list[dict[str, float]]]:
+        """Methods that stop early, at the largest radius first: what is certified there is at all smaller ones."""
+        images, labels, samples = batch.inputs, batch.labels, batch.samples
+        rows: list[dict[float, RadiusRecord]] = [{} for _ in labels]
+        claims: list[tuple[Claim, ...]] = [()] * len(labels)  # of the largest certified radius
+        failures: list[dict[str, str]] = [{} for _ in labels]
+        first: Certificate | None = None
+        seconds: list[dict[str, float]] = []
+        for number, ball in sorted(enumerate(self._boxed()), key=lambda pair: -pair[1].radius):
+            refuted = broken_at[number]
+            todo = [i for i, known in enumerate(claims) if not known or _third_party(known)]
+            stages: dict[int, tuple[Stage, ...]] = {}
+            if todo:
+                at = torch.tensor(todo, device=labels.device)
+                # What a verifier certified at a larger radius may be ours at this one; it is not asked again.
+                skip = refuted[at] | torch.tensor([bool(claims[i]) for i in todo], device=labels.device)
+                found = self._certified(batch, at, ball, skip)
+                first = first or found
+                seconds.append(dict(found.seconds))
+                for place, i in enumerate(todo):
+                    stages[i] = _stages(found, place)
+                    failures[i] |= found.failures[place]
+                    if bool(found.certified[place]):
+                        claims[i] = _claims(found, place)
+            for i, proved in enumerate(claims):
+                rows[i][ball.radius] = _early_row(
+                    ball.radius, proved, bool(refuted[i]), stages.get(i, ()), int(samples[i])
+                )
+        assert first is not None
+        margins = first.margins.amin(1).tolist()
+        records = [
+            CertificateRecord(
+                sample=sample,
+                label=int(labels[i]),
+                predicted=int(first.predicted[i]),
+                margin=margins[i],
+                input=first.images[i],
+                radii=tuple(rows[i][radius] for radius in self.settings.radii),
+                failures=failures[i],
+            )
+            for i, sample in enumerate(samples.tolist())
+        ]
         return records, seconds
 
-    def _lower(
-        self, p: Problem, family: Family, size: int
-    ) -> tuple[list[Float[Tensor, " batch"]], list[dict[str, float | None]]]:
-        """The worst margin's lower bound at every radius, and what that margin loses at the last, per image."""
-        found = []
-        for ball in self.settings.balls:
-            radius = torch.full_like(p.margins[0], l2_radius(ball, size))
-            fall = upper_falls(p, radius, (family,), largest_entry(ball))[family]
-            left = p.margins - fall.total
-            found.append(left.amin(0).cpu())
-        hardest = left.argmin(0)[None]
-        columns = {in_words(key, p.names): term.gather(0, hardest)[0].tolist() for key, term in fall.terms.items()}
-        losses: list[dict[str, float | None]] = []
-        for i in range(len(hardest[0])):
-            ordered = sorted(((name, column[i]) for name, column in columns.items()), key=lambda item: -item[1])
-            largest = {name: value if value < math.inf else None for name, value in ordered[:_TERMS] if value > 0}
-            losses.append(largest)  # JSON has no infinity: None
-        return found, losses
-
-    def _proofs(
-        self, p: Problem, family: Family, lower: list[Tensor], largest: Tensor, size: int
-    ) -> list[Json | None]:
-        """For every image what its largest certified radius rests on: radii, and the terms of the closest rival.
-
-        With it the lower bound on the margin over every class, nothing at the label's own place.
-        """
-        radius = largest.to(p.margins)
-        for bound, ball in zip(lower, self.settings.balls, strict=True):
-            certified = torch.full_like(radius, l2_radius(ball, size))
-            radius = torch.where(bound.to(radius) > 0, torch.maximum(radius, certified), radius)
-        fall = upper_falls(p, radius, (family,))[family]
-        left = p.margins - fall.total
-        hardest = left.argmin(0)[None]
-        columns = {
-            "radius": radius,
-            "rival": p.rivals.gather(0, hardest)[0],
-            "margin": p.margins.gather(0, hardest)[0],
-            "fall": fall.total.gather(0, hardest)[0],
-        }
-        radii = {p.names[step]: values.tolist() for step, values in fall.radii.items()}
-        terms = {in_words(key, p.names): term.gather(0, hardest)[0].tolist() for key, term in fall.terms.items()}
-        bounds = [[None if b == math.inf else b for b in row] for row in by_class(p, left).tolist()]
-        held = ((left > 0).all(0) & (radius > 0)).tolist()
-        whole = {name: values.tolist() for name, values in columns.items()}
-        return [
-            {name: values[i] for name, values in whole.items()}
-            | {"lower": bounds[i]}
-            | {"radii": {name: values[i] for name, values in radii.items()}}
-            | {"terms": {name: values[i] for name, values in terms.items() if values[i] > 0}}
-            if held[i]
-            else None
-            for i in range(len(held))
-        ]
-
-    def _broken(self, group: Group, ball: Ball) -> Tensor:
-        """Where the attack leads to another class, in float64 and strictly within the ball."""
-        attack, inputs, labels = self.settings.attack, group.inputs, group.labels
-        found = attack(group.form.model, inputs, labels, ball, ids=group.samples, seed=self.settings.seed)
-        return broken(group.form.exact, inputs, found.images, labels, ball)
-
-
-def _verdict(radius: float, bounds: dict[Family, float], broken: bool, sample: int) -> Json:
-    certified = [family for family, bound in bounds.items() if bound > 0]
-    if certified and broken:
-        raise SoundnessError(
-            f"image {sample} is certified by {certified[0]} and broken at radius {radius:g}, which cannot be"
+    def _certified(
+        self, batch: Batch, at: Int64[Tensor, " member"], ball: Ball, skip: Bool[Tensor, " member"]
+    ) -> Certificate:
+        """Certificates of some images; those that rest on verifiers of others are attacked harder."""
+        images, labels, exact = batch.inputs[at], batch.labels[at], batch.prepared.exact
+        found = certify(
+            batch.prepared.program,
+            images,
+            labels,
+            ball,
+            self.settings.methods,
+            stop_early=True,
+            verifiers=self.verifiers,
+            skip=skip,
         )
-    verdict = "certified" if certified else "broken" if broken else "unknown"
-    finite = {family: bound if math.isfinite(bound) else None for family, bound in bounds.items()}
-    return {"radius": radius, "verdict": verdict, "lower": finite}
+        if (doubtful := found.third_party.nonzero()[:, 0]).numel():
+            x, y, ids = images[doubtful].double(), labels[doubtful], batch.samples[at[doubtful]]
+            moved = _HARDER(exact, x, y, ball, ids=ids, seed=self.settings.seed).images
+            if (wrong := broken(exact, x, moved, y, ball)).any():
+                names, sample = ", ".join(found.verifiers.values()), int(ids[wrong][0])
+                raise SoundnessError(
+                    f"image {sample} is certified at radius {ball.radius:g} by a third party, {names}, and broken"
+                )
+        return found
+
+    def _broken(self, batch: Batch, ball: Ball) -> Bool[Tensor, " batch"]:
+        """Where the attack leads to another class, in float64 and strictly within the ball."""
+        inputs, labels = batch.inputs, batch.labels
+        found = self.attack(
+            batch.prepared.model, inputs, labels, ball, ids=batch.samples, seed=self.settings.seed
+        )
+        return broken(batch.prepared.exact, inputs, found.images, labels, ball)
+
+    def _boxed(self) -> tuple[Ball, ...]:
+        return tuple(replace(ball, box=self.subject.box) for ball in self.balls)
 
 
-def _since(begun: float, like: Tensor) -> float:
-    if like.is_cuda:
-        torch.cuda.synchronize(like.device)
-    return time.perf_counter() - begun
+def _record(
+    found: Sequence[Certificate], settings: CertifySettings, i: int, sample: int, broken_at: list[bool]
+) -> CertificateRecord:
+    """The record of the i-th image, with its certificates at all radii."""
+    last = found[-1]
+    method = last.method[i]
+    rows = tuple(
+        _row(certificate, radius, i, refuted, sample)
+        for certificate, radius, refuted in zip(found, settings.radii, broken_at, strict=True)
+    )
+    losses = list(last.terms[i].items())[:LARGEST_LOSSES]
+    return CertificateRecord(
+        sample=sample,
+        label=int(last.labels[i]),
+        predicted=int(last.predicted[i]),
+        margin=float(last.margins[i].amin()),
+        input=last.images[i],
+        radii=rows,
+        method=method,  # type: ignore[arg-type]
+        losses={name: value if value < math.inf else None for name, value in losses if value > 0},
+        largest={name: float(last.largest[name][i]) for name in settings.methods},
+        norms=last.norms[i],  # type: ignore[arg-type]
+        proofs=last.proofs[i],  # type: ignore[arg-type]
+    )
 
 
-def _seconds(batches: Mapping[int, Json], count: int) -> dict[str, float]:
-    """Seconds per image of every stage."""
-    totals: dict[str, float] = {}
-    for line in batches.values():
-        for name, value in line.items():
-            if name != "begin":
-                totals[name] = totals.get(name, 0.0) + float(value)
-    return {name: value / count for name, value in totals.items()}
+def _row(certificate: Certificate, radius: float, i: int, refuted: bool, sample: int) -> RadiusRecord:
+    bounds = {name: float(lower[i].amin()) for name, lower in certificate.lower.items()}
+    proved = [name for name, bound in bounds.items() if bound > 0]
+    verdict = _verdict(proved, refuted, radius, sample)
+    finite = {name: bound if math.isfinite(bound) else None for name, bound in bounds.items()}
+    return RadiusRecord(radius=radius, verdict=verdict, lower=finite)  # type: ignore[arg-type]
+
+
+def _early_row(
+    radius: float, proved: tuple[Claim, ...], refuted: bool, stages: tuple[Stage, ...], sample: int
+) -> RadiusRecord:
+    verdict = _verdict([claim.method for claim in proved], refuted, radius, sample)
+    return RadiusRecord(radius=radius, verdict=verdict, stages=stages, proved=proved)
+
+
+def _verdict(proved: list[str], refuted: bool, radius: float, sample: int) -> Verdict:
+    if proved and refuted:
+        raise SoundnessError(
+            f"image {sample} is certified by {' and '.join(proved)} and broken at radius {radius:g}, which cannot be"
+        )
+    return "certified" if proved else "broken" if refuted else "unknown"
+
+
+def _stages(found: Certificate, i: int) -> tuple[Stage, ...]:
+    """The methods that looked at an image: of how many classes, and how many they left open."""
+    asked = [(name, int(counts[i])) for name, counts in found.asked.items() if counts[i]]
+    counts = [*(count for _, count in asked), int((found.best[i] <= 0).sum())]
+    return tuple(
+        Stage(method=name, classes=count, left=left)
+        for (name, count), left in zip(asked, counts[1:], strict=False)  # an image that is wrong has no stage
+    )
+
+
+def _claims(found: Certificate, i: int) -> tuple[Claim, ...]:
+    """Which method excludes which classes, and the least of the margins' lower bounds."""
+    claims = []
+    for name, lower in found.lower.items():
+        excluded = ((lower[i] > 0) & lower[i].isfinite()).nonzero()[:, 0]
+        if len(excluded):
+            least = float(lower[i, excluded].amin())
+            claims.append(Claim(method=name, classes=tuple(excluded.tolist()), lower=least))
+    return tuple(claims)
+
+
+def _third_party(claims: tuple[Claim, ...]) -> bool:
+    """Whether a certificate rests on a verifier of others."""
+    return any(claim.method not in METHOD_NAMES for claim in claims)

@@ -1,6 +1,6 @@
 """How much memory a computation takes, found by watching it on one image and on two, on any device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,9 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from specguard.certificates import Family
-from specguard.certificates.certificate import l2_radius, posed
-from specguard.certificates.problem import upper_falls
+from specguard.certificates import certify
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.studies.samples import Subject, Texts
@@ -57,10 +55,9 @@ def images_within(budget: int, work: Callable[[int], object]) -> int:
     return 1 + int((budget - one) / max(two - one, 1.0))
 
 
-def first_proof(about: Subject, count: int, families: tuple[Family, ...], ball: Ball) -> None:
-    """The proofs of the first image, `count` times at once: to see what memory they take."""
+def proof_of_first(about: Subject, count: int, methods: Sequence[str], ball: Ball) -> None:
+    """Certify the first image, `count` times at once: to see what memory that takes."""
     if isinstance(about, Texts):
         raise ConfigError("what sentences take depends on their length; a smaller batch takes less memory")
-    for group in about.groups(torch.zeros(count, dtype=torch.long)):
-        p = posed(group.form.program, group.inputs, group.labels, families)
-        upper_falls(p, torch.full_like(p.margins[0], l2_radius(ball, group.inputs[0].numel())), families)
+    for batch in about.batches(torch.zeros(count, dtype=torch.long)):
+        certify(batch.prepared.program, batch.inputs, batch.labels, ball, methods, search=False)

@@ -1,0 +1,152 @@
+"""Every method on every image: bounds at all balls, the largest radius, and what that rests on."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from specguard.certificates.methods import Method, Reach, losses_of
+from specguard.certificates.pose import Clock, check_same_function, digest, pose
+from specguard.certificates.problem import (
+    MarginLoss,
+    Problem,
+    by_class,
+    described,
+    l2_radius,
+    largest_entry,
+    lower_radius,
+)
+from specguard.certificates.propagate import norms
+from specguard.certificates.rules import Program
+from specguard.certificates.value import Certificate, Norms
+from specguard.geometry import Ball
+from specguard.records.certificate import Proof
+
+
+def certify_all(
+    about: Program,
+    images: Tensor,
+    labels: Tensor,
+    balls: tuple[Ball, ...],
+    methods: tuple[Method, ...],
+    search: bool,
+) -> tuple[Certificate, ...]:
+    """A certificate for every ball; the network is looked at once."""
+    clock, size = Clock(images), images[0].numel()
+    with clock.stage("forward"):
+        p = pose(about, images, labels, backward=any(method.needs_backward for method in methods))
+    losses: list[dict[str, MarginLoss]] = []
+    for ball in balls:
+        reach = Reach(p, torch.full_like(p.margins[0], l2_radius(ball, size)), largest_entry(ball))
+        at_ball: dict[str, MarginLoss] = {}
+        for method in methods:
+            with clock.stage(method.name, p):
+                at_ball[method.name] = method.upper_loss(p, reach)
+        losses.append(at_ball)
+    lower = [{name: p.margins - loss.total for name, loss in at_ball.items()} for at_ball in losses]
+    largest: dict[str, Tensor] = {}
+    proofs: dict[str, list[Proof | None]] = {}
+    start = torch.zeros_like(p.margins[0])
+    for method in methods:
+        with clock.stage(f"{method.name} search", p):
+            largest[method.name] = (
+                lower_radius(p, losses_of(method, p), start) if search else torch.zeros_like(p.margins[0])
+            )
+            start = torch.maximum(start, largest[method.name])
+    for method in methods:
+        with clock.stage(f"{method.name} proof", p):
+            radius = largest[method.name]
+            for ball, bounds in zip(balls, lower, strict=True):
+                certified = torch.full_like(radius, l2_radius(ball, size))
+                holds = (bounds[method.name] > 0).all(0)
+                radius = torch.where(holds, torch.maximum(radius, certified), radius)
+            proofs[method.name] = _proofs(p, losses_of(method, p)(radius), radius)
+    within = [torch.full_like(start, l2_radius(ball, size)) for ball in balls]
+    check_same_function(about, images, torch.stack([*within, *largest.values()]).amax(0))
+    shared = {
+        "model": about.fingerprint,
+        "images": tuple(map(digest, images)),
+        "labels": labels,
+        "predicted": p.predicted,
+        "margins": by_class(p, p.margins),
+        "largest": largest,
+        "proofs": tuple(
+            {name: proof for name, found in proofs.items() if (proof := found[i]) is not None}
+            for i in range(len(labels))
+        ),
+        "norms": _norms(p, len(labels)),
+        "seconds": clock.seconds,
+    }
+    return tuple(
+        Certificate(
+            ball=ball,
+            lower={name: by_class(p, value) for name, value in bounds.items()},
+            terms=_explained(p, at_ball, bounds),
+            **shared,  # type: ignore[arg-type]
+        )
+        for ball, at_ball, bounds in zip(balls, losses, lower, strict=True)
+    )
+
+
+def _proofs(p: Problem, loss: MarginLoss, radius: Float[Tensor, " batch"]) -> list[Proof | None]:
+    """For every image what its largest certified radius rests on; None where nothing is certified."""
+    left = p.margins - loss.total
+    hardest = left.argmin(0)[None]
+    columns = {
+        "radius": radius,
+        "other_class": p.rivals.gather(0, hardest)[0],
+        "margin": p.margins.gather(0, hardest)[0],
+        "loss": loss.total.gather(0, hardest)[0],
+    }
+    radii = {p.names[step]: values.tolist() for step, values in loss.radii.items()}
+    terms = {described(key, p.names): term.gather(0, hardest)[0].tolist() for key, term in loss.terms.items()}
+    bounds = [[None if b == math.inf else b for b in row] for row in by_class(p, left).tolist()]
+    held = ((left > 0).all(0) & (radius > 0)).tolist()
+    whole = {name: values.tolist() for name, values in columns.items()}
+    return [
+        Proof(
+            **{name: values[i] for name, values in whole.items()},
+            lower=tuple(bounds[i]),
+            radii={name: values[i] for name, values in radii.items()},
+            terms={name: values[i] for name, values in terms.items() if values[i] > 0},
+        )
+        if held[i]
+        else None
+        for i in range(len(held))
+    ]
+
+
+def _norms(p: Problem, count: int) -> tuple[Norms, ...]:
+    """The norms that bounds have asked the layers for, image by image."""
+    known = {
+        layer: {name: value.cpu().tolist() for name, value in sizes.items()}
+        for layer, sizes in norms(p.path).items()
+    }
+    return tuple(
+        {
+            layer: {name: tuple(v[i]) if isinstance(v[i], list) else v[i] for name, v in sizes.items()}
+            for layer, sizes in known.items()
+        }
+        for i in range(count)
+    )
+
+
+def _explained(
+    p: Problem, losses: Mapping[str, MarginLoss], lower: Mapping[str, Float[Tensor, "rival batch"]]
+) -> tuple[Mapping[str, float], ...]:
+    """The terms of each image's best method at the class that is closest to winning, largest first."""
+    names = list(losses)
+    best = torch.stack([lower[name].amin(0) for name in names]).argmax(0).tolist()
+    hardest = {name: lower[name].argmin(0).tolist() for name in names}
+    columns = {
+        name: {key: term.cpu() for key, term in losses[name].terms.items()} for name in {names[i] for i in best}
+    }
+    explained = []
+    for image, number in enumerate(best):
+        name = names[number]
+        rival = hardest[name][image]
+        terms = {described(key, p.names): float(term[rival, image]) for key, term in columns[name].items()}
+        explained.append(dict(sorted(terms.items(), key=lambda item: -item[1])))
+    return tuple(explained)

@@ -1,0 +1,121 @@
+"""The adjoint certificate: first order taken back exactly, remainders bounded layer by layer."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from specguard.certificates.methods.base import Reach
+from specguard.certificates.methods.local import lost_locally
+from specguard.certificates.methods.radii import at_the_output
+from specguard.certificates.node import up
+from specguard.certificates.problem import (
+    FROM_HERE,
+    WHOLE,
+    Drops,
+    MarginLoss,
+    Problem,
+    Term,
+    contributions,
+    sum_terms,
+)
+from specguard.certificates.propagate import Radii
+from specguard.linalg import lifted
+
+
+@dataclass(frozen=True)
+class AdjointIdentity:
+    """The identity `m_j(x + d) = m_j(x) + <g_0, d> + sum_k <g_{k+1}, r_k>` with remainders bounded.
+
+    `mixed` begins it at the k-th step, with the local radius there, for the best k of every image.
+    Reference: certificates, section 3.
+    """
+
+    name: Literal["adjoint", "mixed"]
+    needs_backward: bool = True
+
+    def upper_loss(self, problem: Problem, reach: Reach) -> MarginLoss:
+        radii = reach.by("local")
+        loss = _adjoint(problem, radii, reach.largest_entry, mixed=self.name == "mixed")
+        return replace(loss, radii=radii.at)
+
+
+def _adjoint(p: Problem, radii: Radii, largest_entry: float, mixed: bool) -> MarginLoss:
+    """The identity for the rivals with the least room, and for every other that the local bound leaves open.
+
+    An image of which one margin may be lost is not certified, whatever becomes of the rivals behind. All that are
+    not taken back fall as in `local`.
+    """
+    if p.whole is None:
+        raise ValueError("the functionals were not taken back through the network")
+    first = _identity(p, 0, radii, largest_entry, mixed)
+    done = first.total.shape[-2]
+    if done == len(p.margins):
+        return first
+    rest = lost_locally(p, radii)
+    local = torch.zeros_like(rest.total)
+    local[..., done:, :] = rest.total[..., done:, :]
+    total = torch.cat([first.total, rest.total[..., done:, :]], -2)
+    terms = {key: _placed(term, rest.total, slice(0, done)) for key, term in first.terms.items()}
+    for number in range(1, len(p.whole)):
+        rows = p.whole.rows(number)
+        alive = (p.margins > total)[..., : rows.start, :].all(-2)
+        needed = alive & (p.margins <= rest.total)[..., rows, :].any(-2)
+        if not needed.any():  # rivals are in the order of their room
+            break
+        fall = _identity(p, number, radii, largest_entry, mixed)
+        here = needed[..., None, :]
+        total[..., rows, :] = torch.where(here, fall.total, total[..., rows, :])
+        local[..., rows, :] = torch.where(here, 0.0, local[..., rows, :])
+        for key, term in fall.terms.items():
+            placed = _placed(torch.where(here, term, 0.0), rest.total, rows)
+            terms[key] = terms[key] + placed if key in terms else placed
+    return MarginLoss(total, {**terms, (WHOLE, "local"): local})
+
+
+def _placed(term: Drops, like: Float[Tensor, "*point all batch"], rows: slice) -> Float[Tensor, "*point all batch"]:
+    """The values of these rivals among zeros for all others."""
+    whole = torch.zeros_like(like)
+    whole[..., rows, :] = term
+    return whole
+
+
+def _identity(p: Problem, number: int, radii: Radii, largest_entry: float, mixed: bool) -> MarginLoss:
+    """The identity from the first step on, or from the best, for one part of the rivals."""
+    assert p.whole is not None
+    part = p.whole.part(number)
+    terms = contributions(part, radii)
+    best: Drops | None = None
+    kept: dict[Term, Drops] = {}
+    for begin, size in part.before if mixed else part.before[:1]:
+        first = up(size * radii.at[begin][..., None, :])
+        whole = begin == part.before[0][0]
+        if whole and math.isfinite(largest_entry):
+            entries = part.adjoint.flatten(2)
+            first = torch.minimum(first, up(lifted(entries.abs().sum(-1), entries.shape[-1]) * largest_entry))
+        label = (WHOLE, "first order") if whole else (begin, FROM_HERE)
+        here = {label: first, **{key: term for key, term in terms.items() if key[0] >= begin}}
+        whole_loss = sum_terms(here)
+        if best is None:
+            best, kept = whole_loss, here
+            continue
+        better = whole_loss < best
+        best = torch.where(better, whole_loss, best)
+        kept = {
+            key: torch.where(better, here.get(key, torch.zeros_like(best)), kept.get(key, torch.zeros_like(best)))
+            for key in {**kept, **here}
+        }
+    assert best is not None
+    if mixed:  # where the last layer is not affine, Proposition 1 may still be better
+        output = at_the_output(p, radii).total[..., p.whole.rows(number), :]
+        better, zero = output < best, torch.zeros_like(best)
+        best = torch.where(better, output, best)
+        kept = {key: torch.where(better, zero, term) for key, term in kept.items()}
+        kept[WHOLE, "output radius"] = torch.where(better, output, zero)
+    return MarginLoss(best, kept)
+
+
+ADJOINT, MIXED = AdjointIdentity("adjoint"), AdjointIdentity("mixed")

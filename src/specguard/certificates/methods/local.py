@@ -1,0 +1,37 @@
+"""Radii by T1, T2 and local constants, then the distance of two rows at the last linear layer."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from specguard.certificates.methods.base import Reach
+from specguard.certificates.methods.radii import at_the_output
+from specguard.certificates.node import up
+from specguard.certificates.problem import MarginLoss, Problem, contributions, sum_terms
+from specguard.certificates.propagate import Radii
+
+
+@dataclass(frozen=True)
+class Local:
+    """`m_j` loses `||w_y - w_j|| delta` at most, with the local radius delta at the last linear layer.
+
+    Reference: certificates, section 2.
+    """
+
+    name: Literal["local"] = "local"
+    needs_backward: bool = False
+
+    def upper_loss(self, problem: Problem, reach: Reach) -> MarginLoss:
+        radii = reach.by("local")
+        return replace(lost_locally(problem, radii), radii=radii.at)
+
+
+def lost_locally(p: Problem, radii: Radii) -> MarginLoss:
+    """`||g|| delta` where the last linear layer begins."""
+    if not p.tail.before:
+        return at_the_output(p, radii)
+    last, size = p.tail.before[0]
+    terms = {(last, "radius"): up(size * radii.at[last][..., None, :]), **contributions(p.tail, radii)}
+    return MarginLoss(sum_terms(terms), terms)
+
+
+LOCAL = Local()

@@ -1,0 +1,34 @@
+"""Radii through the network, then LoFAST's Proposition 1: the bounds of three papers."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from specguard.certificates.methods.base import Reach
+from specguard.certificates.node import up
+from specguard.certificates.problem import WHOLE, MarginLoss, Problem
+from specguard.certificates.propagate import Radii
+
+
+@dataclass(frozen=True)
+class OutputRadius:
+    """`m_j` loses `sqrt(2) delta` at most, with the radius delta of the output by the propagation of this name.
+
+    Reference: LoFAST, Proposition 1.
+    """
+
+    name: Literal["naive", "specformer", "lofast"]
+    needs_backward: bool = False
+
+    def upper_loss(self, problem: Problem, reach: Reach) -> MarginLoss:
+        radii = reach.by(self.name)
+        return replace(at_the_output(problem, radii), radii=radii.at)
+
+
+def at_the_output(p: Problem, radii: Radii) -> MarginLoss:
+    """LoFAST, Proposition 1: two logits differ by `sqrt(2) delta` at most."""
+    total = up(math.sqrt(2) * radii.out)[..., None, :].expand(*radii.out.shape[:-1], *p.margins.shape)
+    return MarginLoss(total, {(WHOLE, "output radius"): total})
+
+
+NAIVE, SPECFORMER, LOFAST = OutputRadius("naive"), OutputRadius("specformer"), OutputRadius("lofast")

@@ -1,0 +1,101 @@
+"""Before anything is proved: the request is checked, and what proofs read is compared with what torch computes."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from specguard.certificates.problem import Problem, now, problem
+from specguard.certificates.propagate import forward_pass
+from specguard.certificates.rules import Program
+from specguard.errors import DataError, SoundnessError
+from specguard.geometry import Ball, per_sample
+
+_FAR = 1e6  # beyond any image: farther than this, the model and its program are not compared
+_SOME_CLASSES = 32  # taken back through the whole network; of the rest, those that the local bound leaves open
+
+
+def pose(
+    about: Program,
+    images: Float[Tensor, "batch *shape"],
+    labels: Int[Tensor, " batch"],
+    *,
+    backward: bool,
+    proved: Bool[Tensor, "batch class_"] | None = None,
+) -> Problem:
+    """The network at these images, for methods that need functionals taken `backward`, or for others.
+
+    Classes that are `proved` already are not taken back through the network.
+    """
+    path, output = forward_pass(about.steps, images.double())
+    _check_same(about, images.double(), output)
+    if output.ndim == 2 and int(labels.max()) >= output.shape[1]:
+        raise DataError(f"label {int(labels.max())} is out of range for {output.shape[1]} classes")
+    return problem(path, output, labels, _SOME_CLASSES if backward else 0, proved)
+
+
+def check_same_function(
+    about: Program, images: Float[Tensor, "batch *shape"], radius: Float[Tensor, " batch"]
+) -> None:
+    """Refuse a program that computes anything else than its model, at random points of these balls.
+
+    The points are the same for the same images; two to an image, at the radius itself and within.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for reach in (1.0, 0.5):
+        directions = torch.randn(images.shape, generator=generator, dtype=torch.float64).to(images.device)
+        lengths = torch.linalg.vector_norm(directions.flatten(1), dim=1)
+        steps = reach * radius.to(images.device).clamp(max=_FAR) / lengths
+        points = images.double() + directions * per_sample(steps, directions)
+        _check_same(about, points, forward_pass(about.steps, points)[1])
+
+
+@torch.no_grad()
+def _check_same(about: Program, points: Float[Tensor, "batch *shape"], output: Tensor) -> None:
+    logits = about.model(points)
+    if logits.shape != output.shape:
+        raise SoundnessError(f"the model gives {tuple(logits.shape)}, and what proofs read {tuple(output.shape)}")
+    apart = (logits - output).abs().flatten(1).amax(1)
+    if not (apart <= about.tolerance * (1 + output.abs().flatten(1).amax(1))).all():  # NaN is not
+        raise SoundnessError(
+            f"the model computes something else than its layers say: logits differ by {float(apart.max()):.3g}"
+        )
+
+
+def digest(image: Float[Tensor, "*shape"]) -> str:
+    """SHA-256 of an image's entries in float64, so that it is the same whatever type it was stored in."""
+    return hashlib.sha256(image.detach().double().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+def check_request(images: Tensor, labels: Tensor, ball: Ball) -> None:
+    """Refuse images and labels of which nothing can be proved."""
+    if not len(images):
+        raise DataError("there are no images to certify")
+    if not images.isfinite().all():
+        raise DataError("the images have entries that are not finite")
+    if ball.box and not ((images >= 0) & (images <= 1)).all():
+        raise DataError("pixels must lie in [0, 1]")
+    if labels.ndim != 1 or len(labels) != len(images) or labels.is_floating_point() or labels.dtype == torch.bool:
+        raise DataError("every image needs one label, a whole number")
+    if int(labels.min()) < 0:
+        raise DataError("a label cannot be negative")
+
+
+class Clock:
+    """Seconds by stage; the backward pass is told from whatever needs it first."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like, self.seconds = like, dict[str, float]()
+
+    @contextmanager
+    def stage(self, name: str, p: Problem | None = None) -> Iterator[None]:
+        backward = None if p is None else p.whole
+        begun, before = now(self.like), 0.0 if backward is None else backward.seconds
+        yield
+        spent, apart = now(self.like) - begun, 0.0 if backward is None else backward.seconds - before
+        self.seconds[name] = self.seconds.get(name, 0.0) + spent - apart
+        if backward is not None:
+            self.seconds["backward"] = self.seconds.get("backward", 0.0) + apart

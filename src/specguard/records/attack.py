@@ -1,0 +1,242 @@
+"""Attacks on disk: settings, what every attack found at one image, and accuracies with their uncertainty."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from specguard.errors import ConfigError
+from specguard.records.accuracy import Accuracy
+from specguard.records.base import About, BallRecord, Count, Description, Name, Norm, Record, Seed, Size
+from specguard.records.study import SampleRecord, Summary
+
+_QUANTILES = (10, 25, 50, 75, 90)
+Ball = tuple[Norm, float]
+
+
+class AttackSettings(Record):
+    """How to attack. `batch` images are attacked, and recorded, together; `diagnose` looks for signs of obfuscated
+    gradients; `save_images` keeps the adversarial images.
+    """
+
+    seed: Seed = 0
+    batch: Count = 250
+    precision: Literal["full", "bfloat16"] = "full"
+    diagnose: bool = True
+    save_images: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ConfigError(f"batch must be at least 1, not {self.batch}")
+
+
+class NamedAttack(Record):
+    name: Name
+    settings: Description
+
+
+class AttackStudy(Record, tag_field="kind", tag="attack"):
+    """What is attacked, with what. With `stop_early`, each attack sees what those before have not broken."""
+
+    about: About
+    attacks: tuple[NamedAttack, ...]
+    stop_early: bool
+    balls: tuple[BallRecord, ...]
+    settings: AttackSettings
+
+    def __post_init__(self) -> None:
+        if not self.balls or not self.attacks:
+            raise ConfigError("an evaluation needs at least one attack and one radius")
+        names = [attack.name for attack in self.attacks]
+        if len(set(names)) < len(names) or len(set(self.sizes)) < len(self.balls):
+            raise ConfigError("the same attack or radius was given twice")
+
+    @property
+    def sizes(self) -> list[Ball]:
+        return [(ball.norm, ball.radius) for ball in self.balls]
+
+
+class Outcome(Record):
+    """What an attack found in a ball around one image.
+
+    `closest` is the distance of the nearest misclassified point that it has seen, within the ball or not.
+    """
+
+    attack: Name
+    norm: Norm
+    radius: Size
+    predicted: Count
+    success: bool
+    distance: Size
+    closest: Size | None
+
+
+class AttackRecord(SampleRecord, omit_defaults=True):
+    """One image: the class of the clean image, and the outcome of every attack that was tried."""
+
+    clean: Count
+    outcomes: tuple[Outcome, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def fits(record: AttackRecord, study: AttackStudy) -> bool:
+    """Whether a record can be what this study has written: every attack in every ball, in order.
+
+    Where attacks stop early, those behind a success in the same ball are missing.
+    """
+    expected = []
+    found = {(o.norm, o.radius, o.attack): o.success for o in record.outcomes}
+    for norm, radius in study.sizes:
+        for attack in study.attacks:
+            expected.append((norm, radius, attack.name))
+            if study.stop_early and found.get(expected[-1]):
+                break
+    return [(o.norm, o.radius, o.attack) for o in record.outcomes] == expected
+
+
+# What all images say together ------------------------------------------------------------------------------------
+
+
+class BallAccuracy(Record):
+    """The accuracy that is left in a ball."""
+
+    norm: Norm
+    radius: Size
+    accuracy: Accuracy
+
+
+class AttackAccuracy(BallAccuracy):
+    """The accuracy that one attack leaves."""
+
+    attack: Name
+
+
+class ClassAccuracy(Record, omit_defaults=True):
+    """One class; nothing but its name where no image of it was attacked."""
+
+    name: Name
+    n: Count
+    clean: Accuracy | None = None
+    worst_case: tuple[BallAccuracy, ...] = ()
+
+
+class Distances(Record):
+    """Upper bounds on the distance to the nearest error: how many are known, and their quantiles among all images.
+
+    An image without a known one counts as infinitely far, so a quantile may be None.
+    """
+
+    known: Count
+    n: Count
+    quantiles: dict[str, Size | None]
+
+
+class FlagRecord(Record):
+    """A sign of obfuscated gradients."""
+
+    name: Name
+    message: str
+
+
+class AttackSummary(Summary, tag_field="kind", tag="attack"):
+    """Every accuracy with n and interval: clean, per attack and radius, worst case, per class; minimal distances.
+
+    The worst case at a radius counts an image as broken if any attack broke it there or at a smaller radius, or
+    found a misclassified point that near.
+    """
+
+    study: AttackStudy
+    n: Count
+    clean: Accuracy
+    attacks: tuple[AttackAccuracy, ...]
+    worst_case: tuple[BallAccuracy, ...]
+    distances: dict[Norm, Distances]
+    per_class: tuple[ClassAccuracy, ...]
+    warnings: tuple[str, ...] = ()
+    flags: tuple[FlagRecord, ...] = ()
+
+    def __post_init__(self) -> None:
+        if [(row.norm, row.radius) for row in self.worst_case] != self.study.sizes or self.clean.n != self.n:
+            raise ValueError("its balls or its number of images are not those of the study")
+
+
+def summarize(records: Sequence[AttackRecord], study: AttackStudy, classes: Sequence[str]) -> AttackSummary:
+    """The summary of all records of a study, whose classes have these names."""
+    n, label = len(records), {record.sample: record.label for record in records}
+    correct = {record.sample for record in records if record.clean == record.label}
+    broken: dict[tuple[Ball, str], set[int]] = {
+        (ball, attack.name): set() for ball in study.sizes for attack in study.attacks
+    }
+    for record in records:
+        for outcome in record.outcomes:
+            if outcome.success:
+                broken[(outcome.norm, outcome.radius), outcome.attack].add(record.sample)
+    nearest = _nearest(records)
+    worst = {ball: _worst(ball, broken, nearest) for ball in study.sizes}
+    rows = []
+    for ball in study.sizes:
+        fallen: set[int] = set()
+        for attack in study.attacks:
+            hit = broken[ball, attack.name]
+            fallen = fallen | hit if study.stop_early else hit
+            accuracy = Accuracy.of(n - len(fallen), n)
+            rows.append(AttackAccuracy(attack=attack.name, norm=ball[0], radius=ball[1], accuracy=accuracy))
+    return AttackSummary(
+        study=study,
+        n=n,
+        clean=Accuracy.of(len(correct), n),
+        attacks=tuple(rows),
+        worst_case=_left(set(label), worst),
+        distances={norm: _distances(found, n) for norm, found in nearest.items()},
+        per_class=tuple(
+            _class(name, {s for s, y in label.items() if y == number}, correct, worst)
+            for number, name in enumerate(classes)
+        ),
+        warnings=tuple(dict.fromkeys(text for record in records for text in record.warnings)),
+    )
+
+
+def _left(members: set[int], worst: dict[Ball, set[int]]) -> tuple[BallAccuracy, ...]:
+    return tuple(
+        BallAccuracy(norm=norm, radius=radius, accuracy=Accuracy.of(len(members - fallen), len(members)))
+        for (norm, radius), fallen in worst.items()
+    )
+
+
+def _nearest(records: Iterable[AttackRecord]) -> dict[Norm, dict[int, float]]:
+    """For each norm and image, the distance of the nearest misclassified point that any attack has seen."""
+    found: dict[Norm, dict[int, float]] = {}
+    for record in records:
+        for outcome in record.outcomes:
+            distances = found.setdefault(outcome.norm, {})
+            if outcome.closest is not None:
+                distances[record.sample] = min(outcome.closest, distances.get(record.sample, math.inf))
+    return found
+
+
+def _worst(ball: Ball, broken: dict[tuple[Ball, str], set[int]], nearest: dict[Norm, dict[int, float]]) -> set[int]:
+    norm, radius = ball
+    fallen = {s for s, distance in nearest.get(norm, {}).items() if distance <= radius}
+    for ((other, smaller), _), hit in broken.items():
+        if other == norm and smaller <= radius:
+            fallen |= hit
+    return fallen
+
+
+def _distances(found: dict[int, float], total: int) -> Distances:
+    values = sorted([*found.values(), *[math.inf] * (total - len(found))])
+    chosen = {f"{percent}%": _quantile(values, percent) for percent in _QUANTILES}
+    return Distances(known=len(found), n=total, quantiles=chosen)
+
+
+def _quantile(values: list[float], percent: int) -> float | None:
+    """Linear between neighbours, as is usual; what lies beyond the last known one is not known."""
+    place, rest = divmod(percent * (len(values) - 1), 100)
+    value = values[place] if rest == 0 else values[place] + (values[place + 1] - values[place]) * rest / 100
+    return value if math.isfinite(value) else None
+
+
+def _class(name: str, members: set[int], correct: set[int], worst: dict[Ball, set[int]]) -> ClassAccuracy:
+    if not members:
+        return ClassAccuracy(name=name, n=0)
+    clean = Accuracy.of(len(members & correct), len(members))
+    return ClassAccuracy(name=name, n=len(members), clean=clean, worst_case=_left(members, worst))

@@ -1,0 +1,99 @@
+"""What all records are made of: structs that refuse unknown fields, and numbers with their ranges."""
+
+import json
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from specguard.errors import RunError
+
+Json = dict[str, Any]
+Norm = Literal["l2", "linf"]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Seed = Annotated[int, Meta(ge=-(2**63), lt=2**63)]
+Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
+Size = Annotated[float, Meta(ge=0, le=1e300)]  # of a radius, a norm, a distance
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Name = Annotated[str, Meta(max_length=10_000)]
+Description = dict[str, Any]  # an object of the library: its type's name and its fields, see `store.described`
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A value on disk. Fields that are not declared are refused, and so are numbers out of range."""
+
+
+class BallRecord(Record):
+    """A ball of perturbations: its norm and radius, and whether pixels stay in [0, 1]."""
+
+    norm: Norm
+    radius: Size
+    box: bool = True
+
+
+class Subset(Record):
+    """Which images were chosen, where they are not the first of the data set."""
+
+    rule: Literal["stratified"]
+    seed: Seed
+    of: Count
+
+
+class About(Record, omit_defaults=True):
+    """Which model and which data a study is about: their fingerprints, and how many samples of them."""
+
+    model: Name
+    data: Name
+    dataset: Name
+    n: Count
+    weights_fingerprint: Name | None = None
+    subset: Subset | None = None
+
+
+class Environment(Record, omit_defaults=True):
+    """Where and with what a number was measured."""
+
+    hardware: dict[str, Any] = {}
+    versions: dict[str, Any] = {}
+    commit: str | None = None
+    command: str | None = None
+
+
+Value = TypeVar("Value")
+
+
+def encode(record: object) -> bytes:
+    """A record as one line of JSON. A number that is not finite is an error, never a null."""
+    return json.dumps(msgspec.to_builtins(record), allow_nan=False).encode() + b"\n"
+
+
+def encode_pretty(record: object) -> bytes:
+    """A record as JSON for people to read."""
+    return json.dumps(msgspec.to_builtins(record), indent=2, allow_nan=False).encode() + b"\n"
+
+
+def convert(value: object, kind: Any, what: object) -> Any:
+    """A JSON value as a record of `kind`; what does not fit is one sentence about `what`."""
+    try:
+        return msgspec.convert(value, type=kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise RunError(f"{what} is not as it should be: {sentence(error)}") from error
+
+
+def sentence(error: BaseException) -> str:
+    """What is wrong with a record, in words and on one line."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    text = str(error).replace("\n", " ")
+    return (text[:1].lower() + text[1:])[:300]
+
+
+def difference(old: Any, new: Any, path: str = "") -> str | None:
+    """Where two settings differ, as `training.optimizer.lr: 0.1 before, 0.2 now`; None where they are equal."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            found = difference(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+            if found:
+                return found
+        return None
+    return None if old == new else f"{path}: {json.dumps(old)} before, {json.dumps(new)} now"

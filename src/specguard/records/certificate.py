@@ -1,0 +1,329 @@
+"""Certificates on disk: settings, the proof of one image by every method, and what all images say together."""
+
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from specguard.errors import ConfigError
+from specguard.records.accuracy import Accuracy
+from specguard.records.base import About, Count, Description, Finite, Name, Norm, Record, Seed, Size
+from specguard.records.study import SampleRecord, Summary
+
+MethodName = Literal["naive", "specformer", "lofast", "local", "adjoint", "mixed"]
+METHOD_NAMES: tuple[MethodName, ...] = get_args(MethodName)
+Verdict = Literal["certified", "broken", "unknown"]
+ARITHMETIC = "float64, rounding included"
+VACUOUS = 2.0**-24  # a radius below this says nothing: so much rounding a pixel to float32 can move it
+LARGEST_LOSSES = 8  # of a margin that a record keeps, the largest first
+
+
+class CertifySettings(Record):
+    """What to prove. A norm of linf is certified through the l2 ball around the linf ball.
+
+    `search` also looks for the largest l2 radius of every image. With `stop_early`, one verdict per image is all
+    that is asked for: each method is tried on what the cheaper ones leave open.
+    """
+
+    radii: tuple[Size, ...] = (0.1,)
+    norm: Norm = "l2"
+    methods: tuple[MethodName, ...] = METHOD_NAMES
+    search: bool = True
+    stop_early: bool = False
+    batch: Count = 25
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ConfigError(f"batch must be at least 1, not {self.batch}")
+        if not self.radii or not self.methods:
+            raise ConfigError("a certification needs at least one radius and one method")
+        if len(set(self.radii)) < len(self.radii) or len(set(self.methods)) < len(self.methods):
+            raise ConfigError("the same radius or method was given twice")
+        if unknown := [name for name in self.methods if name not in METHOD_NAMES]:
+            raise ConfigError(f"method {unknown[0]!r} is unknown; choose among {', '.join(METHOD_NAMES)}")
+
+
+class CertifyStudy(Record, tag_field="kind", tag="certify", omit_defaults=True):
+    """What a certification is about. `verifiers` say in words what the proofs of others rest on, by their names."""
+
+    about: About
+    settings: CertifySettings
+    attack: Description
+    verifiers: dict[Name, Name] = {}
+    arithmetic: Literal["float64, rounding included"] = ARITHMETIC
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The names of all that may prove something, in order."""
+        return (*self.settings.methods, *self.verifiers)
+
+
+class Stage(Record):
+    """A method that was tried on an image: of how many other classes, and how many it left open."""
+
+    method: Name
+    classes: Count
+    left: Count
+
+
+class Claim(Record):
+    """The classes that a method proves cannot win, and the least of the margins' lower bounds over them."""
+
+    method: Name
+    classes: tuple[Count, ...]
+    lower: Finite
+
+
+class RadiusRecord(Record, omit_defaults=True):
+    """What is known of an image at one radius.
+
+    `lower` bounds its worst margin from below, by method; None is minus infinity. Where methods stop early,
+    `stages` were tried, and `proved` says which of them excludes which class.
+    """
+
+    radius: Size
+    verdict: Verdict
+    lower: dict[MethodName, Finite | None] = {}
+    stages: tuple[Stage, ...] = ()
+    proved: tuple[Claim, ...] = ()
+
+
+class Proof(Record, kw_only=True, omit_defaults=True):
+    """What the largest certified radius rests on: radii at all layers, and what the closest margin loses where.
+
+    `lower` bounds the margin over every class, None at the label itself.
+    """
+
+    radius: Size
+    other_class: Count
+    margin: Finite
+    loss: Size
+    lower: tuple[Finite | None, ...] = ()
+    radii: dict[Name, Size]
+    terms: dict[Name, Size]
+
+
+class CertificateRecord(SampleRecord, omit_defaults=True):
+    """The certificate of one image.
+
+    `input` is a SHA-256 of its entries in float64. `method` has the best worst margin at the last radius, and
+    `losses` are the largest terms of what that margin loses, None where infinite. `largest` certified l2 radii are
+    0 where there is none. `norms` are those that bounds have asked the layers for. `failures` say why a verifier
+    failed.
+    """
+
+    predicted: Count
+    margin: Finite
+    input: Name
+    radii: tuple[RadiusRecord, ...]
+    method: MethodName | None = None
+    losses: dict[Name, Size | None] = {}
+    largest: dict[MethodName, Size] = {}
+    norms: dict[Name, dict[Name, Size | tuple[Size, ...]]] = {}
+    proofs: dict[MethodName, Proof] = {}
+    failures: dict[Name, str] = {}
+
+    @property
+    def correct(self) -> bool:
+        return self.predicted == self.label
+
+    def third_party(self, verifiers: dict[str, str]) -> bool:
+        """Whether any certificate of this image rests on a verifier of others."""
+        return any(rests_on_verifier(row, verifiers) for row in self.radii)
+
+
+def rests_on_verifier(row: RadiusRecord, verifiers: dict[str, str]) -> bool:
+    return any(claim.method in verifiers for claim in row.proved)
+
+
+def fits(record: CertificateRecord, study: CertifyStudy) -> bool:
+    """Whether a record can be what this study has written, as far as it can be seen without the model."""
+    settings = study.settings
+    if [row.radius for row in record.radii] != list(settings.radii):
+        return False
+    if settings.stop_early:
+        plain = not (record.method or record.losses or record.largest or record.norms or record.proofs)
+        known = all(name in study.stages for name in record.failures)
+        return plain and known and all(_fits_early(row, study) for row in record.radii)
+    if record.failures or tuple(record.largest) != settings.methods or record.method not in settings.methods:
+        return False
+    if not (
+        all(_fits_row(row, settings) for row in record.radii) and record.proofs.keys() <= record.largest.keys()
+    ):
+        return False
+    last = {name: float("-inf") if b is None else b for name, b in record.radii[-1].lower.items()}
+    return last[record.method] == max(last.values())
+
+
+def _fits_row(row: RadiusRecord, settings: CertifySettings) -> bool:
+    proved = any(bound is not None and bound > 0 for bound in row.lower.values())
+    plain = not row.stages and not row.proved
+    return plain and tuple(row.lower) == settings.methods and (row.verdict == "certified") == proved
+
+
+def _fits_early(row: RadiusRecord, study: CertifyStudy) -> bool:
+    stages = all(stage.method in study.stages and stage.left <= stage.classes for stage in row.stages)
+    claims = all(
+        claim.method in study.stages
+        and bool(claim.classes)
+        and len(set(claim.classes)) == len(claim.classes)
+        and claim.lower > 0
+        for claim in row.proved
+    )
+    return not row.lower and stages and claims and (row.verdict == "certified") == bool(row.proved)
+
+
+# What all images say together ------------------------------------------------------------------------------------
+
+
+class StageSummary(Record):
+    """A method's part: how many images and classes it was tried on, and how many images it finished."""
+
+    method: Name
+    images: Count
+    classes: Count
+    certified: Count
+
+
+class RadiusSummary(Record, omit_defaults=True):
+    """Accuracies at one radius: under attack, and certified, by all proofs of our own and `by` each method.
+
+    `with_verifiers` counts what rests on verifiers of others too.
+    """
+
+    radius: Size
+    robust: Accuracy
+    certified: Accuracy
+    broken: Count
+    unknown: Count
+    with_verifiers: Accuracy | None = None
+    by: dict[Name, Accuracy] = {}
+    stages: tuple[StageSummary, ...] = ()
+
+
+class LargestRadius(Record):
+    """Over the images that are classified correctly: the median certified radius, and how many are vacuous."""
+
+    median: Size | None
+    vacuous: Count
+
+
+class Limit(Record):
+    """The term that takes most of a margin, and of how many images."""
+
+    term: Name
+    images: Count
+
+
+class Growth(Record):
+    """The step of the network at which the radius grows most, of how many images, and by which median factor."""
+
+    step: Name
+    images: Count
+    factor: Finite
+
+
+class Failure(Record):
+    method: Name
+    reason: str
+    images: Count
+
+
+class CertificateSummary(Summary, tag_field="kind", tag="certify", omit_defaults=True):
+    """Clean, robust and certified accuracy at every radius; certified radii; what limits the certificates."""
+
+    study: CertifyStudy
+    n: Count
+    clean: Accuracy
+    radii: tuple[RadiusSummary, ...]
+    largest: dict[Name, LargestRadius] = {}
+    vacuous_below: Size = VACUOUS
+    limits: tuple[Limit, ...] = ()
+    growth: tuple[Growth, ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+    def __post_init__(self) -> None:
+        if [row.radius for row in self.radii] != list(self.study.settings.radii) or self.clean.n != self.n:
+            raise ValueError("its radii or its number of images are not those of the study")
+
+
+def summarize(records: Sequence[CertificateRecord], study: CertifyStudy) -> CertificateSummary:
+    """The summary of all records of a study."""
+    n, correct = len(records), [record for record in records if record.correct]
+    counts = Counter((name, why) for record in records for name, why in record.failures.items())
+    common = {
+        "study": study,
+        "n": n,
+        "clean": Accuracy.of(len(correct), n),
+        "radii": tuple(_radius_summary(records, number, study) for number in range(len(study.settings.radii))),
+        "failures": tuple(
+            Failure(method=name, reason=why, images=count) for (name, why), count in counts.most_common(5)
+        ),
+    }
+    if study.settings.stop_early:
+        return CertificateSummary(**common)
+    limits = Counter(next(iter(record.losses), "rounding") for record in correct)
+    return CertificateSummary(
+        **common,
+        largest={
+            name: LargestRadius(
+                median=statistics.median(record.largest[name] for record in correct) if correct else None,
+                vacuous=sum(record.largest[name] < VACUOUS for record in correct),
+            )
+            for name in study.settings.methods
+        },
+        limits=tuple(Limit(term=term, images=count) for term, count in limits.most_common(5)),
+        growth=_growth(correct),
+    )
+
+
+def _radius_summary(records: Sequence[CertificateRecord], number: int, study: CertifyStudy) -> RadiusSummary:
+    rows, n = [record.radii[number] for record in records], len(records)
+    verdicts = Counter(row.verdict for row in rows)
+    others = sum(rests_on_verifier(row, study.verifiers) for row in rows)
+    methods = () if study.settings.stop_early else study.settings.methods
+    return RadiusSummary(
+        radius=study.settings.radii[number],
+        robust=Accuracy.of(n - verdicts["broken"], n),
+        certified=Accuracy.of(verdicts["certified"] - others, n),
+        with_verifiers=Accuracy.of(verdicts["certified"], n) if study.verifiers else None,
+        by={name: Accuracy.of(sum((row.lower[name] or 0) > 0 for row in rows), n) for name in methods},
+        broken=verdicts["broken"],
+        unknown=verdicts["unknown"],
+        stages=_stages(rows),
+    )
+
+
+def _stages(rows: Sequence[RadiusRecord]) -> tuple[StageSummary, ...]:
+    totals: dict[str, list[int]] = {}
+    for stage in (stage for row in rows for stage in row.stages):
+        total = totals.setdefault(stage.method, [0, 0, 0])
+        for place, more in enumerate((1, stage.classes, stage.left == 0)):
+            total[place] += more
+    return tuple(
+        StageSummary(method=name, images=images, classes=classes, certified=certified)
+        for name, (images, classes, certified) in totals.items()
+    )
+
+
+def _growth(records: Sequence[CertificateRecord]) -> tuple[Growth, ...]:
+    """The steps of the network at which the radius of most images grows most, with the median factor."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        proof = record.proofs.get("local") or next(iter(record.proofs.values()), None)
+        if proof is not None and (steps := _steps(proof.radii)):
+            step, factor = max(steps, key=lambda pair: pair[1])
+            found.setdefault(step, []).append(factor)
+    ordered = sorted(found.items(), key=lambda item: -len(item[1]))[:5]
+    return tuple(Growth(step=step, images=len(f), factor=statistics.median(f)) for step, f in ordered)
+
+
+def _steps(radii: dict[str, float]) -> list[tuple[str, float]]:
+    """Every step of the network itself, branches being part of theirs, and what the radius grows by in it."""
+    outer: list[tuple[str, float]] = []
+    for name, radius in radii.items():
+        if not (outer and name.startswith(f"{outer[-1][0]}.branch")):
+            outer.append((name, radius))
+    return [(one[0], other[1] / one[1]) for one, other in itertools.pairwise(outer) if one[1] > 0]

@@ -1,0 +1,61 @@
+"""The independent check of certificates on disk: what was found right in the record of one image, and in all."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Meta
+
+from specguard.records.base import About, Count, Description, Name, Record, Seed, Size
+from specguard.records.study import SampleRecord, Summary
+
+
+class CheckSettings(Record):
+    """The seed of the attack on every certified image."""
+
+    seed: Seed = 1
+
+
+class CheckStudy(Record, tag_field="kind", tag="check"):
+    """Which file of records is checked, by its SHA-256, and with which attack."""
+
+    about: About
+    records: Name
+    settings: CheckSettings
+    attack: Description
+
+
+class CheckRecord(SampleRecord):
+    """How many claims of a record were proved again, the least of the proved margins, and the radius of the attack.
+
+    `third_party`: whether a certificate rests on a verifier of others, which nobody can prove again.
+    """
+
+    claims: Count
+    room: Annotated[float, Meta(gt=0)] | None
+    attacked: Size | None
+    third_party: bool
+
+
+class CheckSummary(Summary, tag_field="kind", tag="check"):
+    study: CheckStudy
+    n: Count
+    claims: Count
+    attacked: Count
+    third_party: Count
+    least_room: Size | None
+
+    def __post_init__(self) -> None:
+        if self.n != self.study.about.n:
+            raise ValueError("its number of images is not that of the study")
+
+
+def summarize(records: Sequence[CheckRecord], study: CheckStudy) -> CheckSummary:
+    """The summary of all records of a check."""
+    return CheckSummary(
+        study=study,
+        n=len(records),
+        claims=sum(record.claims for record in records),
+        attacked=sum(record.attacked is not None for record in records),
+        third_party=sum(record.third_party for record in records),
+        least_room=min((record.room for record in records if record.room is not None), default=None),
+    )

@@ -1,0 +1,215 @@
+"""The sensitivity of one attention layer on disk: the largest change found at an image, beside all bounds on it."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from specguard.errors import ConfigError
+from specguard.records.base import About, Count, Name, Record, Seed, Size
+from specguard.records.study import SampleRecord, Summary
+
+BOUNDS = ("naive", "specformer", "specformer_tight", "lofast1", "lofast2", "t1", "t2", "best")
+HEAD_BOUNDS = {"maps": ("lofast1", "lofast2", "ours"), "values": ("lofast1", "naive")}
+WEIGHT_BOUNDS = ("lofast2", "t1")
+ELEMENTS = ("q", "k", "v", "o", "x")  # what is changed in the last study: a matrix, or the input
+
+
+class SensitivitySettings(Record):
+    """What to look at: the attention layer of that number, at what the images give it.
+
+    Four studies: the change of the output over `radii`; the two factors of LoFAST's second part, for the first
+    head, over the same radii; the first with inputs brought to the spectral norms `input_norms`; and bounds at
+    `weight_radius`, at the first image, where a matrix or the input has moved in `samples` random directions by the
+    fractions `weight_changes` of its Frobenius norm. The largest change is sought in `steps` steps from the most
+    fragile direction, from its opposite and from `starts` random ones.
+    """
+
+    layer: int = 0
+    radii: tuple[float, ...] = (0.01, 0.02, 0.03, 0.05, 0.07, 0.09, 0.1)
+    input_norms: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0)
+    weight_changes: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5, 1.0)
+    weight_radius: float = 0.1
+    samples: int = 10
+    steps: int = 60
+    starts: int = 2
+    batch: int = 8
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("samples", 1), ("steps", 1), ("starts", 0), ("batch", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if not self.radii:
+            raise ConfigError("at least one radius is needed")
+        for name in ("radii", "input_norms", "weight_changes"):
+            values = getattr(self, name)
+            if not all(0 < value < math.inf for value in values):  # NaN compares false
+                raise ConfigError(f"{name} must be positive and finite, not {', '.join(map(str, values))}")
+            if list(values) != sorted(set(values)):
+                raise ConfigError(f"{name} must increase, unlike {', '.join(map(str, values))}")
+        if not 0 < self.weight_radius < math.inf:
+            raise ConfigError(f"weight_radius must be positive and finite, not {self.weight_radius}")
+
+
+class Layer(Record):
+    """The attention layer that is looked at."""
+
+    name: Name
+    tokens: Count
+    dim: Count
+    heads: Count
+
+
+class SensitivityStudy(Record, tag_field="kind", tag="sensitivity"):
+    about: About
+    settings: SensitivitySettings
+    layer: Name
+
+
+class Change(Record):
+    """The largest change that was found within a radius, and every bound on it; None where there is none."""
+
+    radius: Size
+    found: Size
+    bounds: dict[Name, Size | None]
+
+
+class HeadChange(Change):
+    """The same of one factor of the first head."""
+
+    factor: Name
+
+
+class ScaledChange(Change):
+    """The same at an input that was brought to this spectral norm."""
+
+    input_norm: Size
+
+
+class WeightChange(Record):
+    """Bounds where one element has moved by a fraction of its norm, one for every random direction."""
+
+    element: Name
+    change: Size
+    bounds: dict[Name, tuple[Size | None, ...]]
+
+
+class SensitivityRecord(SampleRecord, omit_defaults=True):
+    """One image. The changes of weights are looked at at the first image only."""
+
+    layer: Layer
+    input_norm: Size
+    radii: tuple[Change, ...]
+    head: tuple[HeadChange, ...]
+    input_norms: tuple[ScaledChange, ...]
+    weights: tuple[WeightChange, ...] = ()
+    unchanged: dict[Name, Size | None] = {}
+
+
+def fits(record: SensitivityRecord, study: SensitivityStudy, first: int) -> bool:
+    """Whether a record can be what this study has written; `first` is the sample that weights are changed at."""
+    s = study.settings
+    heads = [(radius, factor) for radius in s.radii for factor in HEAD_BOUNDS]
+    changed = [(element, change) for element in ELEMENTS for change in s.weight_changes]
+    return (
+        record.layer.name == study.layer
+        and [row.radius for row in record.radii] == list(s.radii)
+        and sorted((row.radius, row.factor) for row in record.head) == sorted(heads)
+        and [(r.input_norm, r.radius) for r in record.input_norms]
+        == [(x, r) for x in s.input_norms for r in s.radii]
+        and all(tuple(row.bounds) == BOUNDS for row in (*record.radii, *record.input_norms))
+        and all(tuple(row.bounds) == HEAD_BOUNDS[row.factor] for row in record.head)
+        and [(r.element, r.change) for r in record.weights] == (changed if record.sample == first else [])
+        and all(
+            tuple(row.bounds) == WEIGHT_BOUNDS and all(len(v) == s.samples for v in row.bounds.values())
+            for row in record.weights
+        )
+        and tuple(record.unchanged) == (WEIGHT_BOUNDS if record.sample == first else ())
+    )
+
+
+# What all images say together ------------------------------------------------------------------------------------
+
+
+class Extent(Record):
+    """Mean, least and largest."""
+
+    mean: Size
+    min: Size
+    max: Size
+
+
+class ChangeSummary(Record, omit_defaults=True):
+    """A row over all images or samples; None where a value is missing or infinite.
+
+    `radius`, `factor`, `input_norm`, or `element` and `change`, say what the row is about.
+    """
+
+    bounds: dict[Name, Extent | None]
+    found: Extent | None = None
+    radius: Size | None = None
+    factor: Name | None = None
+    input_norm: Size | None = None
+    element: Name | None = None
+    change: Size | None = None
+
+
+class SensitivitySummary(Summary, tag_field="kind", tag="sensitivity"):
+    study: SensitivityStudy
+    n: Count
+    layer: Layer
+    input_norm: Extent | None
+    radii: tuple[ChangeSummary, ...]
+    head: tuple[ChangeSummary, ...]
+    input_norms: tuple[ChangeSummary, ...]
+    weights: tuple[ChangeSummary, ...]
+    unchanged: dict[Name, Extent | None]
+
+    def __post_init__(self) -> None:
+        if self.n != self.study.about.n or [row.radius for row in self.radii] != list(self.study.settings.radii):
+            raise ValueError("its radii or its number of images are not those of the study")
+
+
+def summarize(records: Sequence[SensitivityRecord], study: SensitivityStudy) -> SensitivitySummary:
+    """The summary of all records of a study."""
+    first = records[0]
+    return SensitivitySummary(
+        study=study,
+        n=len(records),
+        layer=first.layer,
+        input_norm=extent([record.input_norm for record in records]),
+        radii=_rows([record.radii for record in records], lambda row: {"radius": row.radius}),
+        head=_rows([record.head for record in records], lambda row: {"radius": row.radius, "factor": row.factor}),
+        input_norms=_rows(
+            [record.input_norms for record in records],
+            lambda row: {"radius": row.radius, "input_norm": row.input_norm},
+        ),
+        weights=tuple(
+            ChangeSummary(
+                element=row.element,
+                change=row.change,
+                bounds={name: extent(values) for name, values in row.bounds.items()},
+            )
+            for row in first.weights
+        ),
+        unchanged={name: extent([bound]) for name, bound in first.unchanged.items()},
+    )
+
+
+def _rows(columns: Sequence[Sequence[Change]], keys: Callable[..., dict[str, object]]) -> tuple[ChangeSummary, ...]:
+    """The k-th rows of all records, one behind the other."""
+    return tuple(
+        ChangeSummary(
+            found=extent([row.found for row in rows]),
+            bounds={name: extent([row.bounds[name] for row in rows]) for name in rows[0].bounds},
+            **keys(rows[0]),  # type: ignore[arg-type]
+        )
+        for rows in zip(*columns, strict=True)
+    )
+
+
+def extent(values: Sequence[float | None]) -> Extent | None:
+    """Mean, least and largest; None where one is missing."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or not known:
+        return None
+    return Extent(mean=math.fsum(known) / len(known), min=min(known), max=max(known))

@@ -1,0 +1,137 @@
+"""Randomised smoothing on disk: probabilistic certificates of another function, never mixed with proofs."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+
+from specguard.errors import ConfigError
+from specguard.records.accuracy import Accuracy, RadiusAccuracy
+from specguard.records.base import About, Count, Fraction, Name, Record, Seed, Size
+from specguard.records.study import SampleRecord, Summary
+
+ABOUT = "the smoothed classifier argmax_c P[model(x + noise) = c], which is another function than the model"
+ASSUMED = "noise that is exactly normal: it is pseudo-random, and rounded to the model's precision"
+
+
+class Smoothing(Record):
+    """Noise of standard deviation `sigma` in pixels; `n0` draws choose a class, `n` others say how likely it is.
+
+    `alpha` is the probability, for every image by itself, that what is returned is false.
+    """
+
+    sigma: Size = 0.25
+    n0: Count = 100
+    n: Count = 10_000
+    alpha: Fraction = 0.001
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.sigma) and self.sigma > 0):
+            raise ConfigError(f"sigma must be positive and finite, not {self.sigma}")
+        for name in ("n0", "n"):
+            if not 1 <= getattr(self, name) <= 2**31:
+                raise ConfigError(f"{name} must be at least 1 and at most 2^31, not {getattr(self, name)}")
+        if not 0 < self.alpha < 0.5:
+            raise ConfigError(f"alpha must lie between 0 and 0.5, not {self.alpha}")
+
+
+class SmoothSettings(Record):
+    """How to smooth, and at which radii to count; `batch` noisy images go through the model at once."""
+
+    smoothing: Smoothing = Smoothing()
+    radii: tuple[Size, ...] = (0.1, 0.25, 0.5)
+    batch: Count = 500
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ConfigError(f"batch must be at least 1, not {self.batch}")
+        if not self.radii or len(set(self.radii)) < len(self.radii):
+            raise ConfigError("at least one radius is needed, and none twice")
+        if bad := [radius for radius in self.radii if not (math.isfinite(radius) and radius >= 0)]:
+            raise ConfigError(f"radius must be finite and not negative, not {bad[0]}")
+
+
+class SmoothStudy(Record, tag_field="kind", tag="smooth"):
+    """What is smoothed. `function` says that certificates are not about the model itself."""
+
+    about: About
+    settings: SmoothSettings
+    function: str = ABOUT
+
+
+class SmoothRecord(SampleRecord):
+    """One image: `count` of `draws` noisy images were of the class `selected`, from which all else follows.
+
+    `predicted` is None where the smoothed classifier abstains. The certificate is false with probability
+    `failure_probability` at most.
+    """
+
+    input: Name
+    failure_probability: Fraction
+    selected: Count
+    count: Count
+    draws: Count
+    lower_probability: Fraction
+    predicted: Count | None
+    radius: Size
+
+
+def fits(
+    record: SmoothRecord, smoothing: Smoothing, expected: Callable[[int, int, float, float], tuple[float, float]]
+) -> bool:
+    """Whether a record can be what smoothing has written; `expected(count, draws, alpha, sigma)` are the lower
+    probability and the radius, which are computed again.
+    """
+    if record.draws != smoothing.n or record.count > record.draws:
+        return False
+    probability, radius = expected(record.count, record.draws, smoothing.alpha, smoothing.sigma)
+    return (
+        record.failure_probability == smoothing.alpha
+        and math.isclose(record.lower_probability, probability, rel_tol=1e-9, abs_tol=1e-12)
+        and math.isclose(record.radius, radius, rel_tol=1e-9, abs_tol=1e-12)
+        and record.predicted == (record.selected if record.radius > 0 else None)
+    )
+
+
+class FailureProbability(Record):
+    per_image: Fraction
+    any_of_all: Fraction
+
+
+class SmoothSummary(Summary, kw_only=True, tag_field="kind", tag="smooth"):
+    """Fractions of images on which the smoothed classifier is correct, correct within each radius, and abstains.
+
+    Every fraction is of certificates that are each false with probability `per_image` at most: that none of n is
+    false has the probability 1 - n `per_image` at least.
+    """
+
+    study: SmoothStudy
+    n: Count
+    assumed: str = ASSUMED
+    failure_probability: FailureProbability
+    clean: Accuracy
+    abstained: Accuracy
+    radii: tuple[RadiusAccuracy, ...]
+    median_radius: Size | None
+
+    def __post_init__(self) -> None:
+        if [row.radius for row in self.radii] != list(self.study.settings.radii) or self.clean.n != self.n:
+            raise ValueError("its radii or its number of images are not those of the study")
+
+
+def summarize(records: Sequence[SmoothRecord], study: SmoothStudy) -> SmoothSummary:
+    """The summary of all records of a study. The ball of a certificate is open."""
+    n, alpha = len(records), study.settings.smoothing.alpha
+    correct = [record.radius for record in records if record.predicted == record.label]
+    return SmoothSummary(
+        study=study,
+        n=n,
+        failure_probability=FailureProbability(per_image=alpha, any_of_all=min(1.0, alpha * n)),
+        clean=Accuracy.of(len(correct), n),
+        abstained=Accuracy.of(sum(record.predicted is None for record in records), n),
+        radii=tuple(
+            RadiusAccuracy(radius=r, certified=Accuracy.of(sum(r < found for found in correct), n))
+            for r in study.settings.radii
+        ),
+        median_radius=statistics.median(correct) if correct else None,
+    )

@@ -1,0 +1,201 @@
+"""Spectra on disk: the singular values of every part of a network at one image, and their distribution."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+import numpy as np
+from msgspec import Meta
+
+from specguard.errors import ConfigError
+from specguard.records.base import About, BallRecord, Count, Finite, Name, Record, Seed, Size
+from specguard.records.study import SampleRecord, Summary
+
+_QUANTILES = (5, 25, 50, 75, 95)
+Length = Annotated[float, Meta(ge=0, lt=1e150)]  # its square is a number, too
+
+
+class SpectrumSettings(Record):
+    """How to look: the `top` singular values of J_F of each part, to a residual of `tolerance` of the largest.
+
+    `parts` names parts, or groups of them. `dense` is the largest number of entries of a part's input for which the
+    bound of Eq. (16) is computed too, which takes as many products. A PGD-20 perturbation in `ball` is followed
+    through the network; the most fragile directions of the first `directions` images are kept.
+    """
+
+    parts: Name = "all"
+    top: int = 1
+    tolerance: float = 1e-3
+    most: int = 100
+    dense: int = 0
+    ball: BallRecord = BallRecord(norm="l2", radius=0.25)
+    directions: int = 0
+    batch: int = 50
+    seed: Seed = 0
+    precision: Literal["float32", "float64"] = "float32"
+
+    def __post_init__(self) -> None:
+        for name, least in (("top", 1), ("most", 1), ("batch", 1), ("dense", 0), ("directions", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if not 0 < self.tolerance < 1:
+            raise ConfigError(f"tolerance must lie between 0 and 1, not {self.tolerance}")
+        if self.precision not in ("float32", "float64"):
+            raise ConfigError(f"precision {self.precision!r} is unknown; choose float32, float64")
+
+
+class SpectrumStudy(Record, tag_field="kind", tag="spectrum"):
+    about: About
+    settings: SpectrumSettings
+    parts: tuple[Name, ...]
+
+
+class PartRecord(Record):
+    """A part at one image: singular values of J_F and their residuals; `step` is the largest of I + J_F.
+
+    `entering` and `leaving` are the lengths of a perturbation before and behind the part; `row_column` is the bound
+    of Eq. (16), where it was asked for.
+    """
+
+    group: Name
+    kind: Name
+    sigma: tuple[Length, ...]
+    residual: tuple[Length, ...]
+    converged: bool
+    step: Length
+    entering: Length
+    leaving: Length
+    row_column: Length | None
+
+
+class SpectrumRecord(SampleRecord):
+    parts: dict[Name, PartRecord]
+
+
+class PartForm(Record):
+    """What is known of a part's records beforehand; `dense` where there is a `row_column`."""
+
+    group: Name
+    kind: Name
+    values: Count
+    dense: bool
+
+
+def fits(record: SpectrumRecord, forms: Mapping[str, PartForm]) -> bool:
+    """Whether a record has the parts of these names, in this order, and forms."""
+    return tuple(record.parts) == tuple(forms) and all(
+        PartForm(group=p.group, kind=p.kind, values=len(p.sigma), dense=p.row_column is not None) == form
+        and len(p.residual) == len(p.sigma)
+        for p, form in zip(record.parts.values(), forms.values(), strict=True)
+    )
+
+
+# What all images say together ------------------------------------------------------------------------------------
+
+
+class Distribution(Record):
+    """Mean, standard deviation and quantiles of what is finite, and of how many values that is."""
+
+    n: Count
+    mean: Finite | None
+    std: Size | None
+    quantiles: dict[str, Finite] | None
+
+
+class PartSummary(Record):
+    name: Name
+    group: Name
+    kind: Name
+    sigma: tuple[Distribution, ...]
+    step: Distribution
+    row_column_over_sigma: Distribution
+    unconverged: Count
+
+
+class WeightNorms(Record):
+    """The largest singular value of a weight, or of each head of one."""
+
+    layer: Name
+    kind: Name
+    sigma: tuple[Size, ...]
+
+
+class WeightSpectra(Record):
+    """Of all weights, after training and before it, where that is known."""
+
+    after: tuple[WeightNorms, ...] = ()
+    before: tuple[WeightNorms, ...] | None = None
+
+
+class SpectrumSummary(Summary, tag_field="kind", tag="spectrum", omit_defaults=True):
+    """Every part's singular values over the images, and what the blocks do together.
+
+    `sigma` is of J_F and `step` of I + J_F; for a part without a skip connection both are of its Jacobian. Of the
+    blocks that were looked at, `exponent` is the sum of `sigma`, that of Eq. (15); `log_product` the sum of
+    `log step`, which bounds the growth to first order without reading steps as a flow; and `growth` the logarithm
+    of how much longer they make a PGD perturbation.
+    """
+
+    study: SpectrumStudy
+    n: Count
+    parts: tuple[PartSummary, ...]
+    exponent: Distribution | None = None
+    log_product: Distribution | None = None
+    growth: Distribution | None = None
+    weights: WeightSpectra = WeightSpectra()
+
+    def __post_init__(self) -> None:
+        if tuple(part.name for part in self.parts) != self.study.parts or self.n != self.study.about.n:
+            raise ValueError("its parts or its number of images are not those of the study")
+
+
+def summarize(records: Sequence[SpectrumRecord], study: SpectrumStudy) -> SpectrumSummary:
+    """The summary of all records of a study, but for the weights."""
+    parts = tuple(_part(name, [record.parts[name] for record in records]) for name in study.parts)
+    blocks = [part.name for part in parts if part.group == "block"]
+    found = [path_of(record, blocks) for record in records] if blocks else []
+    together = {key: distribution([path[key] for path in found]) for key in found[0]} if found else {}
+    return SpectrumSummary(study=study, n=len(records), parts=parts, **together)
+
+
+def path_of(record: SpectrumRecord, blocks: Sequence[str]) -> dict[str, float]:
+    """What the blocks do to one image: the exponent of Eq. (15), the product of steps, the growth under attack."""
+    rows = [record.parts[name] for name in blocks]
+    return {
+        "exponent": sum(row.sigma[0] for row in rows),
+        "log_product": sum(_log(row.step) for row in rows),
+        "growth": sum(_log(row.leaving) - _log(row.entering) for row in rows),
+    }
+
+
+def distribution(values: Sequence[float]) -> Distribution:
+    """Of the values that are finite."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return Distribution(n=0, mean=None, std=None, quantiles=None)
+    quantiles = np.percentile(finite, _QUANTILES).tolist()
+    return Distribution(
+        n=len(finite),
+        mean=statistics.fmean(finite),
+        std=statistics.pstdev(finite),
+        quantiles={str(q): value for q, value in zip(_QUANTILES, quantiles, strict=True)},
+    )
+
+
+def _part(name: str, rows: Sequence[PartRecord]) -> PartSummary:
+    first = rows[0]
+    compared = [row.row_column / row.sigma[0] for row in rows if row.row_column and row.sigma[0] > 0]
+    return PartSummary(
+        name=name,
+        group=first.group,
+        kind=first.kind,
+        sigma=tuple(distribution([row.sigma[i] for row in rows]) for i in range(len(first.sigma))),
+        step=distribution([row.step for row in rows]),
+        row_column_over_sigma=distribution(compared),
+        unconverged=sum(not row.converged for row in rows),
+    )
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf

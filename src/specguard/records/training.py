@@ -1,0 +1,78 @@
+"""Training runs on disk: the result of a run, its model, and one record per epoch.
+
+run.json                 full settings, written once, at the start
+arguments.json           the command line's options, if one started the run
+.lock                    held while a process works here
+environment.jsonl        versions, commit, hardware and command of every start
+metrics.jsonl            one record per epoch, without anything that depends on the moment: on the same machine,
+                         with as many threads, a resumed run's file equals an uninterrupted one's
+timing.jsonl             one record per epoch: seconds
+checkpoints/00000123/    tensors.safetensors + state.json after step 123, complete or absent
+model.safetensors        the final weights, model.json their config and hash
+result.json              the final numbers; its presence means that the run is finished
+"""
+
+from typing import Any, Literal
+
+from specguard.records.accuracy import Accuracy
+from specguard.records.base import Count, Description, Environment, Fraction, Name, Record, Size
+
+
+class DataRecord(Record):
+    """The data that a run was trained on."""
+
+    name: Name
+    fingerprint: Name
+
+
+class TrainingSettings(Record, omit_defaults=True):
+    """What a run is made from: architecture, data, the objects of the training, and the weights it begins with."""
+
+    model: dict[str, Any]
+    data: DataRecord
+    training: Description
+    initial_weights: Name | None = None
+
+
+class ModelRecord(Record, omit_defaults=True):
+    """The model of a run: how it is made, the fingerprint of its function, and the names of its classes."""
+
+    config: dict[str, Any]
+    fingerprint: Name
+    weights: Literal["raw", "ema"]
+    classes: tuple[str, ...]
+    weights_fingerprint: Name | None = None
+
+
+class EpochRecord(Record, omit_defaults=True):
+    """One epoch. Accuracies under attack are of the images that validation holds out."""
+
+    epoch: Count
+    step: Count
+    lr: Size
+    loss: float
+    penalty: float
+    test_accuracy: Fraction
+    test_loss: float
+    test_correct: Count
+    ema_test_accuracy: Fraction | None = None
+    ema_test_loss: float | None = None
+    ema_test_correct: Count | None = None
+    validation_accuracy: Fraction | None = None
+    validation_robust_accuracy: Fraction | None = None
+    ema_validation_accuracy: Fraction | None = None
+    ema_validation_robust_accuracy: Fraction | None = None
+
+
+class TrainingSummary(Record, tag_field="kind", tag="training", omit_defaults=True):
+    """The result of a run; `best` is the epoch whose weights it is, where validation chose them."""
+
+    test_accuracy: Accuracy
+    weights: Literal["raw", "ema"]
+    fingerprint: Name
+    metrics: EpochRecord
+    seconds: Size
+    settings: TrainingSettings
+    environment: Environment
+    weights_fingerprint: Name | None = None
+    best: dict[str, Any] | None = None
