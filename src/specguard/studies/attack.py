@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specguard.attacks import Adversarial, Suite, diagnosed
+from specguard.attacks import Adversarial, Suite, find_flags
+from specguard.attacks.base import Attack
 from specguard.attacks.model import Model, Precision
-from specguard.attacks.state import Attack
 from specguard.data import Split
 from specguard.errors import ConfigError, RunError
 from specguard.geometry import Ball
@@ -134,7 +134,7 @@ class _Work:
             self.watch(Progress(0, 1, "looking for obfuscated gradients"))
             first = torch.arange(min(len(self.split), 1000), device=self.split.labels.device)
             seen, ball = most_alike(self.subject, first), self.evaluation.balls[-1]
-            found = diagnosed(seen.form.model, seen.inputs, seen.labels, ball, seed=self.evaluation.seed)
+            found = find_flags(seen.form.model, seen.inputs, seen.labels, ball, seed=self.evaluation.seed)
             with place.together():
                 write_json(path, {"flags": [asdict(flag) for flag in found]})
 

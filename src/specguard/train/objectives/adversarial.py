@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from specguard.attacks.model import Precision, Victim, evaluating
+from specguard.attacks.model import Precision, QueriedModel, evaluating
 from specguard.attacks.pgd import ascended, check_counts, check_step_size, step_size
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
@@ -70,7 +70,7 @@ class TRADES:
     def __call__(self, model: Model, images: Images, targets: Targets, moment: Moment) -> Scalar:
         ball = _grown(self.ball, self.ramp, moment)
         with evaluating(unwrapped(model)):
-            still = log_softmax(_victim(model, images).searched(images), 1)
+            still = log_softmax(_queried(model, images).searched(images), 1)
         # Not the image itself, where the divergence has no gradient.
         noise = _noise(len(images), moment).normal(images.shape[1:], images.dtype)
         start, size = ball.project(images + 1e-3 * noise, images), step_size(self.step_size, self.steps, ball)
@@ -120,20 +120,20 @@ def _ascent(
     loss: Callable[[Tensor], Tensor],
 ) -> Images:
     """PGD for training: all images take all steps, and nothing waits for the device."""
-    victim = _victim(model, x)
+    queried = _queried(model, x)
     with torch.no_grad(), evaluating(unwrapped(model)):
         for _ in range(steps):
-            gradient, _, _ = victim.gradient(x, loss)
+            gradient, _, _ = queried.gradient(x, loss)
             x = ascended(x, gradient, center, ball, size)
     if x.is_cuda:
         torch.compiler.cudagraph_mark_step_begin()  # the training step that follows starts anew
     return x
 
 
-def _victim(model: Model, x: Tensor) -> Victim:
+def _queried(model: Model, x: Tensor) -> QueriedModel:
     """The model itself, in the precision of the training step around it."""
     precision: Precision = "bfloat16" if torch.is_autocast_enabled(x.device.type) else "full"
-    return Victim(unwrapped(model), precision, checked=False)
+    return QueriedModel(unwrapped(model), precision, checked=False)
 
 
 def _grown(ball: Ball, ramp: float, moment: Moment) -> Ball:
