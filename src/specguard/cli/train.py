@@ -227,15 +227,23 @@ def _train(run: Path, resume: bool, o: dict[str, Any]) -> None:
     with ExitStack() as stack:
         for context in (interruptible(advice), plain_warnings()):
             stack.enter_context(context)
-        ranks = ALONE if launch is None else stack.enter_context(joined(launch.rank, launch.count, device))
+        distributed = ALONE if launch is None else stack.enter_context(joined(launch.rank, launch.count, device))
         told: dict[str, Any] = {}
-        if ranks.leads:
+        if distributed.is_main:
             err.print(f"{o['model']} on {data.name}, {device}, run directory {run}", markup=False, soft_wrap=True)
             told["watch"] = stack.enter_context(progress_bar())
         result = train(
-            model, data, run, training, device=device, resume=resume, arguments=arguments, ranks=ranks, **told
+            model,
+            data,
+            run,
+            training,
+            device=device,
+            resume=resume,
+            arguments=arguments,
+            distributed=distributed,
+            **told,
         )
-    if ranks.leads:
+    if distributed.is_main:
         out.print(f"test accuracy {Proportion.from_record(result['test_accuracy'])}", markup=False)
         out.print(f"result in {run / 'result.json'}", markup=False, soft_wrap=True)
 
