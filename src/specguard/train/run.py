@@ -109,12 +109,12 @@ def train(
 
 
 def _architecture(model: Classifier) -> Json:
-    """What is needed to make the model again, but for its weights; a network whose origin is unknown says so."""
+    """What is needed to make the model again, but for its weights; a network whose source is unknown says so."""
     if isinstance(model, ViT):
         return asdict(model.config)
     if isinstance(model, TextEncoder):
         return text_record(model.config)
-    return {"name": model.config.name, "shape": model.shape, "classes": model.classes, "source": model.origin}
+    return {"name": model.config.name, "shape": model.shape, "classes": model.classes, "source": model.source}
 
 
 def _check_fit(model: Classifier, data: AnyData, training: Training) -> None:
