@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from specguard.studies import Diagnosis, RankCorrelation, cauchy_claims, diagnoses
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "recipes"))
+
+from cauchy.claims import Diagnosis, cauchy_claims, diagnoses  # noqa: E402
+from cauchy.correlation import RankCorrelation  # noqa: E402
+
 README, FIGURE = ROOT / "README.md", ROOT / "docs" / "figures" / "digits_certified.svg"
 RECIPES = ROOT / "recipes"
 RECIPE = RECIPES / "cifar10_deit_tiny"

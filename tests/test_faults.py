@@ -113,9 +113,9 @@ def test_a_soak_of_shards_killed_at_random_ends_like_one_uninterrupted_process(t
 
 def rank(folder: Path, index: int, port: int) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    with joined(index, 2, companions.CPU, timedelta(seconds=60)) as ranks:
+    with joined(index, 2, companions.CPU, timedelta(seconds=60)) as distributed:
         (folder.parent / f"met-{port}-{index}").touch()
-        companions.trained(folder, "everything", ranks, resume=True)
+        companions.trained(folder, "everything", distributed, resume=True)
 
 
 def free_port() -> int:

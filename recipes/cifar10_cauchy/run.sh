@@ -29,5 +29,5 @@ for row in "${rows[@]}"; do
     specguard spectrum "$run" --data-root "$data" --images 500 --batch 500 --directions 4 --out spectrum
 done
 if [ $# -lt 3 ]; then
-    "${PYTHON:-python3}" "$here/../cauchy_claims.py" "$runs" "*_32-*"
+    PYTHONPATH="$here/..${PYTHONPATH:+:$PYTHONPATH}" "${PYTHON:-python3}" -m cauchy.claims "$runs" "*_32-*"
 fi

@@ -10,6 +10,7 @@ import copy
 import json
 import math
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from specguard.nn import SkipAttention, attention_maps
 from specguard.studies import Certification, certification, identity
 
 CURVE = (0.02, 0.05, 0.1, 36 / 255, 0.25)
-FAMILIES = ("lofast", "local")
+FAMILIES: Final = ("lofast", "local")
 
 
 def contents(model: torch.nn.Module, images: Tensor, batch: int = 250) -> list[list[Tensor]]:
@@ -50,6 +51,7 @@ def main(run: Path, data: Data, out: Path, images: int) -> None:
     with torch.no_grad():
         for i, layer in enumerate(layers):
             total = torch.stack([part[i].mean(0) * n for part, n in zip(parts, counts, strict=True)]).sum(0)
+            assert layer.bias is not None
             layer.bias.copy_((total / counts.sum()).log())
             for tensor in (layer.qkv.weight, layer.qkv.bias):
                 tensor.view(3, -1)[:2] = 0  # neither queries nor keys

@@ -24,5 +24,5 @@ for row in "${rows[@]}"; do
     specguard spectrum "$run" --images 360 --batch 120 --device cpu --out spectrum
 done
 if [ $# -lt 2 ]; then
-    "${PYTHON:-python3}" "$here/../cauchy_claims.py" "$runs"
+    PYTHONPATH="$here/..${PYTHONPATH:+:$PYTHONPATH}" "${PYTHON:-python3}" -m cauchy.claims "$runs"
 fi

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from helpers.registry import SMALL
 from specguard.attacks import APGD, CWL2, FAB, FGSM, PGD, Adversarial, Attack, Square
 from specguard.attacks.losses import Goal
-from specguard.attacks.model import Victim
+from specguard.attacks.model import QueriedModel
 from specguard.errors import AttackError, ConfigError, DataError, SpecGuardError
 from specguard.geometry import Ball, Norm
 from specguard.nn import ViT
@@ -1052,9 +1052,9 @@ class ActsOnTheBroken(PGD):
 
 
 class TiresOut(PGD):
-    def search(self, hunt):
+    def search(self, state):
         if self.steps < 5:
-            super().search(hunt)
+            super().search(state)
 
 
 class InBatchOrder(Noise):
@@ -1075,9 +1075,9 @@ class InBatchOrder(Noise):
 
 
 class DrawsInBatchOrder(PGD):
-    def search(self, hunt):
-        hunt.noise = InBatchOrder(hunt.noise.keys)
-        super().search(hunt)
+    def search(self, state):
+        state.noise = InBatchOrder(state.noise.keys)
+        super().search(state)
 
 
 class ForgetsTheIds(PGD):
@@ -1093,10 +1093,10 @@ class IgnoresTheSeed(PGD):
 class StepsTogether(PGD):
     """Normalises the gradient over the batch instead of the image."""
 
-    def search(self, hunt):
-        gradient, _, _ = hunt.gradient(hunt.center, self.loss)
+    def search(self, state):
+        gradient, _, _ = state.gradient(state.center, self.loss)
         step = gradient / gradient.norm()
-        hunt.settle(hunt.ball.project(hunt.center + hunt.ball.radius * step, hunt.center))
+        state.settle(state.ball.project(state.center + state.ball.radius * step, state.center))
 
 
 class StaysInEval(PGD):
@@ -1197,7 +1197,7 @@ class IgnoresTargets(PGD):
 class BelievesBfloat16(PGD):
     def __call__(self, *given, **more):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Victim, "logits", Victim.searched)
+            patch.setattr(QueriedModel, "logits", QueriedModel.searched)
             return super().__call__(*given, **more)
 
 
@@ -1214,9 +1214,9 @@ class SeesNoFurtherThanTheBall(FAB):
 
 
 class ShowsWhatIsOutsideTheBox(PGD):
-    def search(self, hunt):
-        hunt.victim.searched(hunt.center + hunt.ball.radius)
-        super().search(hunt)
+    def search(self, state):
+        state.model.searched(state.center + state.ball.radius)
+        super().search(state)
 
 
 class SwallowsWhatIsNoNumber(PGD):
@@ -1286,8 +1286,8 @@ def test_a_planted_wrong_attack_is_caught(wrong, law, as_shipped):
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_search_that_strays_is_noticed(norm):
     class Strays(PGD):
-        def search(self, hunt):
-            hunt.settle(hunt.center + 1.001 * hunt.ball.radius * hunt.ball.steepest(0.3 - hunt.center))
+        def search(self, state):
+            state.settle(state.center + 1.001 * state.ball.radius * state.ball.steepest(0.3 - state.center))
 
     for case in (case for case in ALL if case.ball.norm == norm and case.ball.radius > 0):
         with pytest.raises(AssertionError, match="an attack left its ball"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from specguard.attacks import Flag, diagnosed
+from specguard.attacks import Flag, find_flags
 from specguard.data import digits
 from specguard.geometry import Ball
 from specguard.nn import ViT, preset
@@ -97,13 +97,13 @@ def pictures(count: int = 20, *shape: int, seed: int = 1) -> Tensor:
 @pytest.mark.parametrize("norm", BALLS)
 @pytest.mark.parametrize("name", TRAININGS)
 def test_no_flag_is_raised_over_an_honest_model(honest, some_digits, name, norm):
-    assert diagnosed(honest(name), *some_digits, BALLS[norm], most=60) == ()
+    assert find_flags(honest(name), *some_digits, BALLS[norm], most=60) == ()
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0])
 def test_the_scale_of_the_logits_is_no_sign_as_long_as_the_cross_entropy_has_a_slope(scale):
     model, x = linear(), pictures()
-    found = diagnosed(lambda v: scale * model(v), x, model(x).argmax(1), Ball("linf", 0.02))
+    found = find_flags(lambda v: scale * model(v), x, model(x).argmax(1), Ball("linf", 0.02))
     assert {flag.name for flag in found} <= {"saturation"}
     assert all("no slope at 0 of 20 images" in flag.message for flag in found)
 
@@ -118,18 +118,18 @@ def test_a_few_images_of_an_honest_model_are_no_reason_for_a_flag(count, seed):
         return second(torch.tanh(first(v) / 6) + 0.5) / 5
 
     x = pictures(count, seed=seed + 10)
-    assert diagnosed(smooth, x, smooth(x).argmax(1), Ball("linf", 0.03)) == ()
+    assert find_flags(smooth, x, smooth(x).argmax(1), Ball("linf", 0.03)) == ()
 
 
 def test_log_probabilities_are_logits():
     model, x = linear(), pictures()
-    found = diagnosed(lambda v: model(v).log_softmax(1), x, model(x).argmax(1), Ball("linf", 0.02))
+    found = find_flags(lambda v: model(v).log_softmax(1), x, model(x).argmax(1), Ball("linf", 0.02))
     assert "probabilities" not in {flag.name for flag in found}
 
 
 def test_without_an_image_that_is_classified_rightly_there_is_nothing_to_say():
     model, x = linear(), pictures()
-    assert diagnosed(lambda v: model(v).softmax(1), x, (model(x).argmax(1) + 1) % 4, Ball("linf", 0.02)) == ()
+    assert find_flags(lambda v: model(v).softmax(1), x, (model(x).argmax(1) + 1) % 4, Ball("linf", 0.02)) == ()
 
 
 @pytest.mark.parametrize("norm", BALLS)
@@ -138,7 +138,7 @@ def test_the_diagnosis_itself_warns_of_nothing(norm):
     model, x = linear(size=3 * 32 * 32), pictures(3, 3, 32, 32)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        diagnosed(model, x, model(x).argmax(1), Ball(norm, 0.05))
+        find_flags(model, x, model(x).argmax(1), Ball(norm, 0.05))
     assert [str(w.message) for w in caught] == []
 
 
@@ -178,7 +178,7 @@ ALSO_L2 = ("logits times 1e4", "noise on the pixels", "rounded pixels", "straigh
 
 @pytest.mark.parametrize("norm", BALLS)
 def test_the_model_that_defences_are_planted_on_raises_no_flag(model, some_digits, norm):
-    assert diagnosed(model, *some_digits, BALLS[norm], most=60) == ()
+    assert find_flags(model, *some_digits, BALLS[norm], most=60) == ()
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_the_model_that_defences_are_planted_on_raises_no_flag(model, some_digit
 def test_a_planted_defence_is_flagged_in_one_sentence(model, some_digits, name, norm):
     defence, wanted = PLANTED[name]
     GENERATOR.manual_seed(7)
-    found = diagnosed(lambda x: defence(model, x), *some_digits, BALLS[norm], most=20)
+    found = find_flags(lambda x: defence(model, x), *some_digits, BALLS[norm], most=20)
     assert wanted & {flag.name for flag in found}, found
     for flag in found:
         one_sentence(flag)
@@ -195,7 +195,7 @@ def test_a_planted_defence_is_flagged_in_one_sentence(model, some_digits, name, 
 
 
 def test_what_only_random_squares_break_is_flagged(model, some_digits):
-    found = diagnosed(lambda x: model((4 * x).round() / 4), *some_digits, BALLS["l2"], most=20)
+    found = find_flags(lambda x: model((4 * x).round() / 4), *some_digits, BALLS["l2"], most=20)
     (flag,) = [flag for flag in found if flag.name == "black box"]
     broken, count = map(int, re.findall(r"\d+", flag.message)[:2])
     assert 1 < broken <= count == 20
@@ -209,9 +209,9 @@ def test_a_model_that_stands_even_in_the_largest_ball_is_flagged():
     def stubborn(v: Tensor) -> Tensor:
         return nn.functional.one_hot(labels[: len(v)], 4).to(v) + 1e-3 * model(v)
 
-    found = {flag.name: flag.message for flag in diagnosed(stubborn, x, labels, Ball("linf", 0.02))}
+    found = {flag.name: flag.message for flag in find_flags(stubborn, x, labels, Ball("linf", 0.02))}
     assert "stand even at linf 0.5" in found["large radius"]
-    unboxed = diagnosed(stubborn, x, labels, Ball("linf", 0.02, box=False))
+    unboxed = find_flags(stubborn, x, labels, Ball("linf", 0.02, box=False))
     assert "large radius" not in {flag.name for flag in unboxed}
 
 
@@ -230,7 +230,7 @@ def test_only_so_many_images_are_looked_at_and_only_those_classified_rightly():
 
     wrong = rounded(x).argmax(1) != labels
     seen.clear()
-    (flag,) = [f for f in diagnosed(rounded, x, labels, Ball("linf", 0.02), most=7) if f.name == "zero gradients"]
+    (flag,) = [f for f in find_flags(rounded, x, labels, Ball("linf", 0.02), most=7) if f.name == "zero gradients"]
     assert flag.message == "the margin has no slope at 7 of 7 images"
     assert [len(v) for v in seen[:2]] == [30, 7]
     assert torch.equal(seen[1], x[~wrong][:7])
@@ -238,7 +238,7 @@ def test_only_so_many_images_are_looked_at_and_only_those_classified_rightly():
 
 def test_samples_that_are_no_images_are_diagnosed_without_squares():
     model, x = linear(size=9), pictures(20, 9)
-    found = diagnosed(lambda v: model((4 * v).round() / 4), x, model((4 * x).round() / 4).argmax(1), BALLS["l2"])
+    found = find_flags(lambda v: model((4 * v).round() / 4), x, model((4 * x).round() / 4).argmax(1), BALLS["l2"])
     assert "zero gradients" in {flag.name for flag in found}
     assert "black box" not in {flag.name for flag in found}
 
@@ -250,7 +250,7 @@ def test_the_same_seed_gives_the_same_flags_and_leaves_the_model_as_it_was(some_
     vit.train()
     before = {name: tensor.clone() for name, tensor in vit.state_dict().items()}
     state = torch.random.get_rng_state()
-    first, again = (diagnosed(vit, images, labels, BALLS["linf"], most=5, seed=3) for _ in range(2))
+    first, again = (find_flags(vit, images, labels, BALLS["linf"], most=5, seed=3) for _ in range(2))
     assert first == again
     assert vit.training
     assert all(p.requires_grad and p.grad is None for p in vit.parameters())

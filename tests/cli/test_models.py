@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from helpers.commandline import contents
 from specguard.cli import app
-from specguard.models import Origin, from_run, untrained
+from specguard.models import ModelSource, from_run, untrained
 from specguard.models.load import Fitted
 from specguard.nn import Network, fingerprint, weights_fingerprint
 from specguard.records import store as runs
@@ -23,7 +23,7 @@ GREY = ("--mean", "0.3", "--std", "0.4")
 DIGITS = (*SIZE, "--data", "digits", *GREY, "--device", "cpu")
 FEW = ("--images", "3", "--device", "cpu")
 PGD = ("--attack", "pgd", "--steps", "3", "--no-diagnose")
-ORIGIN = Origin("timm", "test_vit", 10, 1, 32, (0.3,), (0.4,), pixels=8)
+SOURCE = ModelSource("timm", "test_vit", 10, 1, 32, (0.3,), (0.4,), pixels=8)
 
 
 def model(timm, **options):
@@ -75,7 +75,7 @@ def test_a_model_of_timm_is_attacked_and_its_records_know_it(specguard, files, w
     ended.succeeds()
     assert [row[0] for row in ended.rows()] == ["clean", "pgd", "worst case"]
     (folder,) = work.glob("runs/timm-test_vit-*/attacks/*")
-    network, fitted = ORIGIN.loaded(files / "w.safetensors")
+    network, fitted = SOURCE.loaded(files / "w.safetensors")
     assert fitted == Fitted()
     assert runs.read_json(folder / "evaluation.json")["model"] == fingerprint(network)
     before = contents(work)
@@ -131,7 +131,7 @@ def test_weights_for_another_image_size_are_resized_where_a_size_is_given_and_th
     ended.succeeds()
     assert "positions are resized, from images of size 48 to 32" in ended.err
     (folder,) = work.glob("runs/timm-test_vit-*/attacks/*")
-    network, fitted = ORIGIN.loaded(files / "other_size.safetensors", resize=True)
+    network, fitted = SOURCE.loaded(files / "other_size.safetensors", resize=True)
     assert fitted == Fitted(sizes=(48, 32))
     assert runs.read_json(folder / "evaluation.json")["model"] == fingerprint(network)
 
@@ -183,7 +183,7 @@ def test_images_of_a_folder_are_brought_to_the_size_of_the_model(specguard, file
     specguard("attack", *given, "--data", work / "images", "--data-root", work).refuses("--data-root has no effect")
     specguard("attack", *given, "--data", work / "none").refuses("no data set", "none of digits, cifar10,")
     half = (0.5, 0.5, 0.5)
-    network, _ = Origin("timm", "test_vit", 10, 3, 32, half, half).loaded(files / "colour.safetensors")
+    network, _ = ModelSource("timm", "test_vit", 10, 3, 32, half, half).loaded(files / "colour.safetensors")
     assert network.shape == (3, 32, 32)
     assert runs.read_json(work / "x" / "evaluation.json")["model"] == fingerprint(network)
 

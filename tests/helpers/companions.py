@@ -27,7 +27,7 @@ from specguard.train import (
     Validation,
     train,
 )
-from specguard.train.distributed import ALONE, Ranks, joined
+from specguard.train.distributed import ALONE, Distributed, joined
 
 CPU = torch.device("cpu")
 BALL = Ball("linf", 0.05)
@@ -76,9 +76,9 @@ def model(training: Training, **changes: Any) -> ViT:
     return ViT(preset("tiny", dim=8, depth=1, heads=2, **changes), generator)
 
 
-def trained(folder: Path, name: str, ranks: Ranks = ALONE, **more: Any) -> runs.Json:
+def trained(folder: Path, name: str, distributed: Distributed = ALONE, **more: Any) -> runs.Json:
     training = SETTINGS[name]
-    return train(model(training), data(), folder / name, training, device=CPU, ranks=ranks, **more)
+    return train(model(training), data(), folder / name, training, device=CPU, distributed=distributed, **more)
 
 
 if __name__ == "__main__":
@@ -86,6 +86,6 @@ if __name__ == "__main__":
     with joined(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), CPU) as companions:
         for setting in SETTINGS:
             found = model(SETTINGS[setting])
-            train(found, data(), Path(sys.argv[1]) / setting, SETTINGS[setting], device=CPU, ranks=companions)
+            train(found, data(), Path(sys.argv[1]) / setting, SETTINGS[setting], device=CPU, distributed=companions)
             end = Path(sys.argv[1]) / f"{setting}-{companions.index}.safetensors"
             runs.write_tensors(end, found.state_dict())

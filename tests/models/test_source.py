@@ -8,14 +8,14 @@ import torch
 
 from specguard.data import digits
 from specguard.errors import CheckpointError, ConfigError, RunError
-from specguard.models import Origin, from_run, untrained
-from specguard.models.source import origin_from_json
+from specguard.models import ModelSource, from_run, untrained
+from specguard.models.source import source_from_json
 from specguard.nn import Resize, fingerprint
 from specguard.penalties import MSVP
 from specguard.records import store as runs
 from specguard.train import Training, train
 
-ORIGIN = Origin("timm", "test_vit", 10, 1, 32, (0.3,), (0.4,), pixels=8)
+SOURCE = ModelSource("timm", "test_vit", 10, 1, 32, (0.3,), (0.4,), pixels=8)
 CONFIG = {
     "model_type": "vit",
     "image_size": 8,
@@ -26,28 +26,28 @@ CONFIG = {
     "intermediate_size": 31,
     "num_channels": 1,
 }
-FOLDER = Origin("hf", "vit", 10, 1, 8, (0.5,), (0.5,), config=CONFIG)
+FOLDER = ModelSource("hf", "vit", 10, 1, 8, (0.5,), (0.5,), config=CONFIG)
 
 
 def test_an_origin_is_read_back_from_json_as_it_was():
-    for origin in (ORIGIN, FOLDER):
-        assert origin_from_json(json.loads(json.dumps(origin.record()))) == origin
+    for source in (SOURCE, FOLDER):
+        assert source_from_json(json.loads(json.dumps(source.record()))) == source
 
 
 HOSTILE = {
     "a list": ([], "a JSON object"),
-    "unknown field": (ORIGIN.record() | {"code": "x"}, "unknown field 'code'"),
-    "another library": (ORIGIN.record() | {"kind": "pickle"}, "not from 'pickle'"),
-    "no name": (ORIGIN.record() | {"name": None}, "no name that can be"),
-    "text as number": (ORIGIN.record() | {"classes": "10"}, "no classes that can be"),
-    "truth as number": (ORIGIN.record() | {"image": True}, "no image that can be"),
-    "endless images": (ORIGIN.record() | {"image": 10**9}, "image must be at least 1"),
-    "no channels": (ORIGIN.record() | {"channels": 0}, "channels must be at least 1"),
-    "other channels": (ORIGIN.record() | {"channels": 3}, "each of the 3 channels"),
-    "statistics that are no numbers": (ORIGIN.record() | {"mean": ["x"]}, "no mean that can be"),
-    "statistics that are not finite": (ORIGIN.record() | {"std": [float("nan")]}, "must be finite"),
-    "a config that is none": (ORIGIN.record() | {"config": 3}, "no config that can be"),
-    "a config where none belongs": (ORIGIN.record() | {"config": {}}, "and no other, is made from a config"),
+    "unknown field": (SOURCE.record() | {"code": "x"}, "unknown field 'code'"),
+    "another library": (SOURCE.record() | {"kind": "pickle"}, "not from 'pickle'"),
+    "no name": (SOURCE.record() | {"name": None}, "no name that can be"),
+    "text as number": (SOURCE.record() | {"classes": "10"}, "no classes that can be"),
+    "truth as number": (SOURCE.record() | {"image": True}, "no image that can be"),
+    "endless images": (SOURCE.record() | {"image": 10**9}, "image must be at least 1"),
+    "no channels": (SOURCE.record() | {"channels": 0}, "channels must be at least 1"),
+    "other channels": (SOURCE.record() | {"channels": 3}, "each of the 3 channels"),
+    "statistics that are no numbers": (SOURCE.record() | {"mean": ["x"]}, "no mean that can be"),
+    "statistics that are not finite": (SOURCE.record() | {"std": [float("nan")]}, "must be finite"),
+    "a config that is none": (SOURCE.record() | {"config": 3}, "no config that can be"),
+    "a config where none belongs": (SOURCE.record() | {"config": {}}, "and no other, is made from a config"),
 }
 
 
@@ -55,18 +55,18 @@ HOSTILE = {
 def test_a_spoilt_origin_is_refused_by_name(case):
     record, message = HOSTILE[case]
     with pytest.raises(ConfigError, match=message):
-        origin_from_json(record)
+        source_from_json(record)
 
 
 def test_a_fresh_network_is_the_same_for_the_same_seed_and_the_global_generator_is_left_alone(timm):
     before = torch.get_rng_state()
-    one, same, other = (ORIGIN.fresh(seed) for seed in (3, 3, 4))
+    one, same, other = (SOURCE.fresh(seed) for seed in (3, 3, 4))
     assert torch.equal(torch.get_rng_state(), before)
     assert fingerprint(one) == fingerprint(same) != fingerprint(other)
     assert one.shape == (1, 8, 8)
     assert type(one[0]) is Resize
-    assert one.origin == ORIGIN.record()
-    assert ORIGIN.weights() == sum(p.numel() for p in ORIGIN.original().parameters())
+    assert one.source == SOURCE.record()
+    assert SOURCE.weights() == sum(p.numel() for p in SOURCE.original().parameters())
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def finished(timm, tmp_path_factory):
     """A run of one step, with weights that are not the first ones."""
     place = tmp_path_factory.mktemp("finished") / "run"
     training = Training(epochs=1, batch=1437, penalties=(MSVP(),))
-    network = ORIGIN.fresh(runs.derived_seed(training.seed, "weights"))
+    network = SOURCE.fresh(runs.derived_seed(training.seed, "weights"))
     train(network, digits(), place, training, device=torch.device("cpu"))
     return place
 
@@ -94,9 +94,9 @@ def changed(run, file, **changes):
 def test_a_run_is_read_back_with_its_weights_its_origin_and_its_beginning(run):
     network, begun = from_run(run), untrained(run)
     assert fingerprint(network) == runs.read_json(run / "result.json")["fingerprint"]
-    assert fingerprint(begun) == fingerprint(ORIGIN.fresh(runs.derived_seed(0, "weights")))
+    assert fingerprint(begun) == fingerprint(SOURCE.fresh(runs.derived_seed(0, "weights")))
     assert fingerprint(begun) != fingerprint(network)
-    assert origin_from_json(network.origin) == ORIGIN
+    assert source_from_json(network.source) == SOURCE
     assert not network.training
 
 
@@ -137,14 +137,14 @@ def test_transformers_models_are_made_from_their_config_alone(timm):
         ({"quantization_config": {}}, "quantised"),
     ):
         with pytest.raises(ConfigError, match=message) as caught:
-            Origin("hf", "vit", 10, 1, 8, (0.5,), (0.5,), config=CONFIG | changes).fresh(0)
+            ModelSource("hf", "vit", 10, 1, 8, (0.5,), (0.5,), config=CONFIG | changes).fresh(0)
         assert "\n" not in str(caught.value)
 
 
 def test_torchvisions_models_are_made_by_name(timm):
     three = (0.5, 0.5, 0.5)
     with pytest.raises(ConfigError, match="torchvision has no architecture 'vit_x'"):
-        Origin("torchvision", "vit_x", 10, 3, 224, three, three).fresh(0)
+        ModelSource("torchvision", "vit_x", 10, 3, 224, three, three).fresh(0)
     with pytest.raises(ConfigError, match="images of 3 channels, not of 1"):
-        Origin("torchvision", "vit_b_16", 10, 1, 224, (0.5,), (0.5,))
-    assert Origin("torchvision", "vit_b_16", 1000, 3, 224, three, three).weights() == 86_567_656
+        ModelSource("torchvision", "vit_b_16", 10, 1, 224, (0.5,), (0.5,))
+    assert ModelSource("torchvision", "vit_b_16", 1000, 3, 224, three, three).weights() == 86_567_656

@@ -19,7 +19,7 @@ from specguard.geometry import Ball
 from specguard.models import from_run, untrained
 from specguard.nn import CERTIFIABLE, CertifiableConfig, dataclass_from_json, fingerprint, materialised
 from specguard.testing import check_rule
-from specguard.train import EMMA, AdamW, Moment, Training, train
+from specguard.train import EMMA, AdamW, StepContext, Training, train
 
 SMALL = {"image": 8, "patch": 2, "channels": 1, "dim": 16, "heads": 2, "mean": (0.5,), "std": (0.5,)}
 
@@ -74,8 +74,8 @@ def test_a_certifiable_model_learns_and_what_is_certified_is_not_broken():
     optimizer, objective = torch.optim.AdamW(model.parameters(), 0.01), EMMA(0.1, lipschitz=2.0)
     first = materialised(model).state_dict()
     for step in range(40):
-        moment = Moment(step, 40, 10, torch.Generator().manual_seed(0))
-        loss = objective(model.train(), images, one_hot(labels, 10).float(), moment)
+        context = StepContext(step, 40, 10, torch.Generator().manual_seed(0))
+        loss = objective(model.train(), images, one_hot(labels, 10).float(), context)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from specguard.attacks import APGD, FAB, FGSM, PGD, Attack, Square, Suite
-from specguard.attacks.state import Hunt
+from specguard.attacks.state import AttackState
 from specguard.data import Dataset
 from specguard.errors import AttackError, ConfigError, RunError
 from specguard.geometry import Ball
@@ -319,8 +319,8 @@ class Anxious(Attack):
 
     leave: bool = True
 
-    def search(self, hunt: Hunt) -> None:
-        hunt.warn("it seems to be a riddle", f"there are {len(hunt)} images")
+    def search(self, state: AttackState) -> None:
+        state.warn("it seems to be a riddle", f"there are {len(state)} images")
 
 
 def test_what_attacks_warn_of_is_in_the_records_and_once_in_the_summary(tmp_path):

@@ -39,8 +39,8 @@ from specguard.train import (
     AdamW,
     Cosine,
     CrossEntropy,
-    Moment,
     PGDTraining,
+    StepContext,
     Training,
     Validation,
     train,
@@ -88,8 +88,8 @@ def plain() -> ViT:
     return ViT(CONFIG, torch.Generator().manual_seed(0))
 
 
-def moment(step: int = 0, per_epoch: int = 10, seed: int = 3) -> Moment:
-    return Moment(step, 10 * per_epoch, per_epoch, torch.Generator().manual_seed(seed))
+def context(step: int = 0, per_epoch: int = 10, seed: int = 3) -> StepContext:
+    return StepContext(step, 10 * per_epoch, per_epoch, torch.Generator().manual_seed(seed))
 
 
 @dataclass
@@ -114,11 +114,13 @@ class Spy(nn.Module):
         return self.inner(x)
 
 
-def watched(objective: Any, when: Moment | None = None, data: tuple[Tensor, Tensor] | None = None) -> list[Call]:
+def watched(
+    objective: Any, when: StepContext | None = None, data: tuple[Tensor, Tensor] | None = None
+) -> list[Call]:
     """The forward passes of one call of the objective, on a model in training mode."""
     spy = Spy(steep()).train()
     images, targets = data or batch()
-    objective(spy, images, targets, when or moment()).backward()
+    objective(spy, images, targets, when or context()).backward()
     return spy.calls
 
 
@@ -210,7 +212,7 @@ def test_the_radius_grows_linearly_over_the_ramp_and_is_whole_from_then_on(kind,
     """In epochs of 10 steps; steps that are far too long end on the boundary."""
     objective, (images, _) = KINDS[kind](Ball("linf", 0.1, box=False), ramp=ramp), batch()
     for step in (0, 4, 5, 10, 28, 29, 30, 99):
-        radius = float((learned(objective, watched(objective, moment(step))) - images).abs().max())
+        radius = float((learned(objective, watched(objective, context(step))) - images).abs().max())
         share = min((step + 1) / (10 * ramp), 1.0) if ramp else 1.0
         assert radius == pytest.approx(0.1 * share, rel=1e-4)
 
@@ -218,7 +220,7 @@ def test_the_radius_grows_linearly_over_the_ramp_and_is_whole_from_then_on(kind,
 def test_the_step_size_that_is_not_given_grows_with_the_radius():
     ball = Ball("linf", 0.1, box=False)
     for step, share in ((2, 0.1), (29, 1.0)):
-        calls = watched(PGDTraining(ball, steps=5, ramp=3.0), moment(step))
+        calls = watched(PGDTraining(ball, steps=5, ramp=3.0), context(step))
         moved = (calls[1].images - calls[0].images).abs().max()
         assert moved == pytest.approx(0.5 * 0.1 * share, rel=1e-3)
 
@@ -277,7 +279,7 @@ def test_value_and_gradients_are_those_of_the_outer_loss_at_the_images_found(obj
     images, targets = data()
     model, reference = steep(norm), steep(norm)
     spy = Spy(model).train()
-    value = objective(spy, images, targets, moment())
+    value = objective(spy, images, targets, context())
     value.backward()
     expected = by_hand(objective, reference, spy.calls[-1].images, targets)
     expected.backward()
@@ -321,8 +323,8 @@ def test_the_first_step_of_trades_climbs_the_divergence_from_the_clean_predictio
 def test_trades_without_weight_on_the_divergence_is_cross_entropy(data):
     images, targets = data()
     model, reference = steep(), steep()
-    value = TRADES(LINF, beta=0.0, steps=2, label_smoothing=0.1)(model, images, targets, moment())
-    expected = CrossEntropy(0.1)(reference, images, targets, moment())
+    value = TRADES(LINF, beta=0.0, steps=2, label_smoothing=0.1)(model, images, targets, context())
+    expected = CrossEntropy(0.1)(reference, images, targets, context())
     value.backward()
     expected.backward()
     torch.testing.assert_close(value, expected)
@@ -335,8 +337,8 @@ def test_trades_without_weight_on_the_divergence_is_cross_entropy(data):
 def test_a_ball_without_extent_is_standard_training(kind):
     images, targets = batch()
     for ball in (Ball("linf", 0.0), Ball("l2", 0.0)):
-        value = kind(ball)(steep(), images, targets, moment())
-        torch.testing.assert_close(value, CrossEntropy()(steep(), images, targets, moment()))
+        value = kind(ball)(steep(), images, targets, context())
+        torch.testing.assert_close(value, CrossEntropy()(steep(), images, targets, context()))
 
 
 @EVERY_OBJECTIVE
@@ -355,7 +357,7 @@ def test_mode_weights_and_what_must_not_learn_are_as_they_were(objective, traini
     frozen = model.patches.map.weight.requires_grad_(False)
     before = {name: p.clone() for name, p in model.named_parameters()}
     modes = [m.training for m in model.modules()]
-    objective(model, *batch(), moment()).backward()
+    objective(model, *batch(), context()).backward()
     assert [m.training for m in model.modules()] == modes
     assert [p for p in model.parameters() if not p.requires_grad] == [frozen]
     assert frozen.grad is None
@@ -382,7 +384,7 @@ class Broken(nn.Module):
 def test_a_search_that_is_interrupted_leaves_the_model_as_it_was(objective, at):
     model = Broken(steep(), at).train()
     with pytest.raises(KeyboardInterrupt):
-        objective(model, *batch(), moment())
+        objective(model, *batch(), context())
     assert all(m.training for m in model.modules())
     assert all(p.requires_grad for p in model.parameters())
 
@@ -391,7 +393,7 @@ def test_a_search_that_is_interrupted_leaves_the_model_as_it_was(objective, at):
 def test_running_statistics_are_moved_once_and_only_by_what_is_learned_from(objective):
     model, reference = steep("batchnorm"), steep("batchnorm")
     spy = Spy(model).train()
-    objective(spy, *batch(), moment())
+    objective(spy, *batch(), context())
     reference(spy.calls[-1].images)
     assert model.norm.norm.num_batches_tracked == 1
     for (name, mine), theirs in zip(model.named_buffers(), reference.buffers(), strict=True):
@@ -415,7 +417,7 @@ def test_the_generator_alone_decides(objective):
     values = []
     for world, seed in ((1, 3), (2, 3), (1, 4)):
         torch.manual_seed(world)
-        values.append(objective(steep(), images, targets, moment(seed=seed)).item())
+        values.append(objective(steep(), images, targets, context(seed=seed)).item())
     assert values[0] == values[1]
     assert values[0] != values[2]
 
@@ -423,7 +425,7 @@ def test_the_generator_alone_decides(objective):
 @EVERY_OBJECTIVE
 def test_the_world_s_generator_is_left_alone(objective):
     model, before = steep(), torch.random.get_rng_state()
-    objective(model, *batch(), moment())
+    objective(model, *batch(), context())
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -433,7 +435,7 @@ def test_reduced_precision_learns_every_weight_and_nearly_the_same_loss(objectiv
     for mixed_precision in (False, True):
         model = steep()
         with torch.autocast("cpu", torch.bfloat16, enabled=mixed_precision):
-            value = objective(model, *batch(), moment())
+            value = objective(model, *batch(), context())
         value.backward()
         assert value.dtype == torch.float32
         assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
@@ -447,7 +449,7 @@ def test_reduced_precision_learns_every_weight_and_nearly_the_same_loss(objectiv
 def test_models_of_another_precision_are_trained_too(objective, dtype):
     images, targets = (t.to(dtype) for t in batch())
     model = steep().to(dtype)
-    value = objective(model, images, targets, moment())
+    value = objective(model, images, targets, context())
     value.backward()
     assert value.isfinite()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
@@ -462,7 +464,7 @@ def test_one_batch_is_learned_until_it_resists():
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
         for step in range(150):
             optimizer.zero_grad()
-            objective(model, images, targets, moment(step, seed=step)).backward()
+            objective(model, images, targets, context(step, seed=step)).backward()
             optimizer.step()
         broken[type(objective)] = int(PGD(steps=10)(model, images, targets.argmax(1), ball).success.sum())
     assert broken[PGDTraining] <= 1
@@ -515,8 +517,8 @@ def test_sam_climbs_and_descends_on_attacks_from_the_same_start(tmp_path):
     loop = Loop(TrainingState(model, training, 5, CPU), training, some_digits(), tmp_path, CPU, lambda p: None)
     loop.step(*batch())
 
-    def there() -> Moment:
-        return Moment(0, loop.steps, 5, loop.generator("objective 0"))
+    def there() -> StepContext:
+        return StepContext(0, loop.steps, 5, loop.generator("objective 0"))
 
     objective(reference, *batch(), there()).backward()
     length = torch.stack([p.grad.norm() for p in reference.parameters()]).norm()
@@ -539,7 +541,7 @@ SEEN: dict[str, list[Tensor]] = {"trained": [], "attacked": []}
 class Noting:
     """An objective that notes what it is given."""
 
-    def __call__(self, model: Any, images: Tensor, targets: Tensor, moment: Moment) -> Tensor:
+    def __call__(self, model: Any, images: Tensor, targets: Tensor, context: StepContext) -> Tensor:
         SEEN["trained"].append(images.clone())
         return cross_entropy(model(images), targets)
 
@@ -597,8 +599,8 @@ class Spoiling:
 
     until: int
 
-    def __call__(self, model: Any, images: Tensor, targets: Tensor, moment: Moment) -> Tensor:
-        return cross_entropy(model(images), targets) * (1 if moment.step < self.until else -0.1)
+    def __call__(self, model: Any, images: Tensor, targets: Tensor, context: StepContext) -> Tensor:
+        return cross_entropy(model(images), targets) * (1 if context.step < self.until else -0.1)
 
 
 def spoiled(**options: Any) -> Training:

@@ -19,7 +19,7 @@ from specguard.data.lazy_images import Pictures
 from specguard.errors import ConfigError
 from specguard.records import store as runs
 from specguard.train import Training
-from specguard.train.distributed import ALONE, Ranks
+from specguard.train.distributed import ALONE, Distributed
 from specguard.train.loop import loaded
 from specguard.train.objectives import adversarial
 
@@ -98,7 +98,7 @@ def test_the_first_process_alone_writes_and_the_number_of_them_is_recorded(toget
 @pytest.mark.parametrize("length", [1, 2, 7, 31, 32])
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_shares_cover_a_batch_once(length, count):
-    covered = [i for index in range(count) for i in range(length)[Ranks(index, count).share(length)]]
+    covered = [i for index in range(count) for i in range(length)[Distributed(index, count).share(length)]]
     assert covered == list(range(length))
 
 
@@ -113,12 +113,12 @@ def test_of_images_on_the_disk_a_process_reads_its_own_unless_they_are_mixed(tmp
     whole, _ = split.batch(index)
     seen = torch.zeros(7, dtype=torch.int64)
     for rank in range(3):
-        images, labels = loaded(split, index, training, Ranks(rank, 3))
+        images, labels = loaded(split, index, training, Distributed(rank, 3))
         there = images.flatten(1).any(1)
         assert torch.equal(images[there], whole[there])
         assert torch.equal(labels, index)
         seen += there
-        own = [part[Ranks(rank, 3).share(len(part))] for part in torch.arange(7).tensor_split(accumulate)]
+        own = [part[Distributed(rank, 3).share(len(part))] for part in torch.arange(7).tensor_split(accumulate)]
         assert there[torch.cat(own)].all()
     assert seen.tolist() == [3 if mixup else 1] * 7
 
@@ -148,7 +148,7 @@ def test_what_several_processes_would_not_do_as_one_is_refused(sentence):
     model = model or companions.model(training)
     ALONE.check(model, training, companions.data())
     with pytest.raises(ConfigError, match=sentence):
-        Ranks(0, 3).check(model, training, companions.data())
+        Distributed(0, 3).check(model, training, companions.data())
 
 
 # A launcher ----------------------------------------------------------------------------------------------------

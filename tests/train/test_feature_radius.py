@@ -15,8 +15,8 @@ from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.nn import Attention, CertifiableConfig, MeanPool, PatchEmbedding, Residual, explicit, materialised
 from specguard.testing import max_change
-from specguard.train import EMMA, LA, Certified, Moment, estimate_reach
-from specguard.train.objectives import feature_radius as reach_module
+from specguard.train import EMMA, LA, Certified, StepContext, estimate_feature_radius
+from specguard.train.objectives import feature_radius as feature_radius_module
 
 SMALL = {"image": 8, "patch": 4, "channels": 1, "dim": 16, "heads": 2, "depth": 2, "mean": (0.5,), "std": (0.5,)}
 DESIGNS = {
@@ -28,8 +28,8 @@ DESIGNS = {
 }
 
 
-def moment(step: int = 99, steps: int = 100) -> Moment:
-    return Moment(step, steps, 10, torch.Generator().manual_seed(0))
+def context(step: int = 99, steps: int = 100) -> StepContext:
+    return StepContext(step, steps, 10, torch.Generator().manual_seed(0))
 
 
 def images(count: int) -> Tensor:
@@ -65,7 +65,7 @@ MODELS = {**{name: lambda name=name: network(name) for name in DESIGNS}, "plain"
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_the_reach_is_never_below_what_is_found_and_close_to_what_is_proved(make, radius):
     model, x = make(), images(3)
-    logits, reach = estimate_reach(model, x, radius)
+    logits, reach = estimate_feature_radius(model, x, radius)
     torch.testing.assert_close(logits, model(x))
     before = nn.Sequential(OrderedDict(list(materialised(explicit(model)).named_children())[:-1])).requires_grad_(
         False
@@ -80,10 +80,10 @@ def test_the_reach_is_never_below_what_is_found_and_close_to_what_is_proved(make
 
 def test_the_derivative_of_the_reach_is_that_of_differences(monkeypatch):
     monkeypatch.setattr(
-        reach_module, "_SQUARINGS", 8
+        feature_radius_module, "_SQUARINGS", 8
     )  # directions are held still, which is right where they are exact
     model, x = plain(), images(2)
-    reach = estimate_reach(model, x, 0.1)[1].sum()
+    reach = estimate_feature_radius(model, x, 0.1)[1].sum()
     weights = [p for name, p in model.named_parameters() if not name.startswith("head")]
     gradients = torch.autograd.grad(reach, weights, allow_unused=True)
     generator = torch.Generator().manual_seed(2)
@@ -93,7 +93,7 @@ def test_the_derivative_of_the_reach_is_that_of_differences(monkeypatch):
     for sign in (1, -1):
         with torch.no_grad():
             torch._foreach_add_(weights, along, alpha=sign * 1e-6)
-            values.append(estimate_reach(model, x, 0.1)[1].sum())
+            values.append(estimate_feature_radius(model, x, 0.1)[1].sum())
             torch._foreach_add_(weights, along, alpha=-sign * 1e-6)
     torch.testing.assert_close((values[0] - values[1]) / 2e-6, slope, rtol=1e-5, atol=0)
 
@@ -101,7 +101,7 @@ def test_the_derivative_of_the_reach_is_that_of_differences(monkeypatch):
 @pytest.mark.parametrize("eps", [1e-3, 1.0, 10.0])
 def test_a_sharp_attention_has_a_finite_reach_and_finite_derivatives(eps):
     model = CertifiableConfig(**{**SMALL, "own_bias": 40.0, "query_norm": 3.0}).fresh(0)
-    reach = estimate_reach(model, images(2).float(), eps)[1].sum()
+    reach = estimate_feature_radius(model, images(2).float(), eps)[1].sum()
     assert reach.isfinite()
     reach.backward()
     assert all(p.grad.isfinite().all() for name, p in model.named_parameters() if p.grad is not None)
@@ -111,7 +111,7 @@ def test_zero_weights_reach_nothing_and_have_finite_derivatives():
     model = plain()
     for weight in model.parameters():
         weight.data.zero_()
-    _, reach = estimate_reach(model, images(2), 0.1)
+    _, reach = estimate_feature_radius(model, images(2), 0.1)
     reach.sum().backward()
     assert (reach == 0).all()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
@@ -120,11 +120,11 @@ def test_zero_weights_reach_nothing_and_have_finite_derivatives():
 def test_what_training_does_not_know_is_refused():
     unknown = nn.Sequential(OrderedDict(flatten=nn.Flatten(), bend=nn.CELU(), head=nn.Linear(64, 3)))
     with pytest.raises(ConfigError, match="behind a CELU is not known"):
-        estimate_reach(unknown, images(1), 0.1)
+        estimate_feature_radius(unknown, images(1), 0.1)
     with pytest.raises(ConfigError, match="no layer named 'head'"):
-        estimate_reach(nn.Sequential(nn.Flatten()), images(1), 0.1)
+        estimate_feature_radius(nn.Sequential(nn.Flatten()), images(1), 0.1)
     with pytest.raises(ConfigError, match="not for a Linear"):
-        estimate_reach(nn.Linear(2, 2), images(1), 0.1)
+        estimate_feature_radius(nn.Linear(2, 2), images(1), 0.1)
     with pytest.raises(ConfigError, match="or 'local', not 'nearby'"):
         EMMA(0.1, lipschitz="nearby")
 
@@ -140,19 +140,19 @@ def test_certified_training_is_cross_entropy_on_the_logits_that_an_attack_leaves
     x, targets = torch.tensor([[[[0.9, 0.2]]]], dtype=torch.float64), one_hot(torch.tensor([0]), 3).double()
     raised = model(x) + 0.3 * torch.tensor([[0.0, math.sqrt(2), 1.0]])
     wanted = cross_entropy(raised, targets)
-    torch.testing.assert_close(Certified(0.3)(model, x, targets, moment()), wanted)
+    torch.testing.assert_close(Certified(0.3)(model, x, targets, context()), wanted)
     half = cross_entropy(model(x) + (raised - model(x)) / 2, targets)
-    torch.testing.assert_close(Certified(0.3, ramp=1.0)(model, x, targets, moment(49)), half)
+    torch.testing.assert_close(Certified(0.3, ramp=1.0)(model, x, targets, context(49)), half)
 
 
 def test_a_local_constant_of_one_is_the_number_one():
     model = linear([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     x, targets = torch.tensor([[[[0.9, 0.2]]]], dtype=torch.float64), one_hot(torch.tensor([0]), 3).double()
     for objective in (lambda constant: EMMA(0.3, constant), lambda constant: LA(lipschitz=constant)):
-        values = [objective(constant)(model, x, targets, moment()) for constant in (1.0, "local")]
+        values = [objective(constant)(model, x, targets, context()) for constant in (1.0, "local")]
         torch.testing.assert_close(*values)
     torch.testing.assert_close(
-        LA(lipschitz=2.0)(model, x, targets, moment()), LA()(lambda x: model(x) / 2, x, targets, moment())
+        LA(lipschitz=2.0)(model, x, targets, context()), LA()(lambda x: model(x) / 2, x, targets, context())
     )
 
 
@@ -164,7 +164,7 @@ def test_certified_training_certifies_more_than_standard_training_does():
         model = CertifiableConfig(**{**SMALL, **DESIGNS["steep"], "depth": 1, "std": (1.0,)}).fresh(0)
         optimizer = torch.optim.Adam(model.parameters(), 0.02)
         for step in range(60):
-            loss = objective(model.train(), x, one_hot(labels, 10).float(), moment(step, 60))
+            loss = objective(model.train(), x, one_hot(labels, 10).float(), context(step, 60))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

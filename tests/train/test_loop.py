@@ -159,8 +159,8 @@ def test_averaged_weights_are_the_exponential_mean_and_the_result(data, tmp_path
 class Recording:
     """An objective that remembers what it was told."""
 
-    def __call__(self, model, images: Tensor, targets: Tensor, moment) -> Tensor:
-        SEEN.append((moment.step, moment.progress, torch.rand(1, generator=moment.generator).item()))
+    def __call__(self, model, images: Tensor, targets: Tensor, context) -> Tensor:
+        SEEN.append((context.step, context.progress, torch.rand(1, generator=context.generator).item()))
         return cross_entropy(model(images), targets)
 
 
@@ -187,8 +187,8 @@ class Exploding:
 
     at: int
 
-    def __call__(self, model, images: Tensor, targets: Tensor, moment) -> Tensor:
-        return cross_entropy(model(images), targets) * (torch.nan if moment.step == self.at else 1.0)
+    def __call__(self, model, images: Tensor, targets: Tensor, context) -> Tensor:
+        return cross_entropy(model(images), targets) * (torch.nan if context.step == self.at else 1.0)
 
 
 @pytest.mark.parametrize("at", [0, 3, 7])
@@ -245,7 +245,7 @@ def test_a_batch_is_cut_into_as_many_parts_as_asked_for(data, tmp_path):
 
     @dataclass(frozen=True)
     class Counting:
-        def __call__(self, model, images: Tensor, targets: Tensor, moment) -> Tensor:
+        def __call__(self, model, images: Tensor, targets: Tensor, context) -> Tensor:
             calls.append(len(images))
             return cross_entropy(model(images), targets)
 

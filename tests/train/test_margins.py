@@ -15,11 +15,11 @@ from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.nn import Attention, MaxMin, MeanPool, SkipAttention, orthogonal
 from specguard.records.store import described
-from specguard.train import EMMA, LA, Certified, CrossEntropy, InputGradient, Moment, PGDTraining, Training
+from specguard.train import EMMA, LA, Certified, CrossEntropy, InputGradient, PGDTraining, StepContext, Training
 
 
-def moment(step: int = 99, steps: int = 100) -> Moment:
-    return Moment(step, steps, 10, torch.Generator().manual_seed(0))
+def context(step: int = 99, steps: int = 100) -> StepContext:
+    return StepContext(step, steps, 10, torch.Generator().manual_seed(0))
 
 
 class Headed(nn.Module):
@@ -60,33 +60,33 @@ def test_emma_raises_the_other_logits_by_the_reach_of_the_attack_but_not_beyond_
     # z = (3, 2, 3.5), y = 0: |w_0 - w_1| = 5, |w_0 - w_2| = 1. With eps L = 0.5 the reaches are 2.5 and 0.5, the
     # margins 1 and -0.5, so e = (0.4, 0.01): the logits become 3, 3 and 3.505.
     wanted = -3 + math.log(math.exp(3) + math.exp(3) + math.exp(3.505))
-    loss = EMMA(0.25, lipschitz=2.0)(model, x, targets([0], 3), moment())
+    loss = EMMA(0.25, lipschitz=2.0)(model, x, targets([0], 3), context())
     assert float(loss.detach()) == pytest.approx(wanted, rel=1e-12)
     # y = 1: |w_1 - w_2| = sqrt(18), both margins negative.
     wanted = -2 + math.log(math.exp(3.025) + math.exp(2) + math.exp(3.5 + 0.005 * math.sqrt(18)))
-    loss = EMMA(0.25, lipschitz=2.0)(model, x, targets([1], 3), moment())
+    loss = EMMA(0.25, lipschitz=2.0)(model, x, targets([1], 3), context())
     assert float(loss.detach()) == pytest.approx(wanted, rel=1e-12)
 
 
 def test_emma_without_a_radius_is_cross_entropy_and_with_a_large_margin_the_whole_reach_counts():
     model, x = Headed([[3.0, 0.0], [0.0, 4.0]]), pictures([2.0, 0.1])
     plain = cross_entropy(model(x), targets([0], 2))
-    torch.testing.assert_close(EMMA(0.0)(model, x, targets([0], 2), moment()), plain)
+    torch.testing.assert_close(EMMA(0.0)(model, x, targets([0], 2), context()), plain)
     whole = cross_entropy(model(x) + torch.tensor([0.0, 0.5]), targets([0], 2))
-    torch.testing.assert_close(EMMA(0.1)(model, x, targets([0], 2), moment()), whole)
+    torch.testing.assert_close(EMMA(0.1)(model, x, targets([0], 2), context()), whole)
     assert whole > plain
 
 
 def test_the_constant_of_emma_may_be_a_function_of_the_model():
     model, x = Headed([[3.0, 0.0], [0.0, 4.0]]), pictures([2.0, 0.1])
-    by_number = EMMA(0.01, lipschitz=10.0)(model, x, targets([0], 2), moment())
-    torch.testing.assert_close(EMMA(0.01, lipschitz=Doubled())(model, x, targets([0], 2), moment()), by_number)
+    by_number = EMMA(0.01, lipschitz=10.0)(model, x, targets([0], 2), context())
+    torch.testing.assert_close(EMMA(0.01, lipschitz=Doubled())(model, x, targets([0], 2), context()), by_number)
 
 
 @pytest.mark.parametrize(("step", "eps"), [(0, 0.002), (24, 0.05), (49, 0.1), (50, 0.1), (99, 0.1)])
 def test_the_radius_of_emma_grows_over_the_first_part_of_training(step, eps):
-    assert EMMA(0.1, ramp=0.5).eps(moment(step)) == pytest.approx(eps)
-    assert EMMA(0.1, ramp=0.0).eps(moment(step)) == 0.1
+    assert EMMA(0.1, ramp=0.5).eps(context(step)) == pytest.approx(eps)
+    assert EMMA(0.1, ramp=0.0).eps(context(step)) == 0.1
 
 
 def test_la_has_the_value_of_its_formula():
@@ -95,15 +95,15 @@ def test_la_has_the_value_of_its_formula():
     parts = [math.exp(t / 0.75) for t in (-0.5, 0.0, -3.0)]
     p = parts[0] / sum(parts)
     wanted = -0.75 * (1 - p) ** 5 * math.log(p)
-    assert float(LA()(model, x, targets([0], 3), moment()).detach()) == pytest.approx(wanted, rel=1e-12)
-    plain = LA(temperature=1.0, offset=0.0, beta=0.0)(model, x, targets([2], 3), moment())
+    assert float(LA()(model, x, targets([0], 3), context()).detach()) == pytest.approx(wanted, rel=1e-12)
+    plain = LA(temperature=1.0, offset=0.0, beta=0.0)(model, x, targets([2], 3), context())
     torch.testing.assert_close(plain, cross_entropy(model(x), targets([2], 3)))
 
 
 def test_la_is_finite_where_a_class_has_won_or_lost_altogether():
     model, x = Headed([[1.0], [0.0]]), pictures([1e4])
     for label, wanted in ((0, 0.0), (1, 1e4 + 2.0)):
-        loss = LA()(model, x, targets([label], 2), moment())
+        loss = LA()(model, x, targets([label], 2), context())
         assert float(loss.detach()) == pytest.approx(wanted)
         assert torch.autograd.grad(loss, model.head.weight)[0].isfinite().all()
 
@@ -114,7 +114,7 @@ def test_the_input_gradient_of_a_linear_model_is_the_one_of_the_formula():
     wanted = targets([0, 1, 1], 2)
     loss = cross_entropy(model(x), wanted)
     squares = ((model(x).softmax(1) - wanted) @ model.head.weight).square().sum(1)
-    found = InputGradient(0.7)(model, x, wanted, moment())
+    found = InputGradient(0.7)(model, x, wanted, context())
     torch.testing.assert_close(found.double(), loss + 0.7 * squares.mean(), rtol=1e-6, atol=0)
 
 
@@ -140,14 +140,14 @@ def test_gradients_are_those_of_finite_differences(objective):
             model.head.weight.mul_(1e-2)
             model.head.bias.copy_(torch.tensor([9.0, 0.0, -9.0]))
         wanted = targets([0] * 5, 3)
-    gradients = torch.autograd.grad(objective(model, x, wanted, moment()), list(model.parameters()))
+    gradients = torch.autograd.grad(objective(model, x, wanted, context()), list(model.parameters()))
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         for index in range(0, parameter.numel(), 5):
             ends = []
             for sign in (1, -1):
                 with torch.no_grad():
                     parameter.view(-1)[index] += sign * 1e-6
-                ends.append(float(objective(model, x, wanted, moment()).detach()))
+                ends.append(float(objective(model, x, wanted, context()).detach()))
                 with torch.no_grad():
                     parameter.view(-1)[index] -= sign * 1e-6
             slope = (ends[0] - ends[1]) / 2e-6
@@ -157,7 +157,7 @@ def test_gradients_are_those_of_finite_differences(objective):
 def test_the_share_of_emma_is_not_differentiated_but_its_distances_are():
     model, x = Headed([[3.0, 0.0], [0.0, 4.0]]), pictures([1.0, 0.6])
     W = model.head.weight
-    (gradient,) = torch.autograd.grad(EMMA(0.25, ramp=0.0)(model, x, targets([0], 2), moment()), W)
+    (gradient,) = torch.autograd.grad(EMMA(0.25, ramp=0.0)(model, x, targets([0], 2), context()), W)
     share = 0.6 / 1.25  # margin 0.6, reach 1.25
     moved = torch.stack([W[0] @ x[0, 0, 0], W[1] @ x[0, 0, 0] + share * 0.25 * (W[0] - W[1]).norm()])
     (wanted,) = torch.autograd.grad(cross_entropy(moved[None], targets([0], 2)), W)
@@ -169,7 +169,7 @@ def test_the_input_gradient_takes_attention_on_its_explicit_path_and_leaves_it_a
     layer = make()
     model = nn.Sequential(nn.Flatten(1, 2), layer, MeanPool(), nn.Linear(6, 3))
     x = torch.randn(2, 1, 4, 6, generator=torch.Generator().manual_seed(0))
-    loss = InputGradient(1.0)(model, x, targets([0, 2], 3).float(), moment())
+    loss = InputGradient(1.0)(model, x, targets([0, 2], 3).float(), context())
     loss.backward()
     assert layer.fused
     assert layer.qkv.weight.grad.any()
@@ -207,9 +207,9 @@ def test_what_the_objectives_cannot_use_is_refused():
         (lambda x: x.flatten(1), "head", "needs a module"),
     ):
         with pytest.raises(ConfigError, match=message):
-            EMMA(0.1, head=name)(model, x, wanted, moment())
+            EMMA(0.1, head=name)(model, x, wanted, context())
     with pytest.raises(ConfigError, match="train without compile"):
-        InputGradient(0.1)(torch.compile(nn.Linear(3, 3)), x, wanted, moment())
+        InputGradient(0.1)(torch.compile(nn.Linear(3, 3)), x, wanted, context())
 
 
 def test_the_objectives_are_part_of_a_runs_settings():
@@ -247,7 +247,7 @@ def trained(objective: object, steps: int = 80) -> nn.Module:
     images, labels = digits().train.batch(slice(0, 300))
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     for step in range(steps):
-        loss = objective(model, images, one_hot(labels, 10).float(), moment(step, steps))
+        loss = objective(model, images, one_hot(labels, 10).float(), context(step, steps))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

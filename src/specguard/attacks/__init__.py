@@ -2,12 +2,12 @@
 
 from specguard.attacks.apgd import APGD
 from specguard.attacks.autoattack import AutoAttack
+from specguard.attacks.base import Adversarial, Attack
 from specguard.attacks.cw import CWL2
 from specguard.attacks.fab import FAB
-from specguard.attacks.obfuscated_gradients import Flag, diagnosed
+from specguard.attacks.obfuscated_gradients import Flag, find_flags
 from specguard.attacks.pgd import FGSM, PGD
 from specguard.attacks.square import Square
-from specguard.attacks.state import Adversarial, Attack
 from specguard.attacks.suites import Suite, named_attack, named_suite
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     "Flag",
     "Square",
     "Suite",
-    "diagnosed",
+    "find_flags",
     "named_attack",
     "named_suite",
 ]

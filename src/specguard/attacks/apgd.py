@@ -5,9 +5,10 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from specguard.attacks.base import Attack
 from specguard.attacks.losses import Goal, LossName, named_loss
 from specguard.attacks.pgd import check_counts, check_targets
-from specguard.attacks.state import Attack, Hunt
+from specguard.attacks.state import AttackState
 from specguard.geometry import per_sample
 
 _MOMENTUM = 0.75  # alpha of the paper: the share of the gradient step, the rest is inertia
@@ -33,30 +34,30 @@ class APGD(Attack):
         check_targets(self.targets)
         named_loss(self.loss)
 
-    def search(self, hunt: Hunt) -> None:
-        rounds = [rank for rank in hunt.ranks(self.targets) for _ in range(self.restarts)]
+    def search(self, state: AttackState) -> None:
+        rounds = [rank for rank in state.ranks(self.targets) for _ in range(self.restarts)]
         for number, rank in enumerate(rounds):
-            x = hunt.ball.sample(hunt.center, hunt.noise.fold(number))
-            best = self._climb(hunt, x, hunt.aim(rank))
-            if not len(hunt):
+            x = state.ball.sample(state.center, state.noise.fold(number))
+            best = self._climb(state, x, state.aim(rank))
+            if not len(state):
                 return
-            hunt.settle(best)
+            state.settle(best)
 
-    def _climb(self, hunt: Hunt, x: Tensor, goal: Goal) -> Tensor:
+    def _climb(self, state: AttackState, x: Tensor, goal: Goal) -> Tensor:
         """One run of all steps; the best points of the images that still stand."""
-        gradient, logits, value = hunt.gradient(x, self.loss, goal)
-        size, risen = torch.full_like(value, 2 * hunt.ball.radius), torch.zeros_like(value)
+        gradient, logits, value = state.gradient(x, self.loss, goal)
+        size, risen = torch.full_like(value, 2 * state.ball.radius), torch.zeros_like(value)
         kept = torch.zeros_like(value, dtype=torch.bool)
         s = _Climb(x, x, gradient, value, x, gradient, value, value, size, risen, kept, goal)
-        s.keep(hunt.thinned(logits, x))
+        s.keep(state.record(logits, x))
         checks = checkpoints(self.steps)
         for step in range(self.steps):
-            if not len(hunt):
+            if not len(state):
                 break
-            s.move(hunt, 1.0 if step == 0 else _MOMENTUM)
-            gradient, logits, value = hunt.gradient(s.x, self.loss, s.goal)
+            s.move(state, 1.0 if step == 0 else _MOMENTUM)
+            gradient, logits, value = state.gradient(s.x, self.loss, s.goal)
             s.look(gradient, value)
-            s.keep(hunt.thinned(logits, s.x))
+            s.keep(state.record(logits, s.x))
             if window := checks.get(step + 1):
                 s.reconsider(window)
         return s.best
@@ -84,11 +85,11 @@ class _Climb:
             for field in fields(self):
                 setattr(self, field.name, getattr(self, field.name)[stay])
 
-    def move(self, hunt: Hunt, share: float) -> None:
+    def move(self, state: AttackState, share: float) -> None:
         """A gradient step, mixed with the direction of the last one."""
-        x, ball = self.x, hunt.ball
-        z = ball.project(x + per_sample(self.size, x) * ball.steepest(self.gradient), hunt.center)
-        self.x = ball.project(x + share * (z - x) + (1 - share) * (x - self.before), hunt.center)
+        x, ball = self.x, state.ball
+        z = ball.project(x + per_sample(self.size, x) * ball.steepest(self.gradient), state.center)
+        self.x = ball.project(x + share * (z - x) + (1 - share) * (x - self.before), state.center)
         self.before = x
 
     def look(self, gradient: Tensor, value: Tensor) -> None:

@@ -14,7 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from specguard.attacks.state import Attack, Hunt
+from specguard.attacks.base import Attack
+from specguard.attacks.state import AttackState
 from specguard.errors import AttackError, ConfigError, DataError
 from specguard.geometry import per_sample
 
@@ -34,48 +35,48 @@ class AutoAttack(Attack):
     version: Literal["standard"] = "standard"
     leave: bool = True
 
-    def search(self, hunt: Hunt) -> None:
-        classes = hunt.clean.shape[1]
+    def search(self, state: AttackState) -> None:
+        classes = state.clean.shape[1]
         if classes < 4:
             raise AttackError(
                 f"AutoAttack needs at least 4 classes, not {classes}; the full suite serves any number"
             )
-        if hunt.goal.targets is not None or not hunt.ball.box:
+        if state.goal.targets is not None or not state.ball.box:
             raise ConfigError("AutoAttack knows neither targets nor images without a box")
-        if hunt.center.ndim != 4:
-            raise DataError(f"AutoAttack needs images, not samples of shape {tuple(hunt.center.shape[1:])}")
-        if hunt.ball.norm == "l2" and min(hunt.center.shape[2:]) < 5:
+        if state.center.ndim != 4:
+            raise DataError(f"AutoAttack needs images, not samples of shape {tuple(state.center.shape[1:])}")
+        if state.ball.norm == "l2" and min(state.center.shape[2:]) < 5:
             raise DataError("AutoAttack's l2 attacks need images of at least 5 x 5 pixels")
-        hunt.victim.gradient(hunt.center[:1], lambda z: z.amax(1))  # says so where there is none
-        device = hunt.center.device
-        seed = int(hunt.noise.keys[0]) % 2**31
+        state.model.gradient(state.center[:1], lambda z: z.amax(1))  # says so where there is none
+        device = state.center.device
+        seed = int(state.noise.keys[0]) % 2**31
         # It seeds the global generators.
         with torch.random.fork_rng([device] if device.type == "cuda" else []), _heard() as said:
-            runner = _runner(_graded(hunt), hunt, seed)
+            runner = _runner(_graded(state), state, seed)
             runner.apgd_targeted.n_target_classes = runner.fab.n_target_classes = min(9, classes - 1)
             batch = "batch_size" if _takes(runner.run_standard_evaluation, "batch_size") else "bs"
             found = runner.run_standard_evaluation(
-                hunt.center.float(), hunt.goal.labels, **{batch: max(len(hunt), 1)}
+                state.center.float(), state.goal.labels, **{batch: max(len(state), 1)}
             )
-        x = (found[0] if isinstance(found, tuple) else found).to(hunt.center)
-        inside = hunt.ball.contains(x, hunt.center)  # its own projections round otherwise
-        hunt.settle(torch.where(per_sample(inside, x), x, hunt.ball.project(x, hunt.center)))
-        hunt.warn(*said)
+        x = (found[0] if isinstance(found, tuple) else found).to(state.center)
+        inside = state.ball.contains(x, state.center)  # its own projections round otherwise
+        state.settle(torch.where(per_sample(inside, x), x, state.ball.project(x, state.center)))
+        state.warn(*said)
 
 
-def _runner(model: Callable[[Tensor], Tensor], hunt: Hunt, seed: int) -> Any:
+def _runner(model: Callable[[Tensor], Tensor], state: AttackState, seed: int) -> Any:
     maker = _package().AutoAttack
-    options: dict[str, Any] = {"norm": _NORMS[hunt.ball.norm], "eps": hunt.ball.radius, "seed": seed}
-    options |= {"version": "standard", "device": str(hunt.center.device)}
+    options: dict[str, Any] = {"norm": _NORMS[state.ball.norm], "eps": state.ball.radius, "seed": seed}
+    options |= {"version": "standard", "device": str(state.center.device)}
     if _takes(maker, "verbose"):
         options["verbose"] = False
     return maker(model, **options)
 
 
-def _graded(hunt: Hunt) -> Callable[[Tensor], Tensor]:
+def _graded(state: AttackState) -> Callable[[Tensor], Tensor]:
     """The model as AutoAttack calls it: float32 in, logits out, on the tape where it is recording."""
-    dtype = hunt.center.dtype
-    return lambda x: hunt.victim.recorded(x.to(dtype)).float()
+    dtype = state.center.dtype
+    return lambda x: state.model.recorded(x.to(dtype)).float()
 
 
 def _package() -> Any:

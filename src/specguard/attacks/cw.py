@@ -7,9 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from specguard.attacks.base import Attack
 from specguard.attacks.losses import margin
 from specguard.attacks.pgd import check_counts
-from specguard.attacks.state import Attack, Hunt
+from specguard.attacks.state import AttackState
 from specguard.errors import ConfigError
 from specguard.geometry import Ball, per_sample
 
@@ -44,30 +45,30 @@ class CWL2(Attack):
         if ball.norm != "l2":
             raise ConfigError("CW-l2 measures distances in l2; for linf, PGD with the margin loss is CW")
 
-    def search(self, hunt: Hunt) -> None:
-        c = torch.full_like(hunt.closest(), self.first)
+    def search(self, state: AttackState) -> None:
+        c = torch.full_like(state.closest(), self.first)
         low, high = torch.zeros_like(c), torch.full_like(c, torch.inf)
         for _ in range(self.searches):
-            broken = self._descend(hunt, c)
+            broken = self._descend(state, c)
             low, high = torch.where(broken, low, c), torch.where(broken, c, high)
             c = torch.where(high.isinf(), 10 * c, (low + high) / 2)
             if self.leave:
-                stay = hunt.released()
+                stay = state.release()
                 c, low, high = c[stay], low[stay], high[stay]
-            if not len(hunt):
+            if not len(state):
                 return
 
-    def _descend(self, hunt: Hunt, c: Tensor) -> Tensor:
+    def _descend(self, state: AttackState, c: Tensor) -> Tensor:
         """One run of Adam for the trade-offs `c`; says which images it broke."""
-        center, x = hunt.center, hunt.center
+        center, x = state.center, state.center
         first, second, broken = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(c, dtype=torch.bool)
         for step in range(1, self.steps + 1):
-            slope, logits, _ = hunt.victim.gradient(
-                x, lambda z: (-margin(z, hunt.goal)).clamp(min=-self.confidence)
+            slope, logits, _ = state.model.gradient(
+                x, lambda z: (-margin(z, state.goal)).clamp(min=-self.confidence)
             )
-            broken |= hunt.offer(x, logits)
+            broken |= state.offer(x, logits)
             slope = 2 * (x - center) + per_sample(c, x) * slope
             first, second = 0.9 * first + 0.1 * slope, 0.999 * second + 0.001 * slope**2
             size = self.lr * math.sqrt(1 - 0.999**step) / (1 - 0.9**step) * (1 - (step - 1) / self.steps)
-            x = hunt.ball.boxed(x - size * first / (second.sqrt() + 1e-8))
+            x = state.ball.boxed(x - size * first / (second.sqrt() + 1e-8))
         return broken

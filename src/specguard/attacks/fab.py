@@ -6,9 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from specguard.attacks.base import Attack
 from specguard.attacks.losses import Goal
 from specguard.attacks.pgd import check_counts, check_targets
-from specguard.attacks.state import Attack, Hunt
+from specguard.attacks.state import AttackState
 from specguard.errors import ConfigError
 from specguard.geometry import Ball, per_sample
 
@@ -37,35 +38,37 @@ class FAB(Attack):
         if self.targets == 0:
             raise ConfigError("FAB needs at least one target class")
 
-    def search(self, hunt: Hunt) -> None:
+    def search(self, state: AttackState) -> None:
         number = 0
-        for rank in hunt.ranks(self.targets):
+        for rank in state.ranks(self.targets):
             for restart in range(self.restarts):
-                self._run(hunt, hunt.aim(rank), self._start(hunt, restart, number))
+                self._run(state, state.aim(rank), self._start(state, restart, number))
                 number += 1
-                if self.leave and not len(hunt.released()):
+                if self.leave and not len(state.release()):
                     return
 
-    def _start(self, hunt: Hunt, restart: int, number: int) -> Tensor:
+    def _start(self, state: AttackState, restart: int, number: int) -> Tensor:
         """The clean image first; then a random point half as far as the nearest one found, or as the radius."""
         if restart == 0:
-            return hunt.center
-        reach = hunt.closest().clamp(max=hunt.ball.radius) / 2
-        unit = Ball(hunt.ball.norm, 1.0, box=False).sample(torch.zeros_like(hunt.center), hunt.noise.fold(number))
-        return hunt.ball.boxed(hunt.center + unit * per_sample(reach, unit))
+            return state.center
+        reach = state.closest().clamp(max=state.ball.radius) / 2
+        unit = Ball(state.ball.norm, 1.0, box=False).sample(
+            torch.zeros_like(state.center), state.noise.fold(number)
+        )
+        return state.ball.boxed(state.center + unit * per_sample(reach, unit))
 
-    def _run(self, hunt: Hunt, goal: Goal, x: Tensor) -> None:
-        ball, center = hunt.ball, hunt.center
+    def _run(self, state: AttackState, goal: Goal, x: Tensor) -> None:
+        ball, center = state.ball, state.center
         for _ in range(self.steps):
-            w, logits, value = hunt.victim.gradient(x, lambda z: _difference(z, goal))
-            hunt.offer(x, logits)
+            w, logits, value = state.model.gradient(x, lambda z: _difference(z, goal))
+            state.offer(x, logits)
             # The linearised boundary is w y = w x - value; both projections are onto it, within the box.
             here = nearest_offset(x, w, -value, ball)
             there = nearest_offset(center, w, ((x - center) * w).flatten(1).sum(1) - value, ball)
             short, long = ball.distance(here, 0 * here), ball.distance(there, 0 * there)
             alpha = per_sample((short / (short + long).clamp(min=1e-12)).clamp(max=_MOST), x)
             x = ball.boxed((1 - alpha) * (x + _OVERSHOOT * here) + alpha * (center + _OVERSHOOT * there))
-            broken = hunt.offer(x, hunt.victim.searched(x))
+            broken = state.offer(x, state.model.searched(x))
             x = torch.where(per_sample(broken, x), center + _BACK * (x - center), x)
 
 

@@ -44,11 +44,11 @@ def evaluating(model: Model) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Victim:
+class QueriedModel:
     """A model and the precision in which it is searched; verdicts are always given in full precision.
 
     With `checked`, a gradient that is not finite is an error, for which the host waits at every step. Training does
-    without: its loss tells.
+    not check: its loss becomes NaN.
     """
 
     model: Model

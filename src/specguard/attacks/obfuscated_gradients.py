@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specguard.attacks.apgd import APGD
 from specguard.attacks.losses import Goal, cross_entropy, margin
-from specguard.attacks.model import Model, Victim, evaluating
+from specguard.attacks.model import Model, QueriedModel, evaluating
 from specguard.attacks.pgd import PGD
 from specguard.attacks.square import Square
 from specguard.errors import AttackError
@@ -29,7 +29,7 @@ class Flag:
     message: str
 
 
-def diagnosed(
+def find_flags(
     model: Model,
     images: Float[Tensor, "batch *shape"],
     labels: Int64[Tensor, " batch"],
@@ -40,19 +40,19 @@ def diagnosed(
 ) -> tuple[Flag, ...]:
     """Flags for obfuscated gradients, from the first `most` images that are classified rightly."""
     with torch.no_grad(), evaluating(model):
-        victim = Victim(model)
-        right = victim.logits(images).argmax(1) == labels
+        queried = QueriedModel(model)
+        right = queried.logits(images).argmax(1) == labels
         images, labels = images[right][:most], labels[right][:most]
         if not len(images):
             return ()
-        return tuple(_signs(victim, images, labels, ball, seed))
+        return tuple(_signs(queried, images, labels, ball, seed))
 
 
-def _signs(victim: Victim, images: Tensor, labels: Tensor, ball: Ball, seed: int) -> Iterator[Flag]:
+def _signs(queried: QueriedModel, images: Tensor, labels: Tensor, ball: Ball, seed: int) -> Iterator[Flag]:
     count = len(images)
-    yield from _outputs(victim, images)
+    yield from _outputs(queried, images)
     try:
-        zero, vanished, wrong = _gradients(victim, images, labels)
+        zero, vanished, wrong = _gradients(queried, images, labels)
     except AttackError:
         yield Flag("no gradients", "the model has no gradient with respect to its input; only black boxes apply")
         return
@@ -64,7 +64,7 @@ def _signs(victim: Victim, images: Tensor, labels: Tensor, ball: Ball, seed: int
         )
 
     def stood(attack: PGD | Square, within: Ball) -> Tensor:
-        return ~attack(victim.model, images, labels, within, seed=seed).success
+        return ~attack(queried.model, images, labels, within, seed=seed).success
 
     by_ce, by_margin = stood(PGD(), ball), stood(PGD(loss="margin"), ball)
     weaker = int(by_ce.sum()) - int(by_margin.sum())
@@ -77,7 +77,7 @@ def _signs(victim: Victim, images: Tensor, labels: Tensor, ball: Ball, seed: int
     if images.ndim == 4:
         missed = by_ce & by_margin & ~stood(Square(queries=500), ball)
         if missed.any():  # by PGD; the better attack has a say before anyone is blamed
-            better = APGD()(victim.model, images[missed], labels[missed], ball, seed=seed)
+            better = APGD()(queried.model, images[missed], labels[missed], ball, seed=seed)
             missed[missed.clone()] = ~better.success
         beaten = int(missed.sum())
         if beaten > max(_SOME * count, _CHANCE):
@@ -90,9 +90,9 @@ def _signs(victim: Victim, images: Tensor, labels: Tensor, ball: Ball, seed: int
             yield Flag("large radius", f"{left} of {count} images stand even at {ball.norm} {half:g}")
 
 
-def _outputs(victim: Victim, images: Tensor) -> Iterator[Flag]:
+def _outputs(queried: QueriedModel, images: Tensor) -> Iterator[Flag]:
     """Signs that need no gradients: answers that change, and answers that are no logits."""
-    first, again = victim.logits(images), victim.logits(images)
+    first, again = queried.logits(images), queried.logits(images)
     change = float(((first - again).abs().amax(1) / first.abs().amax(1).clamp(min=1e-12)).max())
     if change > 1e-4:
         yield Flag("randomness", f"asked twice, the model changes its logits by up to {100 * change:.2g} %")
@@ -101,15 +101,15 @@ def _outputs(victim: Victim, images: Tensor) -> Iterator[Flag]:
         yield Flag("probabilities", "the model returns probabilities; attacks need logits")
 
 
-def _gradients(victim: Victim, images: Tensor, labels: Tensor) -> tuple[int, int, int]:
+def _gradients(queried: QueriedModel, images: Tensor, labels: Tensor) -> tuple[int, int, int]:
     """Images where the margin has no slope; where the cross-entropy alone has none; where a slope misleads."""
     goal = Goal(labels)
-    slope, logits, value = victim.gradient(images, lambda z: margin(z, goal))
+    slope, logits, value = queried.gradient(images, lambda z: margin(z, goal))
     flat = slope.flatten(1).norm(dim=1) == 0
-    softer = victim.gradient(images, lambda z: cross_entropy(z, goal))[0].flatten(1).norm(dim=1) == 0
+    softer = queried.gradient(images, lambda z: cross_entropy(z, goal))[0].flatten(1).norm(dim=1) == 0
     # A step along the slope that ought to change the margin by a thousandth of the logits' size.
     scale = 1e-3 * logits.abs().amax(1).clamp(min=1e-12)
     square = slope.flatten(1).square().sum(1).clamp(min=torch.finfo(slope.dtype).tiny)
-    moved = margin(victim.logits(images + slope * per_sample(scale / square, slope)), goal)
+    moved = margin(queried.logits(images + slope * per_sample(scale / square, slope)), goal)
     misled = ~flat & (((moved - value) / scale - 1).abs() > 0.5)
     return int(flat.sum()), int((softer & ~flat).sum()), int(misled.sum())

@@ -4,8 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from specguard.attacks.base import Attack, Images
 from specguard.attacks.losses import LossName, named_loss
-from specguard.attacks.state import Attack, Hunt, Images
+from specguard.attacks.state import AttackState
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
 
@@ -35,23 +36,23 @@ class PGD(Attack):
             raise ConfigError(f"start {self.start!r} is unknown; choose {', '.join(get_args(Start))}")
         named_loss(self.loss)
 
-    def search(self, hunt: Hunt) -> None:
-        size = step_size(self.step_size, self.steps, hunt.ball)
+    def search(self, state: AttackState) -> None:
+        size = step_size(self.step_size, self.steps, state.ball)
         for restart in range(self.restarts):
-            x = hunt.center
+            x = state.center
             if self.start == "random":
-                x = hunt.ball.sample(x, hunt.noise.fold(restart))
+                x = state.ball.sample(x, state.noise.fold(restart))
             for _ in range(self.steps):
-                gradient, logits, _ = hunt.gradient(x, self.loss)
-                if (stay := hunt.thinned(logits, x)) is not None:
+                gradient, logits, _ = state.gradient(x, self.loss)
+                if (stay := state.record(logits, x)) is not None:
                     x, gradient = x[stay], gradient[stay]
-                if not len(hunt):
+                if not len(state):
                     return
-                x = ascended(x, gradient, hunt.center, hunt.ball, size)
-            hunt.settle(x)
+                x = ascended(x, gradient, state.center, state.ball, size)
+            state.settle(x)
             if restart + 1 < self.restarts:
-                hunt.thinned(hunt.victim.searched(x), x)
-                if not len(hunt):
+                state.record(state.model.searched(x), x)
+                if not len(state):
                     return
 
 

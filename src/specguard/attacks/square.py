@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specguard.attacks.base import Attack
 from specguard.attacks.losses import margin
 from specguard.attacks.pgd import check_counts
-from specguard.attacks.state import Attack, Hunt
+from specguard.attacks.state import AttackState
 from specguard.errors import ConfigError, DataError
 from specguard.rng import Noise
 
@@ -28,25 +29,25 @@ class Square(Attack):
         if not 0 < self.area <= 1:
             raise ConfigError(f"the area of the first square must lie in (0, 1], not {self.area}")
 
-    def search(self, hunt: Hunt) -> None:
-        if hunt.center.ndim != 4:
-            raise DataError(f"the square attack needs images, not samples of shape {tuple(hunt.center.shape[1:])}")
-        flat = hunt.ball.norm == "linf"
-        x = _stripes(hunt) if flat else _tiles(hunt)
-        best, value = x, torch.full_like(hunt.clean[:, 0], -torch.inf)
+    def search(self, state: AttackState) -> None:
+        if state.center.ndim != 4:
+            raise DataError(f"the square attack needs images, not samples of shape {tuple(state.center.shape[1:])}")
+        flat = state.ball.norm == "linf"
+        x = _stripes(state) if flat else _tiles(state)
+        best, value = x, torch.full_like(state.clean[:, 0], -torch.inf)
         for query in range(self.queries):
-            logits = hunt.victim.searched(x)
-            found = margin(logits, hunt.goal)
-            better = (found > value) | hunt.goal.reached(logits)
+            logits = state.model.searched(x)
+            found = margin(logits, state.goal)
+            better = (found > value) | state.goal.reached(logits)
             best = torch.where(better.view(-1, 1, 1, 1), x, best)
             value = torch.where(better, found, value)
-            if (stay := hunt.thinned(logits, x)) is not None:
+            if (stay := state.record(logits, x)) is not None:
                 best, value = best[stay], value[stay]
-            if not len(hunt):
+            if not len(state):
                 return
-            noise = hunt.noise.fold(query + 2)
-            x = (_flat_square if flat else _pyramid)(hunt, best, noise, self.side(query, best))
-        hunt.settle(best)
+            noise = state.noise.fold(query + 2)
+            x = (_flat_square if flat else _pyramid)(state, best, noise, self.side(query, best))
+        state.settle(best)
 
     def side(self, query: int, like: Tensor) -> int:
         """The side of the square at a query, for images like these."""
@@ -55,15 +56,15 @@ class Square(Attack):
         return min(max(round(math.sqrt(area)), 1), height, width)
 
 
-def _stripes(hunt: Hunt) -> Tensor:
+def _stripes(state: AttackState) -> Tensor:
     """The start for linf: a column of the image goes up or down as a whole, channel by channel."""
-    center = hunt.center
+    center = state.center
     _, channels, _, width = center.shape
-    signs = hunt.noise.fold(0).signs((channels, 1, width), center.dtype)
-    return hunt.ball.project(center + hunt.ball.radius * signs, center)
+    signs = state.noise.fold(0).signs((channels, 1, width), center.dtype)
+    return state.ball.project(center + state.ball.radius * signs, center)
 
 
-def _flat_square(hunt: Hunt, best: Tensor, noise: Noise, side: int) -> Tensor:
+def _flat_square(state: AttackState, best: Tensor, noise: Noise, side: int) -> Tensor:
     """For linf: a square at a random place set to + or - radius, channel by channel."""
     _, channels, height, width = best.shape
     top = noise.fold(0).integers(height - side + 1, (1, 1, 1))
@@ -72,33 +73,33 @@ def _flat_square(hunt: Hunt, best: Tensor, noise: Noise, side: int) -> Tensor:
     column = torch.arange(width, device=best.device).view(1, 1, 1, -1) - left
     inside = (row >= 0) & (row < side) & (column >= 0) & (column < side)
     signs = noise.fold(2).signs((channels, 1, 1), best.dtype)
-    return hunt.ball.project(torch.where(inside, hunt.center + hunt.ball.radius * signs, best), hunt.center)
+    return state.ball.project(torch.where(inside, state.center + state.ball.radius * signs, best), state.center)
 
 
-def _tiles(hunt: Hunt) -> Tensor:
+def _tiles(state: AttackState) -> Tensor:
     """The start for l2: five by five pyramids, each up or down, scaled to the radius."""
-    center = hunt.center
+    center = state.center
     _, channels, height, width = center.shape
     side = max(min(height, width) // 5, 1)
     down, across = height // side, width // side
     pattern = _bumps(side, center).repeat(down, across)
-    signs = hunt.noise.fold(0).signs((channels, down, across), center.dtype)
+    signs = state.noise.fold(0).signs((channels, down, across), center.dtype)
     signs = signs.repeat_interleave(side, 2).repeat_interleave(side, 3)
     offset = torch.zeros_like(center)
     offset[:, :, : down * side, : across * side] = pattern * signs
-    return _scaled(hunt, offset)
+    return _scaled(state, offset)
 
 
-def _pyramid(hunt: Hunt, best: Tensor, noise: Noise, side: int) -> Tensor:
+def _pyramid(state: AttackState, best: Tensor, noise: Noise, side: int) -> Tensor:
     """For l2: the mass of one window, and what the ball has left, moves into a pyramid in another."""
     channels, height, width = best.shape[1:]
     side = min(max(side, 3) | 1, height, width)
-    offset = best - hunt.center
+    offset = best - state.center
     window, source = (_window(noise.fold(k), offset, side) for k in (0, 1))
     mask = torch.zeros_like(offset)
     mask[window] = 1
     mask[source] = 1
-    left = (hunt.ball.radius**2 - offset.square().sum((1, 2, 3), keepdim=True)).clamp(min=0) / channels
+    left = (state.ball.radius**2 - offset.square().sum((1, 2, 3), keepdim=True)).clamp(min=0) / channels
     mass = ((offset * mask).square().sum((2, 3), keepdim=True) + left).sqrt()
     bump = _bumps(side, best)
     turned = noise.fold(4).signs((1, 1, 1), best.dtype) > 0
@@ -108,7 +109,7 @@ def _pyramid(hunt: Hunt, best: Tensor, noise: Noise, side: int) -> Tensor:
     new = new / _length(new) * mass
     offset[source] = 0
     offset[window] = new
-    return _scaled(hunt, offset)
+    return _scaled(state, offset)
 
 
 def _window(noise: Noise, like: Tensor, side: int) -> tuple[Tensor, ...]:
@@ -138,11 +139,11 @@ def _bump(height: int, width: int) -> Tensor:
     return bump / bump.norm()
 
 
-def _scaled(hunt: Hunt, offset: Tensor) -> Tensor:
+def _scaled(state: AttackState, offset: Tensor) -> Tensor:
     """The center plus the offset, stretched to the radius and clamped to the box."""
     length = offset.square().sum((1, 2, 3), keepdim=True).sqrt()
-    stretched = offset * (hunt.ball.radius / length.clamp(min=torch.finfo(offset.dtype).tiny))
-    return hunt.ball.project(hunt.center + stretched, hunt.center)
+    stretched = offset * (state.ball.radius / length.clamp(min=torch.finfo(offset.dtype).tiny))
+    return state.ball.project(state.center + stretched, state.center)
 
 
 def _length(x: Tensor) -> Tensor:

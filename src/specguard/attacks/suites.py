@@ -6,11 +6,11 @@ from typing import Any, Literal, get_args
 
 from specguard.attacks.apgd import APGD
 from specguard.attacks.autoattack import AutoAttack
+from specguard.attacks.base import Attack
 from specguard.attacks.cw import CWL2
 from specguard.attacks.fab import FAB
 from specguard.attacks.pgd import FGSM, PGD
 from specguard.attacks.square import Square
-from specguard.attacks.state import Attack
 from specguard.errors import ConfigError
 
 AttackName = Literal["fgsm", "pgd", "cw", "apgd-ce", "apgd-dlr", "apgd-t", "fab", "square", "cw-l2", "autoattack"]

@@ -12,7 +12,7 @@ from specguard.cli.console import err, option
 from specguard.cli.names import DataName, folder_within, named_data, number, run_data, used_root
 from specguard.data import AnyData, Data, Text
 from specguard.errors import ConfigError
-from specguard.models import Origin, from_run
+from specguard.models import ModelSource, from_run
 from specguard.models.embedding import IMAGENET_MEAN, IMAGENET_STD
 from specguard.models.load import Fitted
 from specguard.models.pretrained import huggingface_config, huggingface_statistics
@@ -94,7 +94,7 @@ def subject(
     name: Path, options: Elsewhere, data: DataName | None, data_root: Path | None, verify_data: bool
 ) -> Subject:
     """The model of a run or from elsewhere, in eval mode, with the data it is to be looked at with."""
-    if origin_kind(str(name)) is None:
+    if source_kind(str(name)) is None:
         run = Path(name)
         options.refuse("a run directory")
         model = from_run(run)
@@ -105,40 +105,40 @@ def subject(
     weights = _weights(str(name), options)
     if weights is None:
         raise ConfigError(f"{name} needs --weights, a file with its weights")
-    origin, loaded = _origin_and_data(str(name), options, data, data_root, verify_data)
-    network, fitted = origin.loaded(weights, resize=options.image_size is not None)
-    _say(fitted, origin.classes)
-    where = Path("runs") / f"{origin.kind}-{origin.name}-{weights_fingerprint(network)[:8]}"
-    return Subject(str(name), origin.name, network, loaded, where, None)
+    source, loaded = _source_and_data(str(name), options, data, data_root, verify_data)
+    network, fitted = source.loaded(weights, resize=options.image_size is not None)
+    _say(fitted, source.classes)
+    where = Path("runs") / f"{source.kind}-{source.name}-{weights_fingerprint(network)[:8]}"
+    return Subject(str(name), source.name, network, loaded, where, None)
 
 
 def new_network(
     name: str, options: Elsewhere, data: DataName, data_root: Path | None, verify_data: bool, seed: int
 ) -> tuple[Network, Data]:
     """A network to train, from weights or fresh from the seed, and the data."""
-    origin, loaded = _origin_and_data(name, options, data, data_root, verify_data, trained=True)
+    source, loaded = _source_and_data(name, options, data, data_root, verify_data, trained=True)
     weights = _weights(name, options)
     if weights is None:
-        return origin.fresh(seed), loaded
-    network, fitted = origin.loaded(weights, seed, new_head=True, resize=options.image_size is not None)
-    _say(fitted, origin.classes)
+        return source.fresh(seed), loaded
+    network, fitted = source.loaded(weights, seed, new_head=True, resize=options.image_size is not None)
+    _say(fitted, source.classes)
     return network, loaded
 
 
-def origin_kind(name: str) -> Kind | None:
+def source_kind(name: str) -> Kind | None:
     """The library that a name begins with, if it does."""
     prefix, colon, _ = name.partition(":")
     return cast(Kind, prefix) if colon and prefix in _KINDS else None
 
 
-def _origin_and_data(
+def _source_and_data(
     name: str,
     options: Elsewhere,
     data: DataName,
     data_root: Path | None,
     verify_data: bool,
     trained: bool = False,
-) -> tuple[Origin, Data]:
+) -> tuple[ModelSource, Data]:
     """Where a model comes from, made for this data: images of a fixed size are resized within the model."""
     kind, rest = cast(Kind, name.partition(":")[0]), name.partition(":")[2]
     config = huggingface_config(Path(rest)) if kind == "hf" else None
@@ -155,7 +155,7 @@ def _origin_and_data(
             f"{name} is normalised for another number of channels than the {channels} of {loaded.name}: "
             "give --mean and --std"
         )
-    origin = Origin(
+    source = ModelSource(
         kind,
         rest if config is None else str(config["model_type"]),
         options.classes or len(loaded.classes),
@@ -165,9 +165,9 @@ def _origin_and_data(
         None if pixels == size else pixels,
         config,
     )
-    if origin.classes != len(loaded.classes):
-        raise ConfigError(f"{loaded.name} has {len(loaded.classes)} classes, but the model {origin.classes}")
-    return origin, loaded
+    if source.classes != len(loaded.classes):
+        raise ConfigError(f"{loaded.name} has {len(loaded.classes)} classes, but the model {source.classes}")
+    return source, loaded
 
 
 def _say(fitted: Fitted, classes: int) -> None:

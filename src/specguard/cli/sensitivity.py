@@ -30,7 +30,6 @@ _WHAT, _HOW, _WHERE = "Layer and studies", "Images and arithmetic", "Output"
 _LABELS = {
     "found": "found",
     "naive": "naive",
-    "specformer_printed": "SpecFormer printed",
     "specformer": "SpecFormer",
     "specformer_tight": "SpecFormer tight",
     "lofast1": "LoFAST (1)",
@@ -138,13 +137,6 @@ def _print(label: str, result: Json) -> None:
         out.print(line, soft_wrap=True)
     out.print(values)
     out.print(ratios)
-    failed = [row["radius"] for row in (*rows, *result["input_norms"]) if row["exceeded"]]
-    if failed:
-        err.print(
-            f"warning: SpecFormer's printed bound is exceeded {len(failed)} times, at radius {min(failed):g} first",
-            style="yellow",
-            soft_wrap=True,
-        )
 
 
 def _table(first: str, rows: list[Json]) -> Table:

@@ -22,7 +22,7 @@ from specguard.cli.console import (
 from specguard.cli.figure import check_figure, write_figure
 from specguard.cli.labels import labelled
 from specguard.cli.launch import ShardText, chosen_shard, own_device, unfinished
-from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, origin_kind, subject
+from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, source_kind, subject
 from specguard.cli.names import DATA_HELP, DataName, number, settings_hash
 from specguard.cli.subset import IMAGES_HELP, First, choice, tell_of_first
 from specguard.data import Dataset
@@ -102,7 +102,7 @@ def spectrum_command(
     check_figure(figure)
     part, target = chosen_shard(shard), own_device(device)
     given = Elsewhere(weights, classes, image_size, mean, std)
-    elsewhere = [run for run in runs if origin_kind(str(run)) is not None]
+    elsewhere = [run for run in runs if source_kind(str(run)) is not None]
     if len(elsewhere) > 1:
         raise ConfigError("one model from elsewhere at a time can be looked at, beside any number of runs")
     studies = []  # all of them, before the first is looked at for hours

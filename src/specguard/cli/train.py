@@ -16,7 +16,7 @@ import typer
 
 from specguard.cli.console import err, interruptible, option, out, plain_warnings, progress_bar
 from specguard.cli.launch import launched, own_device
-from specguard.cli.models import Classes, Elsewhere, ImageSize, Mean, Std, Weights, new_network, origin_kind
+from specguard.cli.models import Classes, Elsewhere, ImageSize, Mean, Std, Weights, new_network, source_kind
 from specguard.cli.names import DATA_HELP, DataName, named_data
 from specguard.cli.objectives import OBJECTIVE_NEEDS, ObjectiveName, named_objective, named_validation
 from specguard.cli.text import changed_fields, new_text
@@ -157,10 +157,10 @@ _NEEDS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "mix_probability": ("--mixup or --cutmix", lambda o: bool(o["mixup"] or o["cutmix"])),
     **OBJECTIVE_NEEDS,
     "data_root": ("--data other than digits", lambda o: o["data"] != "digits"),
-    "set_": ("a model listed by `specguard models`", lambda o: origin_kind(o["model"]) is None),
+    "set_": ("a model listed by `specguard models`", lambda o: source_kind(o["model"]) is None),
     **dict.fromkeys(
         _ELSEWHERE,
-        ("--model timm:NAME, torchvision:NAME or hf:FOLDER", lambda o: origin_kind(o["model"]) is not None),
+        ("--model timm:NAME, torchvision:NAME or hf:FOLDER", lambda o: source_kind(o["model"]) is not None),
     ),
 }
 _FROM_DATA = ("classes", "channels", "mean", "std")
@@ -227,22 +227,20 @@ def _train(run: Path, resume: bool, o: dict[str, Any]) -> None:
     with ExitStack() as stack:
         for context in (interruptible(advice), plain_warnings()):
             stack.enter_context(context)
-        ranks = ALONE if launch is None else stack.enter_context(joined(launch.rank, launch.count, device))
-        told: dict[str, Any] = {}
-        if ranks.leads:
+        distributed = ALONE if launch is None else stack.enter_context(joined(launch.rank, launch.count, device))
+        told: dict[str, Any] = {"distributed": distributed}
+        if distributed.is_main:
             err.print(f"{o['model']} on {data.name}, {device}, run directory {run}", markup=False, soft_wrap=True)
             told["watch"] = stack.enter_context(progress_bar())
-        result = train(
-            model, data, run, training, device=device, resume=resume, arguments=arguments, ranks=ranks, **told
-        )
-    if ranks.leads:
+        result = train(model, data, run, training, device=device, resume=resume, arguments=arguments, **told)
+    if distributed.is_main:
         out.print(f"test accuracy {Proportion.from_record(result['test_accuracy'])}", markup=False)
         out.print(f"result in {run / 'result.json'}", markup=False, soft_wrap=True)
 
 
 def _model_and_data(o: dict[str, Any], seed: int) -> tuple[Classifier, AnyData]:
     """A preset with the data's classes and statistics, or a network from elsewhere; weights come from the seed."""
-    if origin_kind(o["model"]) is not None:
+    if source_kind(o["model"]) is not None:
         given = Elsewhere(**{name: o[name] for name in _ELSEWHERE})
         return new_network(o["model"], given, o["data"], o["data_root"], o["verify_data"], seed)
     if o["model"] in TEXT_PRESETS:

@@ -1,4 +1,7 @@
-"""Models from elsewhere as models of this package."""
+"""Models of other libraries, files and runs as models of this package.
+
+`ModelSource` says how an architecture of timm, torchvision or transformers is made again; `from_run` reads a run.
+"""
 
 from specguard.models.checkpoint import load_weights
 from specguard.models.convert import check_equal, convert, register_converter
@@ -6,14 +9,14 @@ from specguard.models.equality import Pair, View
 from specguard.models.huggingface import from_huggingface
 from specguard.models.qkv import attention_weights
 from specguard.models.run import from_run, untrained
-from specguard.models.source import Origin
+from specguard.models.source import ModelSource
 from specguard.models.timm import from_timm
 from specguard.models.torchvision import from_torchvision
 from specguard.models.wrapped import Wrapped
 from specguard.models.zoo import timm_model
 
 __all__ = [
-    "Origin",
+    "ModelSource",
     "Pair",
     "View",
     "Wrapped",

@@ -30,7 +30,7 @@ from specguard.models.layers import (
     scale_of,
     stacked,
 )
-from specguard.models.original import source
+from specguard.models.original import read_original
 from specguard.nn import Block, ClassAndMean, ClassPool, FirstTokens, Network
 
 _VIT = "transformers.models.vit.modeling_vit.ViT"
@@ -72,7 +72,7 @@ def from_huggingface(
 
     The network is compared with the original in float64, on inputs drawn with `generator`, before it is returned.
     """
-    theirs = source(model)
+    theirs = read_original(model)
     if theirs.part.kind in TEXT_KINDS:
         if tokens is None:
             raise ConfigError("a model of text needs the number of tokens of its sentences")

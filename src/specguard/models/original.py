@@ -24,7 +24,7 @@ _ONLY_RECORDS = "transformers.utils.output_capturing"  # its hooks keep outputs 
 
 
 @dataclass(frozen=True)
-class Source:
+class Original:
     """A copy of the original in float64 and eval mode; the same with folded parametrisations; its own type."""
 
     model: nn.Module
@@ -47,7 +47,7 @@ class Source:
         return result.to(self.dtype)
 
 
-def source(model: nn.Module) -> Source:
+def read_original(model: nn.Module) -> Original:
     """The model to read; what may compute something else than its type says is refused by name."""
     for name, module in model.named_modules():
         part = Part(name, module)
@@ -55,7 +55,7 @@ def source(model: nn.Module) -> Source:
             raise part.refused("which is of no library that is known here, and may compute anything")
     theirs, dtype = plain_copy(model), numbers_of(model)
     folded = any(parametrize.is_parametrized(module) for module in theirs.modules())
-    return Source(theirs, Part("", materialised(theirs) if folded else theirs), dtype)
+    return Original(theirs, Part("", materialised(theirs) if folded else theirs), dtype)
 
 
 def plain_copy(model: nn.Module) -> nn.Module:

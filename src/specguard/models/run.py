@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from specguard.errors import CheckpointError, ConfigError, RunError
-from specguard.models.source import Origin, origin_from_json
+from specguard.models.source import ModelSource, source_from_json
 from specguard.nn import (
     CertifiableConfig,
     Classifier,
@@ -93,7 +93,7 @@ def _same(same: bool, run: Path) -> None:
         raise RunError(f"{run / 'run.json'} and {run / 'model.json'} are of different models")
 
 
-def _source(config: Any, path: Path) -> Origin | CertifiableConfig | None:
+def _source(config: Any, path: Path) -> ModelSource | CertifiableConfig | None:
     """How a network is made; None for a ViT."""
     if not isinstance(config, dict) or "source" not in config:
         return None
@@ -102,15 +102,15 @@ def _source(config: Any, path: Path) -> Origin | CertifiableConfig | None:
     match config["source"]:
         case {"kind": "certifiable", **rest}:
             return dataclass_from_json(CertifiableConfig, rest)
-    return origin_from_json(config["source"])
+    return source_from_json(config["source"])
 
 
-def _network(source: Origin | CertifiableConfig, tensors: dict[str, Tensor], path: Path) -> Network:
-    """A network of this origin into which the tensors fit; one far larger than they are is never made."""
+def _network(source: ModelSource | CertifiableConfig, tensors: dict[str, Tensor], path: Path) -> Network:
+    """A network of this source into which the tensors fit; one far larger than they are is never made."""
     try:
         size = source.weights if isinstance(source, CertifiableConfig) else source.weights()
     except ConfigError:
-        size = 0  # some releases cannot tell; what is wrong with the origin is said below
+        size = 0  # some releases cannot tell; what is wrong with the source is said below
     if size > 2 * sum(tensor.numel() for tensor in tensors.values()):
         name = "its config" if isinstance(source, CertifiableConfig) else source.name
         raise CheckpointError(f"{path} is of another architecture: {name} has {size:,} weights")

@@ -20,11 +20,11 @@ from specguard.nn import Network, Resize
 from specguard.records.store import Json
 
 Kind = Literal["timm", "torchvision", "hf"]
-_LARGEST = 2**16  # far beyond any real model: an origin may come from a stranger
+_LARGEST = 2**16  # far beyond any real model: a source may come from an untrusted file
 
 
 @dataclass(frozen=True)
-class Origin:
+class ModelSource:
     """An architecture of another library, made for `classes` classes and square images of size `image`.
 
     `mean` and `std` normalise pixels in [0, 1]. Where the images that are given are of another size, `pixels`, the
@@ -91,7 +91,7 @@ class Origin:
             return self.network(original), fitted
 
     def network(self, original: nn.Module) -> Network:
-        """The library's model as a network of this package, which knows its origin."""
+        """The library's model as a network of this package, which knows its source."""
         other = self.config is not None and self.image != huggingface_size(self.config)
         network = convert(
             original, name=self.name, mean=self.mean, std=self.std, image=self.image if other else None
@@ -121,11 +121,11 @@ def native_size(kind: Kind, name: str, config: Json | None = None) -> int:
     return TORCHVISION_SIZE if kind == "torchvision" else timm_size(name)
 
 
-def origin_from_json(record: object) -> Origin:
-    """The origin that `record` and JSON wrote; anything else is refused by name."""
+def source_from_json(record: object) -> ModelSource:
+    """The source that `record` and JSON wrote; anything else is refused by name."""
     if not isinstance(record, dict):
         raise ConfigError("the source of a model must be a JSON object")
-    known = {f.name: f for f in fields(Origin)}
+    known = {f.name: f for f in fields(ModelSource)}
     if unknown := sorted(set(record) - set(known)):
         raise ConfigError(f"the source of the model has the unknown field {unknown[0]!r}")
     values: dict[str, Any] = {
@@ -134,7 +134,7 @@ def origin_from_json(record: object) -> Origin:
     for name, field in known.items():
         if not _fits(field.type, values.get(name)):
             raise ConfigError(f"the source of the model says no {name} that can be: {values.get(name)!r}")
-    return Origin(**values)
+    return ModelSource(**values)
 
 
 @contextmanager

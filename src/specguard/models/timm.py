@@ -31,7 +31,7 @@ from specguard.models.layers import (
     scale_of,
     stacked,
 )
-from specguard.models.original import source
+from specguard.models.original import read_original
 from specguard.nn import Block, ClassPool, FirstTokens, MeanPool, Network
 
 _DISTILLED = "timm.models.deit.VisionTransformerDistilled"
@@ -59,7 +59,7 @@ def from_timm(
     Weights are copied. `mean` and `std` are those of the model's `pretrained_cfg` unless given. The network is
     compared with the original in float64, on inputs drawn with `generator`, before it is returned.
     """
-    theirs = source(model)
+    theirs = read_original(model)
     part = theirs.part
     if part.kind not in KINDS:
         raise part.refused("which is not a timm model that can be converted")

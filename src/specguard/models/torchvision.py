@@ -20,7 +20,7 @@ from specguard.models.layers import (
     linear_of,
     norm,
 )
-from specguard.models.original import source
+from specguard.models.original import read_original
 from specguard.nn import Block, ClassPool, Network
 
 KINDS = ("torchvision.models.vision_transformer.VisionTransformer",)
@@ -39,7 +39,7 @@ def from_torchvision(
     Weights are copied. `mean` and `std` are ImageNet's unless given. The network is compared with the original in
     float64, on inputs drawn with `generator`, before it is returned.
     """
-    theirs = source(model)
+    theirs = read_original(model)
     part = theirs.part
     if part.kind not in KINDS:
         raise part.refused("which is not a torchvision model that can be converted")

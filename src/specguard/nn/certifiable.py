@@ -124,8 +124,8 @@ def certifiable(config: CertifiableConfig, generator: torch.Generator | None = N
     layers = OrderedDict[str, nn.Module](normalise=Normalise(c.mean, c.std), patches=patches, positions=positions)
     layers |= {"blocks": nn.Sequential(*blocks), "flatten": nn.Flatten()}
     layers["head"] = _started(nn.Linear(c.tokens * c.dim, c.classes), generator)
-    origin = {"kind": "certifiable", **asdict(c)}
-    return Network("certifiable", (c.channels, c.image, c.image), c.classes, layers, origin)
+    source = {"kind": "certifiable", **asdict(c)}
+    return Network("certifiable", (c.channels, c.image, c.image), c.classes, layers, source)
 
 
 def _block(c: CertifiableConfig, generator: torch.Generator | None) -> "OrderedDict[str, nn.Module]":

@@ -122,7 +122,7 @@ class Network(nn.Sequential):
     """A model from elsewhere as a sequence of layers of the closed set.
 
     `shape` is that of one input: channels x height x width of pixels in [0, 1], or tokens x dim of embeddings. Its
-    encoder blocks are `Block`s in a `Sequential` named `blocks`. `origin`, where it is known, says in JSON how the
+    encoder blocks are `Block`s in a `Sequential` named `blocks`. `source`, where it is known, says in JSON how the
     architecture is made again, so that a run can be read back; it is no part of what the network is.
     """
 
@@ -132,11 +132,11 @@ class Network(nn.Sequential):
         shape: tuple[int, ...],
         classes: int,
         layers: "OrderedDict[str, nn.Module]",
-        origin: dict[str, Any] | None = None,
+        source: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(layers)
         self.config = NetworkConfig(name, shape, classes, _in_words(self))
-        self.origin = origin
+        self.source = source
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -4,11 +4,9 @@ from specguard.studies.attack import Evaluation, evaluate
 from specguard.studies.baseline import linear_baseline, stored_baseline
 from specguard.studies.cascade_summary import cascade_summary
 from specguard.studies.cascading import Cascading, cascading
-from specguard.studies.cauchy import Diagnosis, cauchy_claims, diagnoses
 from specguard.studies.certified_summary import certified_summary
 from specguard.studies.certify import Certification, certification
 from specguard.studies.check import claimed_samples, verification
-from specguard.studies.correlation import RankCorrelation, rank_correlation
 from specguard.studies.folder import Progress, identity
 from specguard.studies.gallery import gallery
 from specguard.studies.rollout import attention_rollout
@@ -24,10 +22,8 @@ from specguard.studies.timing import timed
 __all__ = [
     "Cascading",
     "Certification",
-    "Diagnosis",
     "Evaluation",
     "Progress",
-    "RankCorrelation",
     "Sensitivity",
     "Shard",
     "SmoothingStudy",
@@ -36,16 +32,13 @@ __all__ = [
     "balls_of",
     "cascade_summary",
     "cascading",
-    "cauchy_claims",
     "certification",
     "certified_summary",
     "claimed_samples",
-    "diagnoses",
     "evaluate",
     "gallery",
     "identity",
     "linear_baseline",
-    "rank_correlation",
     "sensitivity",
     "smoothing",
     "smoothing_summary",

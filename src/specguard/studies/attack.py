@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from specguard.attacks import Attack, Suite, diagnosed
+from specguard.attacks import Attack, Suite, find_flags
 from specguard.attacks.model import Model
 from specguard.data import Split
 from specguard.geometry import Ball
@@ -182,7 +182,7 @@ class _Work:
             return summary
         first = torch.arange(min(len(self.split), _DIAGNOSED), device=self.split.labels.device)
         seen = most_alike(self.subject, first)
-        flags = diagnosed(
+        flags = find_flags(
             seen.prepared.model, seen.inputs, seen.labels, self.balls[-1], seed=self.settings.seed
         )
         found = tuple(FlagRecord(name=flag.name, message=flag.message) for flag in flags)

@@ -25,7 +25,6 @@ from specguard.rng import Noise
 from specguard.studies.attention_change import (
     BOUNDS,
     MATRICES,
-    PRINTED,
     Points,
     attention_name,
     bounds_at,
@@ -46,6 +45,7 @@ from specguard.studies.folder import Progress, Watcher, as_stored, open_folder
 ELEMENTS = (*MATRICES, "x")  # what is changed in the third study: a matrix, or the input
 WEIGHT_BOUNDS = ("lofast2", "t1")
 _COLUMNS = ("found", *BOUNDS)
+_FORMER = {"specformer_printed", "exceeded"}  # columns of older results, which are left out when these are read
 HEAD = {"maps": ("found", "lofast1", "lofast2", "ours"), "values": ("found", "lofast1", "naive")}
 
 
@@ -132,8 +132,8 @@ def layer_sensitivity(
 ) -> Json:
     """The studies of one layer: found changes and bounds, each as mean, min and max over images or samples.
 
-    What is not finite, and T2 where it cannot be formed, is None. A change beyond a bound that is one raises
-    `SoundnessError`; SpecFormer's as printed is none, and `exceeded` says where it fails.
+    What is not finite, and T2 where it cannot be formed, is None. A change beyond a bound raises
+    `SoundnessError`.
     """
     name = attention_name(model, settings.layer)
     exact = double_copy(model, device)
@@ -240,8 +240,8 @@ class _Study:
         layer = changed_layer(self.layer, which, share, noise)
         return _weight_bounds(node_at(layer, X), self.settings.weight_radius)
 
-    def _measured(self, X: Points, noise: Noise) -> list[tuple[Tensor, dict[str, Tensor | None], tuple[str, ...]]]:
-        """For every radius what was found, the bounds, and which of these are exceeded."""
+    def _measured(self, X: Points, noise: Noise) -> list[tuple[Tensor, dict[str, Tensor | None]]]:
+        """For every radius what was found, and the bounds, none of which it exceeds."""
         s, function, node = self.settings, with_skip(self.layer), node_at(self.layer, X)
         directions = starting_directions(function, X, noise, s.starts)
         size = lengths(node.output)
@@ -249,22 +249,19 @@ class _Study:
         for radius in s.radii:  # they increase: what was found in a smaller ball is in the larger one
             largest = torch.maximum(largest, largest_change(function, X, radius, directions, s.steps))
             bounds = bounds_at(node, radius)
-            broken = exceeded(largest, bounds, size)
-            for name in broken:
-                if name != PRINTED:
-                    raise SoundnessError(
-                        f"{self.name} moves by more than the bound {name} at radius {radius:g}: this bound is wrong"
-                    )
-            measured.append((largest, bounds, broken))
+            for name in exceeded(largest, bounds, size):
+                raise SoundnessError(
+                    f"{self.name} moves by more than the bound {name} at radius {radius:g}: this bound is wrong"
+                )
+            measured.append((largest, bounds))
         return measured
 
-    def _row(self, radius: float, parts: list[tuple[Tensor, dict[str, Tensor | None], tuple[str, ...]]]) -> Json:
-        columns: dict[str, Json | None] = {"found": _extent(torch.cat([found for found, _, _ in parts]))}
+    def _row(self, radius: float, parts: list[tuple[Tensor, dict[str, Tensor | None]]]) -> Json:
+        columns: dict[str, Json | None] = {"found": _extent(torch.cat([found for found, _ in parts]))}
         for name in BOUNDS:
-            values = [bound for _, bounds, _ in parts if (bound := bounds[name]) is not None]
+            values = [bound for _, bounds in parts if (bound := bounds[name]) is not None]
             columns[name] = _extent(torch.cat(values)) if values else None
-        broken = {name for _, _, names in parts for name in names}
-        return {"radius": radius, **columns, "exceeded": sorted(broken)}
+        return {"radius": radius, **columns}
 
     def _tell(self, doing: str) -> None:
         self.watch(Progress(self.done, self.total, doing))
@@ -294,6 +291,9 @@ def _extent(values: Float[Tensor, " value"]) -> Json | None:
 def _stored_result(path: Path, name: str, stored: Json, settings: Sensitivity) -> Json:
     """The result on disk, which is one of these settings."""
     result = read_json(path)
+    for key in ("radii", "input_norms"):
+        if isinstance(rows := result.get(key), list) and all(isinstance(row, dict) for row in rows):
+            result[key] = [{name: row[name] for name in row if name not in _FORMER} for row in rows]
     radii = [{"radius": radius} for radius in settings.radii]
     scaled = [{"input_norm": norm, **row} for norm in settings.input_norms for row in radii]
     weights = [{"which": which, "change": share} for which in ELEMENTS for share in settings.weight_changes]
@@ -301,11 +301,11 @@ def _stored_result(path: Path, name: str, stored: Json, settings: Sensitivity) -
         result.get("layer") == name
         and result.get("n") == settings.images
         and result.get("settings") == stored
-        and _are_rows(result.get("radii"), radii, _COLUMNS, ["exceeded"])
+        and _are_rows(result.get("radii"), radii, _COLUMNS)
         and _are_head_rows(result.get("head"), settings.radii)
-        and _are_rows(result.get("input_norms"), scaled, _COLUMNS, ["exceeded"])
-        and _are_rows(result.get("weights"), weights, WEIGHT_BOUNDS, [])
-        and _are_rows([result.get("unchanged")], [{}], WEIGHT_BOUNDS, [])
+        and _are_rows(result.get("input_norms"), scaled, _COLUMNS)
+        and _are_rows(result.get("weights"), weights, WEIGHT_BOUNDS)
+        and _are_rows([result.get("unchanged")], [{}], WEIGHT_BOUNDS)
         and _is_extent(result.get("input_norm"))
         and all(isinstance(result.get(key), int) for key in ("tokens", "dim", "heads"))
     )
@@ -318,19 +318,18 @@ def _are_head_rows(rows: object, radii: tuple[float, ...]) -> bool:
     keys = [{"radius": radius, "factor": factor} for radius in radii for factor in HEAD]
     if not isinstance(rows, list) or len(rows) != len(keys):
         return False
-    return all(_are_rows([row], [key], HEAD[str(key["factor"])], []) for row, key in zip(rows, keys, strict=True))
+    return all(_are_rows([row], [key], HEAD[str(key["factor"])]) for row, key in zip(rows, keys, strict=True))
 
 
-def _are_rows(rows: object, keys: list[Json], columns: tuple[str, ...], lists: list[str]) -> bool:
+def _are_rows(rows: object, keys: list[Json], columns: tuple[str, ...]) -> bool:
     """Whether these are rows of these keys, in order, with an extent in every column and nothing else."""
     if not isinstance(rows, list) or len(rows) != len(keys):
         return False
     return all(
         isinstance(row, dict)
-        and row.keys() == {*key, *columns, *lists}
+        and row.keys() == {*key, *columns}
         and all(row[name] == value for name, value in key.items())
         and all(row[name] is None or _is_extent(row[name]) for name in columns)
-        and all(isinstance(row[name], list) and all(entry in BOUNDS for entry in row[name]) for name in lists)
         for row, key in zip(rows, keys, strict=True)
     )
 

@@ -1,10 +1,19 @@
 """One loop: objective + penalties + optimizer."""
 
 from specguard.train.loop import Progress
-from specguard.train.objectives.adversarial import NFGSM, TRADES, PGDTraining
-from specguard.train.objectives.base import CrossEntropy, Moment, Objective
-from specguard.train.objectives.feature_radius import estimate_reach
-from specguard.train.objectives.margins import EMMA, LA, Certified, InputGradient
+from specguard.train.objectives import (
+    EMMA,
+    LA,
+    NFGSM,
+    TRADES,
+    Certified,
+    CrossEntropy,
+    InputGradient,
+    Objective,
+    PGDTraining,
+    StepContext,
+)
+from specguard.train.objectives.feature_radius import estimate_feature_radius
 from specguard.train.optimizers import SAM, SGD, AdamW, Cosine, OneCycle
 from specguard.train.run import train
 from specguard.train.settings import Training, Validation
@@ -21,13 +30,13 @@ __all__ = [
     "Cosine",
     "CrossEntropy",
     "InputGradient",
-    "Moment",
     "Objective",
     "OneCycle",
     "PGDTraining",
     "Progress",
+    "StepContext",
     "Training",
     "Validation",
-    "estimate_reach",
+    "estimate_feature_radius",
     "train",
 ]

@@ -28,14 +28,14 @@ _PATIENCE = timedelta(minutes=30)  # with a process that is silent; one that has
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """This process, number `index` of `count`. The processes of a launcher are joined by `joined`."""
+class Distributed:
+    """This process, number `index` of the `count` that train together; `joined` connects those of a launcher."""
 
     index: int = 0
     count: int = 1
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the process that writes to the disk."""
         return self.index == 0
 
@@ -124,11 +124,11 @@ class Ranks:
             )
 
 
-ALONE = Ranks()
+ALONE = Distributed()
 
 
 @contextmanager
-def joined(index: int, count: int, device: torch.device, patience: timedelta = _PATIENCE) -> Iterator[Ranks]:
+def joined(index: int, count: int, device: torch.device, patience: timedelta = _PATIENCE) -> Iterator[Distributed]:
     """Meet the other processes, where the launcher's environment says; leave them in peace at the end."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -138,5 +138,5 @@ def joined(index: int, count: int, device: torch.device, patience: timedelta = _
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise TrainingError(f"the {count} processes of this job do not find each other: {reason}") from error
-    yield Ranks(index, count)
+    yield Distributed(index, count)
     dist.destroy_process_group()  # not after an error: the others may wait for what will never come

@@ -16,8 +16,8 @@ from specguard.data import AnyData, Dataset, Split
 from specguard.data.lazy_images import Pictures
 from specguard.errors import TrainingError
 from specguard.records.store import Json, append_lines, derived_seed
-from specguard.train.distributed import ALONE, Ranks
-from specguard.train.objectives.base import Model, Moment
+from specguard.train.distributed import ALONE, Distributed
+from specguard.train.objectives.base import Model, StepContext
 from specguard.train.settings import Training, Validation
 from specguard.train.state import TrainingState
 
@@ -50,10 +50,10 @@ class Loop:
         device: torch.device,
         watch: Watcher,
         held_out: Split | None = None,
-        ranks: Ranks = ALONE,
+        distributed: Distributed = ALONE,
     ) -> None:
         self.state, self.training, self.run, self.device, self.watch = state, training, run, device, watch
-        self.ranks = ranks
+        self.distributed = distributed
         self.held_out = None if held_out is None else held_out.to(device)
         self.train, self.test, self.classes = data.train.to(device), data.test.to(device), len(data.classes)
         self.batch = min(training.batch, len(data.train))
@@ -65,7 +65,7 @@ class Loop:
             forward = torch.compile(state.model, mode=training.compile)
             # Not in that mode: the vectors outlive the step, and CUDA graphs would write over them.
             self.penalties = tuple(torch.compile(penalty.__call__) for penalty in training.penalties)
-        self.forward: Model = ranks.wrapped(forward, device)
+        self.forward: Model = distributed.wrapped(forward, device)
 
     def complete(self) -> None:
         """Train from where the state stands to the end."""
@@ -73,7 +73,7 @@ class Loop:
             epoch, begun = self.state.step // self.steps_per_epoch, time.perf_counter()
             self.epoch(epoch)
             record = self.record(epoch)
-            if self.ranks.leads:
+            if self.distributed.is_main:
                 seconds = time.perf_counter() - begun
                 append_lines(self.run / "metrics.jsonl", record)
                 append_lines(self.run / "timing.jsonl", {"epoch": epoch + 1, "seconds": seconds})
@@ -87,14 +87,14 @@ class Loop:
         self.state.model.train()
         for i in range(self.state.step % self.steps_per_epoch, self.steps_per_epoch):
             index = order[i * self.batch : (i + 1) * self.batch]
-            images, labels = loaded(self.train, index, self.training, self.ranks)
+            images, labels = loaded(self.train, index, self.training, self.distributed)
             images, targets = self.training.augmentation(images, labels, self.classes, self.generator("augment"))
             self.state.losses[:, i] = self.step(images, targets)
             self.state.step += 1
             last = i + 1 == self.steps_per_epoch
             save = every is not None and self.state.step % every == 0 and not last
             looked = self.finite_loss(i) if save or last or (i + 1) % _CHECK_EVERY == 0 else None
-            if save and self.ranks.leads:
+            if save and self.distributed.is_main:
                 self.state.save(self.run)
             self.watch(Progress(self.state.step, self.steps, looked))
 
@@ -122,22 +122,22 @@ class Loop:
             images.tensor_split(training.accumulate), targets.tensor_split(training.accumulate), strict=True
         )
         for part, (some_images, some_targets) in enumerate(parts):
-            own = self.ranks.share(len(some_images))
+            own = self.distributed.share(len(some_images))
             others = own.start, len(some_images) - own.stop
             generator = self.generator(f"objective {part}")
-            moment = Moment(state.step, self.steps, self.steps_per_epoch, generator, *others)
+            context = StepContext(state.step, self.steps, self.steps_per_epoch, generator, *others)
             mixed = training.precision == "bfloat16"
             torch.compiler.cudagraph_mark_step_begin()  # what CUDA graphs returned before may now be overwritten
-            with self.ranks.gathering(self.forward, last=part + 1 == training.accumulate):
+            with self.distributed.gathering(self.forward, last=part + 1 == training.accumulate):
                 with torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext():
-                    value = training.objective(self.forward, some_images[own], some_targets[own], moment)
+                    value = training.objective(self.forward, some_images[own], some_targets[own], context)
                 value = value * ((own.stop - own.start) / len(images))
                 loss += value.detach()
-                value = value * self.ranks.count  # gradients are averaged over the processes, and this is a sum
+                value = value * self.distributed.count  # gradients are averaged over processes; this is a sum
                 if part == 0:
                     value = value + penalty  # of which every process has the whole
                 value.backward()
-        return torch.stack([self.ranks.total(loss), penalty.detach()])
+        return torch.stack([self.distributed.total(loss), penalty.detach()])
 
     def penalty(self) -> Tensor:
         """The sum of all penalties, whose power iterations advance by one step."""
@@ -177,65 +177,67 @@ class Loop:
             "lr": self.rate(self.state.step - 1),
             "loss": loss,
             "penalty": penalty,
-            **_scores(self.state.model, self.test, "test", self.ranks),
+            **_scores(self.state.model, self.test, "test", self.distributed),
         }
         if self.state.average is not None:
-            record |= _scores(self.state.average, self.test, "ema_test", self.ranks)
+            record |= _scores(self.state.average, self.test, "ema_test", self.distributed)
         if self.training.validation is not None and self.held_out is not None:
             models: dict[str, nn.Module] = {"raw": self.state.model}
             if self.state.average is not None:
                 models["ema"] = self.state.average.module
             for weights, model in models.items():
                 seed = derived_seed(self.training.seed, "validation")
-                stood, clean = _stood(self.training.validation, model, self.held_out, seed, self.ranks)
+                stood, clean = _stood(self.training.validation, model, self.held_out, seed, self.distributed)
                 self.state.keep_if_best(weights, model, {"epoch": epoch + 1, "score": [stood, clean]})
                 name, count = "ema_validation" if weights == "ema" else "validation", len(self.held_out)
                 record |= {f"{name}_robust_accuracy": stood / count, f"{name}_accuracy": clean / count}
         return record
 
 
-def loaded(train: Split, index: Tensor, training: Training, ranks: Ranks) -> tuple[Tensor, Tensor]:
+def loaded(train: Split, index: Tensor, training: Training, distributed: Distributed) -> tuple[Tensor, Tensor]:
     """The images and labels of a batch, before augmentation, which draws for the batch as a whole.
 
     Images on the disk that other processes read are left black, unless they will be mixed into those of this one.
     """
     on_disk = isinstance(train, Dataset) and isinstance(train.images, Pictures)
-    if ranks.count == 1 or training.augmentation.mixes or not on_disk:
+    if distributed.count == 1 or training.augmentation.mixes or not on_disk:
         return train.batch(index)
     parts = torch.arange(len(index), device=index.device).tensor_split(training.accumulate)
-    rows = torch.cat([part[ranks.share(len(part))] for part in parts])
+    rows = torch.cat([part[distributed.share(len(part))] for part in parts])
     own, _ = train.batch(index[rows])
     images = own.new_zeros(len(index), *own.shape[1:])
     images[rows] = own
     return images, train.labels[index]
 
 
-def _stood(validation: Validation, model: nn.Module, split: Split, seed: int, ranks: Ranks) -> tuple[int, int]:
+def _stood(
+    validation: Validation, model: nn.Module, split: Split, seed: int, distributed: Distributed
+) -> tuple[int, int]:
     """How many images the attack does not break, and how many are classified rightly without it."""
     counts = torch.zeros(2, dtype=torch.int64)
-    for _, start in _own_batches(split, ranks):
+    for _, start in _own_batches(split, distributed):
         images, labels = split.batch(slice(start, start + _SCORED))
         ids = torch.arange(start, start + len(images))
         found = validation.attack(model, images, labels, validation.ball, ids=ids, seed=seed)
         counts += torch.tensor([int((~found.success).sum()), int((found.before == labels).sum())])
-    stood, clean = ranks.total(counts).tolist()
+    stood, clean = distributed.total(counts).tolist()
     return stood, clean
 
 
 @torch.no_grad()
-def _scores(model: nn.Module, split: Split, name: str, ranks: Ranks) -> Json:
+def _scores(model: nn.Module, split: Split, name: str, distributed: Distributed) -> Json:
     """Clean accuracy and loss, without autocast, in eval mode; the mode is restored."""
     mode = model.training
     model.eval()
     # A row for each batch, so that sums do not depend on who did which.
     found = torch.zeros(math.ceil(len(split) / _SCORED), 2, dtype=torch.float64)
-    for number, start in _own_batches(split, ranks):
+    for number, start in _own_batches(split, distributed):
         images, labels = split.batch(slice(start, start + _SCORED))
         logits = model(images)
         found[number, 0] = float((logits.argmax(1) == labels).sum())
         found[number, 1] = float(cross_entropy(logits, labels, reduction="sum"))
     model.train(mode)
-    rows = ranks.total(found).tolist()
+    rows = distributed.total(found).tolist()
     correct, loss = sum(int(row[0]) for row in rows), sum(row[1] for row in rows)
     if not torch.tensor(loss).isfinite():
         raise TrainingError(f"the {name} loss is no longer finite; what was saved before is kept")
@@ -246,9 +248,9 @@ def _scores(model: nn.Module, split: Split, name: str, ranks: Ranks) -> Json:
     }
 
 
-def _own_batches(split: Split, ranks: Ranks) -> list[tuple[int, int]]:
+def _own_batches(split: Split, distributed: Distributed) -> list[tuple[int, int]]:
     """The batches that this process looks at: their numbers, and where they begin. None is filled up."""
-    return list(enumerate(range(0, len(split), _SCORED)))[ranks.index :: ranks.count]
+    return list(enumerate(range(0, len(split), _SCORED)))[distributed.index :: distributed.count]
 
 
 def _order(count: int, seed: int, epoch: int) -> Tensor:

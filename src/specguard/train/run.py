@@ -37,7 +37,7 @@ from specguard.records.store import (
     write_json,
     write_tensors,
 )
-from specguard.train.distributed import ALONE, Ranks
+from specguard.train.distributed import ALONE, Distributed
 from specguard.train.loop import Loop, Watcher
 from specguard.train.objectives.margins import InputGradient
 from specguard.train.settings import Training
@@ -53,7 +53,7 @@ def train(
     device: torch.device,
     resume: bool = False,
     arguments: Json | None = None,
-    ranks: Ranks = ALONE,
+    distributed: Distributed = ALONE,
     watch: Watcher = lambda progress: None,
 ) -> Json:
     """Train `model` in place, leave everything in the directory `run`, and return its result record.
@@ -61,10 +61,10 @@ def train(
     With `resume`, continue from the last checkpoint with the same settings; on the CPU the outcome is then
     bit for bit that of an uninterrupted run. A finished run is returned as it is. `arguments` are kept beside the
     settings of a new run, for a command line that wants to be resumed without repeating them. Several processes,
-    `joined` as `ranks`, train one model together; their number may be another when the run is resumed.
+    `joined` as `distributed`, train one model together; their number may be another when the run is resumed.
     """
     _check_fit(model, data, training)
-    ranks.check(model, training, data)
+    distributed.check(model, training, data)
     everything = data
     held_out: Split | None = None
     if training.validation is not None:
@@ -76,10 +76,10 @@ def train(
         "training": described(training),
         "initial_weights": weights_fingerprint(model),
     }
-    with ranks.together(), ExitStack() as held:
-        ranks.agree(str(settings), "the processes of this job have different settings, data or versions")
-        with ranks.led():
-            if ranks.leads:
+    with distributed.together(), ExitStack() as held:
+        distributed.agree(str(settings), "the processes of this job have different settings, data or versions")
+        with distributed.led():
+            if distributed.is_main:
                 held.enter_context(locked(run))
                 _open(run, settings, arguments, resume)
                 if isinstance(data, Text):
@@ -88,33 +88,33 @@ def train(
         state = TrainingState(model, training, steps_per_epoch, device)
         finished, checkpoints = (run / "result.json").exists(), checkpoint_steps(run)
         seen = f"the processes of this job see different files: {run} must be on a disk that all of them share"
-        ranks.agree(str((finished, checkpoints)), seen)
+        distributed.agree(str((finished, checkpoints)), seen)
         if checkpoints:
             state.load(run, checkpoints[-1])
         if finished:
             _trained(state)
             return _stored_result(run / "result.json")
-        with ranks.led():
-            if ranks.leads:
+        with distributed.led():
+            if distributed.is_main:
                 for name in ("metrics.jsonl", "timing.jsonl"):
                     # Records that were written after the last checkpoint will be written again.
                     rewrite_lines(run / name, _first_records(run / name, state.step // steps_per_epoch))
-                record_start(run, device, ranks.count)
-        Loop(state, training, data, run, device, watch, held_out, ranks).complete()
-        with ranks.led():
-            if ranks.leads:
+                record_start(run, device, distributed.count)
+        Loop(state, training, data, run, device, watch, held_out, distributed).complete()
+        with distributed.led():
+            if distributed.is_main:
                 _finish(state, data, run, settings)
         _trained(state)
         return _stored_result(run / "result.json")
 
 
 def _architecture(model: Classifier) -> Json:
-    """What is needed to make the model again, but for its weights; a network whose origin is unknown says so."""
+    """What is needed to make the model again, but for its weights; a network whose source is unknown says so."""
     if isinstance(model, ViT):
         return asdict(model.config)
     if isinstance(model, TextEncoder):
         return text_record(model.config)
-    return {"name": model.config.name, "shape": model.shape, "classes": model.classes, "source": model.origin}
+    return {"name": model.config.name, "shape": model.shape, "classes": model.classes, "source": model.source}
 
 
 def _check_fit(model: Classifier, data: AnyData, training: Training) -> None:

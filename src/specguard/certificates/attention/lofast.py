@@ -5,7 +5,6 @@ Each is a function of the node, which holds the norms, and of the radius `eps = 
 
 import math
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -61,14 +60,3 @@ def specformer(node: AttentionPoint, radius: Radius, *, tight: bool = False) -> 
     constant = (moving + w.norm_v * math.sqrt(n)) if tight else n * (n + 1) * (moving + w.norm_v)
     each = w.mix * constant + fixed
     return up(((1.0 if w.skip else 0.0) + w.norm_o * upper_length(each)) * radius)
-
-
-def printed_specformer(node: AttentionPoint, radius: Radius) -> Radius:
-    """The bound as it is printed, `N (N + 1) (B + eps)^2 ||W^V|| (||W^Q|| ||W^K|| + 1)`: no bound, for comparison.
-
-    For one head, or the worst of several; with the residual added. It is false where `B + eps` is small.
-    """
-    w, n = node.w, node.X.shape[1]
-    reach = (node.norm_x + radius)[..., None]
-    each = n * (n + 1) * reach.square() * w.norm_v * (w.norm_q * w.norm_k + 1)
-    return ((1.0 if w.skip else 0.0) + torch.linalg.vector_norm(each, dim=-1) * w.norm_o) * radius

@@ -13,7 +13,6 @@ Json = dict[str, Any]
 SERIES: Mapping[str, tuple[str, str, str]] = {  # label, colour, style of the line
     "found": ("found by ascent", "#1a202c", "-"),
     "naive": ("naive", "#b7791f", "--"),
-    "specformer_printed": ("SpecFormer, as printed", "#b83280", ":"),
     "specformer": ("SpecFormer, corrected", "#b83280", "--"),
     "specformer_tight": ("SpecFormer, tight", "#6b46c1", "--"),
     "lofast1": ("LoFAST (1)", "#2b6cb0", "-"),

@@ -1,7 +1,7 @@
 """Adversarial training: objectives that look for the worst image near each one and learn from that.
 
-All of them take targets as probabilities, draw their noise from the moment's generator, and let the radius grow
-over the first `ramp` epochs: from scratch, training at full radius collapses.
+All of them take targets as probabilities, draw their noise from the generator of the step's context, and let
+the radius grow over the first `ramp` epochs: from scratch, training at full radius collapses.
 """
 
 import math
@@ -13,12 +13,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from specguard.attacks.model import Precision, Victim, evaluating
+from specguard.attacks.model import Precision, QueriedModel, evaluating
 from specguard.attacks.pgd import ascended, check_counts, check_step_size, step_size
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.rng import Noise
-from specguard.train.objectives.base import Images, Model, Moment, Targets, check_smoothing, unwrapped
+from specguard.train.objectives.base import Images, Model, StepContext, Targets, check_smoothing, unwrapped
 
 Scalar = Float[Tensor, ""]
 
@@ -39,12 +39,12 @@ class PGDTraining:
         if not 0 <= self.clean < 1:
             raise ConfigError(f"the share of clean images must lie in [0, 1), not {self.clean}")
 
-    def __call__(self, model: Model, images: Images, targets: Targets, moment: Moment) -> Scalar:
-        spared = round(self.clean * (moment.before + len(images) + moment.after))
-        kept = min(max(spared - moment.before, 0), len(images))
+    def __call__(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Scalar:
+        spared = round(self.clean * (context.before + len(images) + context.after))
+        kept = min(max(spared - context.before, 0), len(images))
         center, wanted = images[kept:], targets[kept:]
-        ball = _grown(self.ball, self.ramp, moment)
-        noise = _noise(len(center), moment, spared)
+        ball = _grown(self.ball, self.ramp, context)
+        noise = _noise(len(center), context, spared)
         start, size = ball.sample(center, noise), step_size(self.step_size, self.steps, ball)
         x = _ascent(model, start, center, ball, size, self.steps, _soft_cross_entropy(wanted))
         x = torch.cat([images[:kept], x])
@@ -67,12 +67,12 @@ class TRADES:
         if not (math.isfinite(self.beta) and self.beta >= 0):
             raise ConfigError(f"the beta of TRADES must be finite and not negative, not {self.beta}")
 
-    def __call__(self, model: Model, images: Images, targets: Targets, moment: Moment) -> Scalar:
-        ball = _grown(self.ball, self.ramp, moment)
+    def __call__(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Scalar:
+        ball = _grown(self.ball, self.ramp, context)
         with evaluating(unwrapped(model)):
-            still = log_softmax(_victim(model, images).searched(images), 1)
+            still = log_softmax(_queried(model, images).searched(images), 1)
         # Not the image itself, where the divergence has no gradient.
-        noise = _noise(len(images), moment).normal(images.shape[1:], images.dtype)
+        noise = _noise(len(images), context).normal(images.shape[1:], images.dtype)
         start, size = ball.project(images + 1e-3 * noise, images), step_size(self.step_size, self.steps, ball)
 
         def divergence(logits: Tensor) -> Tensor:
@@ -101,10 +101,10 @@ class NFGSM:
         if not (math.isfinite(self.noise) and self.noise >= 0):
             raise ConfigError(f"the noise of N-FGSM must be finite and not negative, not {self.noise}")
 
-    def __call__(self, model: Model, images: Images, targets: Targets, moment: Moment) -> Scalar:
-        ball = _grown(self.ball, self.ramp, moment)
+    def __call__(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Scalar:
+        ball = _grown(self.ball, self.ramp, context)
         wide = replace(ball, radius=self.noise * ball.radius)
-        start = wide.sample(images, _noise(len(images), moment))
+        start = wide.sample(images, _noise(len(images), context))
         everything = replace(ball, radius=(self.noise + 1) * ball.radius)  # the step cannot leave this one
         x = _ascent(model, start, images, everything, ball.radius, 1, _soft_cross_entropy(targets))
         return cross_entropy(model(x).float(), targets, label_smoothing=self.label_smoothing)
@@ -120,32 +120,32 @@ def _ascent(
     loss: Callable[[Tensor], Tensor],
 ) -> Images:
     """PGD for training: all images take all steps, and nothing waits for the device."""
-    victim = _victim(model, x)
+    queried = _queried(model, x)
     with torch.no_grad(), evaluating(unwrapped(model)):
         for _ in range(steps):
-            gradient, _, _ = victim.gradient(x, loss)
+            gradient, _, _ = queried.gradient(x, loss)
             x = ascended(x, gradient, center, ball, size)
     if x.is_cuda:
         torch.compiler.cudagraph_mark_step_begin()  # the training step that follows starts anew
     return x
 
 
-def _victim(model: Model, x: Tensor) -> Victim:
+def _queried(model: Model, x: Tensor) -> QueriedModel:
     """The model itself, in the precision of the training step around it."""
     precision: Precision = "bfloat16" if torch.is_autocast_enabled(x.device.type) else "full"
-    return Victim(unwrapped(model), precision, checked=False)
+    return QueriedModel(unwrapped(model), precision, checked=False)
 
 
-def _grown(ball: Ball, ramp: float, moment: Moment) -> Ball:
-    """The ball at this moment: its radius grows linearly over the first `ramp` epochs."""
-    share = min((moment.epoch + 1 / moment.steps_per_epoch) / ramp, 1.0) if ramp > 0 else 1.0
+def _grown(ball: Ball, ramp: float, context: StepContext) -> Ball:
+    """The ball at this step: its radius grows linearly over the first `ramp` epochs."""
+    share = min((context.epoch + 1 / context.steps_per_epoch) / ramp, 1.0) if ramp > 0 else 1.0
     return replace(ball, radius=share * ball.radius)
 
 
-def _noise(count: int, moment: Moment, spared: int = 0) -> Noise:
+def _noise(count: int, context: StepContext, spared: int = 0) -> Noise:
     """Noise for `count` images, of a batch whose first `spared` get none."""
-    before, device = max(moment.before - spared, 0), moment.generator.device
-    keys = torch.randint(2**62, (before + count + moment.after,), generator=moment.generator, device=device)
+    before, device = max(context.before - spared, 0), context.generator.device
+    keys = torch.randint(2**62, (before + count + context.after,), generator=context.generator, device=device)
     return Noise(keys[before : before + count])
 
 

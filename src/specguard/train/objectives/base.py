@@ -1,4 +1,4 @@
-"""What one batch is asked to minimise: standard training here, adversarial training in its own module."""
+"""What an objective is, the context of one training step, and standard training."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ Model = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Moment:
-    """Where training stands: what ramps are functions of, and the only source of randomness.
+class StepContext:
+    """The context of one step: how far training has come, for ramps, and its only source of randomness.
 
     `before` and `after` count the images of the same batch that other processes have, before and after these.
     What is drawn from the generator is drawn for all of them, of which these take their own.
@@ -49,7 +49,9 @@ class Objective(Protocol):
     A frozen dataclass, so that its fields are part of the run's settings.
     """
 
-    def __call__(self, model: Model, images: Images, targets: Targets, moment: Moment) -> Float[Tensor, ""]: ...
+    def __call__(
+        self, model: Model, images: Images, targets: Targets, context: StepContext
+    ) -> Float[Tensor, ""]: ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class CrossEntropy:
     def __post_init__(self) -> None:
         check_smoothing(self.label_smoothing)
 
-    def __call__(self, model: Model, images: Images, targets: Targets, moment: Moment) -> Float[Tensor, ""]:
+    def __call__(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Float[Tensor, ""]:
         return cross_entropy(model(images).float(), targets, label_smoothing=self.label_smoothing)
 
 

@@ -1,4 +1,4 @@
-"""How far an attack can move what the head reads, as training sees it: T1 in single precision, with gradients.
+"""The feature radius: how far an attack can move the input of the head, by T1 in single precision, with gradients.
 
 The walk is over the layers of certifiable networks, and does the forward pass as well. It is an estimate: norms
 that are known by construction are believed, others are taken from an SVD without slack, and nothing is rounded up.
@@ -30,7 +30,7 @@ from specguard.nn import (
 )
 from specguard.nn.lipschitz import Blocks
 
-Reach = Float[Tensor, " batch"]
+Radius = Float[Tensor, " batch"]
 _SQUARINGS = 3
 _FAR = 2.0  # logits that move as far may make any probability anything
 _SHORTENING = (MaxMin, SLL, nn.ReLU, nn.Tanh)
@@ -38,9 +38,9 @@ _KEEPING = (Positions, nn.Flatten, nn.Identity)
 _GELU_SLOPE = 1.1290
 
 
-def estimate_reach(
+def estimate_feature_radius(
     model: nn.Module, images: Float[Tensor, "batch *shape"], eps: float, head: str = "head"
-) -> tuple[Float[Tensor, "batch class_"], Reach]:
+) -> tuple[Float[Tensor, "batch class_"], Radius]:
     """The logits, and how far an attack of l2 radius `eps` moves the head's input, image by image.
 
     `zeta delta + ||W^O|| sqrt(sum_l [lam_l tau delta (mu_l + delta ||B_l||) (||C V_l|| + delta ||W_l^V||)]^2)` at
@@ -59,7 +59,7 @@ def estimate_reach(
     raise ConfigError(f"the model has no layer named {head!r}; name its last linear layer as `head`")
 
 
-def _step(layer: nn.Module, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
+def _step(layer: nn.Module, x: Tensor, delta: Radius) -> tuple[Tensor, Radius]:
     match layer:
         case nn.Sequential():
             for inner in layer:
@@ -95,7 +95,7 @@ def _norm(layer: nn.Linear | nn.Conv2d) -> Tensor | float:
         return torch.linalg.matrix_norm(layer.weight.flatten(1), 2)
 
 
-def _slope(layer: LayerProject | SmoothProject, x: Tensor, delta: Reach) -> Reach:
+def _slope(layer: LayerProject | SmoothProject, x: Tensor, delta: Radius) -> Radius:
     """The largest slope of a projection at the token norms that can be reached: that along the sphere."""
     shortest = (torch.linalg.vector_norm(x, dim=-1).amin(-1) - delta).clamp(min=0)
     if isinstance(layer, LayerProject):
@@ -103,7 +103,7 @@ def _slope(layer: LayerProject | SmoothProject, x: Tensor, delta: Reach) -> Reac
     return layer.radius * (layer.radius**2 + shortest.square()).rsqrt()
 
 
-def _attention(layer: Attention | SkipAttention, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
+def _attention(layer: Attention | SkipAttention, x: Tensor, delta: Radius) -> tuple[Tensor, Radius]:
     """T1, all heads at once; the linear part by `||W^O|| max_l ||P_l|| ||W^V||`."""
     q, k, v = layer.qkv(x).unflatten(-1, (3, layer.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
     tau = q.shape[-1] ** -0.5

@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy, log_softmax
 from specguard.errors import ConfigError
 from specguard.nn import Attention, CoreAttention, GatedPositionalAttention, SkipAttention
 from specguard.train.objectives.adversarial import NFGSM, TRADES, PGDTraining
-from specguard.train.objectives.base import CrossEntropy, Images, Model, Moment, Objective, Targets, unwrapped
-from specguard.train.objectives.feature_radius import estimate_reach
+from specguard.train.objectives.base import CrossEntropy, Images, Model, Objective, StepContext, Targets, unwrapped
+from specguard.train.objectives.feature_radius import estimate_feature_radius
 
 Scalar = Float[Tensor, ""]
 _FUSED = (Attention, GatedPositionalAttention, SkipAttention, CoreAttention)
@@ -46,8 +46,8 @@ class EMMA:
     model's submodule named `head`, and `e_j = clip(margin_j / (eps L |w_y - w_j|), 0.01, 1)` is a number, not
     differentiated: classes that are far behind are raised in full, those that the attack would reach only as far as
     they must be. `lipschitz` is L, of everything before the head, a number or a function of the model; with
-    "local", `eps L` is the reach that T1 gives at every image. eps grows linearly to `radius` over the first `ramp`
-    of training.
+    "local", `eps L` is the feature radius that T1 gives at every image. eps grows linearly to `radius` over the
+    first `ramp` of training.
     """
 
     radius: float
@@ -59,8 +59,8 @@ class EMMA:
         _check_radius("EMMA", self.radius, self.ramp)
         _check_constant(self.lipschitz)
 
-    def __call__(self, model: Model, images: Images, targets: Targets, moment: Moment) -> Scalar:
-        logits, moved = _moved(model, images, self.eps(moment), self.lipschitz, self.head)
+    def __call__(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Scalar:
+        logits, moved = _moved(model, images, self.eps(context), self.lipschitz, self.head)
         labels = targets.argmax(1)
         reach = moved * _apart(model, self.head, logits.dtype)[labels]
         with torch.no_grad():
@@ -68,18 +68,18 @@ class EMMA:
             share = (margins / reach.clamp(min=torch.finfo(reach.dtype).tiny)).clamp(0.01, 1.0)
         return cross_entropy(logits + share * reach, targets)
 
-    def eps(self, moment: Moment) -> float:
-        """The radius at this moment."""
-        return self.radius * _ramped(moment, self.ramp)
+    def eps(self, context: StepContext) -> float:
+        """The radius at this step."""
+        return self.radius * _ramped(context, self.ramp)
 
 
 @dataclass(frozen=True)
 class Certified:
     """Certified training: cross-entropy on the logits as T1 leaves them, differentiated through T1.
 
-    Logit j is raised by `|w_y - w_j| delta`, with delta the reach of an attack of radius eps at the head's input,
-    as `estimate_reach` has it. Unlike EMMA it never stops asking, and the weights learn to make delta small.
-    eps grows linearly to `radius` over the first `ramp` of training.
+    Logit j is raised by `|w_y - w_j| delta`, with delta the feature radius of an attack of radius eps, given by
+    `estimate_feature_radius`. Unlike EMMA it always raises logits in full, and the weights learn to make delta
+    small. eps grows linearly to `radius` over the first `ramp` of training.
     """
 
     radius: float
@@ -89,8 +89,8 @@ class Certified:
     def __post_init__(self) -> None:
         _check_radius("certified training", self.radius, self.ramp)
 
-    def __call__(self, model: Model, images: Images, targets: Targets, moment: Moment) -> Scalar:
-        eps = self.radius * _ramped(moment, self.ramp)
+    def __call__(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Scalar:
+        eps = self.radius * _ramped(context, self.ramp)
         logits, moved = _moved(model, images, eps, "local", self.head)
         return cross_entropy(logits + moved * _apart(model, self.head, logits.dtype)[targets.argmax(1)], targets)
 
@@ -99,9 +99,9 @@ class Certified:
 class LA:
     """`-T (1 - p)^beta log p` with `p = softmax((z - offset 1_y) / T)_y`: logit annealing (BRONet, Lai 2025).
 
-    The offset asks for a margin, and the factor `(1 - p)^beta` stops asking where there is one. The logits z are
+    The offset asks for a margin, and the focal factor `(1 - p)^beta` vanishes where there is one. The logits z are
     first divided by `lipschitz`, a constant of everything before the head, so that the offset is one in units of
-    the input; with "local" it is `delta / radius`, delta the reach that T1 gives an attack of this `radius`.
+    the input; with "local" it is `delta / radius`, delta the feature radius of this `radius`, by T1.
     """
 
     temperature: float = 0.75
@@ -122,7 +122,7 @@ class LA:
             raise ConfigError(f"the radius of LA must be positive and finite, not {self.radius}")
         _check_constant(self.lipschitz)
 
-    def __call__(self, model: Model, images: Images, targets: Targets, moment: Moment) -> Scalar:
+    def __call__(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Scalar:
         logits, moved = _moved(model, images, self.radius, self.lipschitz, self.head)
         scaled = logits * (self.radius / moved)
         log_p = log_softmax((scaled - self.offset * targets) / self.temperature, 1)
@@ -150,12 +150,12 @@ class InputGradient:
                 f"the loss of {name} is taken at images of its own and has no gradient at those given"
             )
 
-    def __call__(self, model: Model, images: Images, targets: Targets, moment: Moment) -> Scalar:
+    def __call__(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Scalar:
         if hasattr(unwrapped(model), "_orig_mod"):
             raise ConfigError("the gradient of a compiled model cannot be differentiated; train without compile")
         images = images.detach().requires_grad_()
         with _unfused(model):
-            loss = self.inner(model, images, targets, moment)
+            loss = self.inner(model, images, targets, context)
         (gradient,) = torch.autograd.grad(loss, images, create_graph=True)
         each = len(images) * gradient  # the loss is a mean
         return loss + self.weight * each.flatten(1).square().sum(1).mean()
@@ -166,10 +166,10 @@ def _moved(
 ) -> tuple[Float[Tensor, "batch class_"], Float[Tensor, "#batch 1"]]:
     """The logits, and how far an attack of radius eps moves the head's input: `eps L`, or as T1 has it."""
     if constant == "local":
-        logits, reach = estimate_reach(_module(model), images, eps, head)
+        logits, radius = estimate_feature_radius(_module(model), images, eps, head)
         if unwrapped(model) is not model:  # gradients are averaged over processes by the wrapper's own forward pass
             logits = model(images)
-        return _full(logits), _full(reach)[:, None]
+        return _full(logits), _full(radius)[:, None]
     logits = _full(model(images))
     value = constant(_module(model)) if callable(constant) else constant
     return logits, eps * torch.as_tensor(value, dtype=logits.dtype, device=logits.device).view(1, 1)
@@ -181,9 +181,9 @@ def _apart(model: Model, head: str, dtype: torch.dtype) -> Float[Tensor, "class_
     return torch.cdist(W, W, compute_mode="donot_use_mm_for_euclid_dist")  # derivative zero at a distance of zero
 
 
-def _ramped(moment: Moment, ramp: float) -> float:
-    """The share of the radius at this moment."""
-    done = moment.progress + 1 / moment.steps
+def _ramped(context: StepContext, ramp: float) -> float:
+    """The share of the radius at this step."""
+    done = context.progress + 1 / context.steps
     return min(done / ramp, 1.0) if ramp > 0 else 1.0
 
 

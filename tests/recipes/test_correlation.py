@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from specguard.studies import rank_correlation
+from cauchy.correlation import rank_correlation
 
 
 def pairs(n: int, correlation: float, rng: np.random.Generator) -> tuple[list[float], list[float]]:

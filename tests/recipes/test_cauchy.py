@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr, ttest_1samp
 
+from cauchy.claims import MEASURES, cauchy_claims, diagnoses, diagnosis
 from specguard.errors import RunError
-from specguard.studies import cauchy_claims, diagnoses
-from specguard.studies.cauchy import MEASURES, diagnosis
 from specguard.studies.spectral_summary import spectral_summary
 
 RADII = (0.25, 0.5)

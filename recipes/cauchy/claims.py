@@ -1,10 +1,15 @@
 """What of "ViT as a Cauchy problem" shows in trained networks: their spectra beside what an attack leaves of them.
 
 Pure functions of the summaries that `specguard attack` and `specguard spectrum` leave.
+
+Usage, with this folder's parent on PYTHONPATH: python -m cauchy.claims FOLDER [PATTERN]
+PATTERN chooses rows, such as '*_32-*'; the claims are printed as JSON.
 """
 
+import json
 import math
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,9 +17,9 @@ from typing import Any
 
 from scipy.stats import t
 
+from cauchy.correlation import rank_correlation
 from specguard.errors import RunError
 from specguard.records.store import read_json
-from specguard.studies.correlation import rank_correlation
 
 Json = dict[str, Any]
 MEASURES = ("sigma", "step", "largest", "exponent", "log_product", "growth", "network")
@@ -156,3 +161,8 @@ def _difference(rows: Mapping[str, Mapping[str | float, float]], radius: float) 
 def _ends_stand_out(blocks: Sequence[float]) -> bool:
     """Whether the first and the last block are the two with the largest values."""
     return len(blocks) > 2 and min(blocks[0], blocks[-1]) > max(blocks[1:-1])
+
+
+if __name__ == "__main__":
+    folder, pattern = [*sys.argv[1:], "*"][:2]
+    print(json.dumps(cauchy_claims(diagnoses(Path(folder), pattern)), indent=2))

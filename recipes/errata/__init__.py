@@ -1,0 +1,1 @@
+"""Statements of the papers that are false as printed, kept for the tests that show it."""
