@@ -6,7 +6,7 @@ from typing import Literal
 
 from specguard.errors import ConfigError
 from specguard.records.accuracy import Accuracy
-from specguard.records.base import About, BallRecord, Count, Description, Name, Norm, Record, Seed, Size
+from specguard.records.base import About, BallRecord, Count, Description, Fraction, Name, Norm, Record, Seed, Size
 from specguard.records.study import SampleRecord, Summary
 
 _QUANTILES = (10, 25, 50, 75, 90)
@@ -91,6 +91,25 @@ def fits(record: AttackRecord, study: AttackStudy) -> bool:
             if study.stop_early and found.get(expected[-1]):
                 break
     return [(o.norm, o.radius, o.attack) for o in record.outcomes] == expected
+
+
+class Picture(Record):
+    """One adversarial example that people can look at: the classes and confidences before and after."""
+
+    sample: Count
+    attack: Name
+    norm: Norm
+    radius: Size
+    distance: Size
+    label: Name
+    predicted: Name
+    confidence: tuple[Fraction, Fraction]
+
+
+class Gallery(Record):
+    """gallery/pictures.json; gallery/images.safetensors has the images in the same order."""
+
+    pictures: tuple[Picture, ...]
 
 
 # What all images say together ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from specguard.errors import RunError
 Json = dict[str, Any]
 Norm = Literal["l2", "linf"]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
-Seed = Annotated[int, Meta(ge=-(2**63), lt=2**63)]
+Seed = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
 Size = Annotated[float, Meta(ge=0, le=1e300)]  # of a radius, a norm, a distance
 Fraction = Annotated[float, Meta(ge=0, le=1)]

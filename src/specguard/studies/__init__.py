@@ -1,51 +1,31 @@
-"""What was found out about a model: a record per image, and numbers with their uncertainty."""
+"""Studies of a model: each the work of one batch, with the life cycle of `records.study` around it."""
 
-from specguard.studies.attack import Evaluation, evaluate
+from specguard.studies.attack import attack_study, run_attack
 from specguard.studies.baseline import linear_baseline, stored_baseline
-from specguard.studies.cascade_summary import cascade_summary
-from specguard.studies.cascading import Cascading, cascading
-from specguard.studies.certified_summary import certified_summary
-from specguard.studies.certify import Certification, certification
-from specguard.studies.check import claimed_samples, verification
-from specguard.studies.folder import Progress, identity
-from specguard.studies.gallery import gallery
+from specguard.studies.certify import run_certify
+from specguard.studies.check import checked_study, run_check
+from specguard.studies.gallery import write_gallery
 from specguard.studies.rollout import attention_rollout
-from specguard.studies.samples import balls_of
-from specguard.studies.sensitivity import Sensitivity, sensitivity
-from specguard.studies.shards import Shard
-from specguard.studies.smooth import SmoothingStudy, smoothing, smoothing_summary
-from specguard.studies.spectral_summary import spectral_summary
-from specguard.studies.spectrum import Spectra, spectra
-from specguard.studies.summary import summary
-from specguard.studies.timing import timed
+from specguard.studies.samples import about_study, balls_of, first_samples, stated_samples
+from specguard.studies.sensitivity import run_sensitivity
+from specguard.studies.smooth import run_smooth
+from specguard.studies.spectrum import run_spectrum
 
 __all__ = [
-    "Cascading",
-    "Certification",
-    "Evaluation",
-    "Progress",
-    "Sensitivity",
-    "Shard",
-    "SmoothingStudy",
-    "Spectra",
+    "about_study",
+    "attack_study",
     "attention_rollout",
     "balls_of",
-    "cascade_summary",
-    "cascading",
-    "certification",
-    "certified_summary",
-    "claimed_samples",
-    "evaluate",
-    "gallery",
-    "identity",
+    "checked_study",
+    "first_samples",
     "linear_baseline",
-    "sensitivity",
-    "smoothing",
-    "smoothing_summary",
-    "spectra",
-    "spectral_summary",
+    "run_attack",
+    "run_certify",
+    "run_check",
+    "run_sensitivity",
+    "run_smooth",
+    "run_spectrum",
+    "stated_samples",
     "stored_baseline",
-    "summary",
-    "timed",
-    "verification",
+    "write_gallery",
 ]

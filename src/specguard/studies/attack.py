@@ -182,8 +182,6 @@ class _Work:
             return summary
         first = torch.arange(min(len(self.split), _DIAGNOSED), device=self.split.labels.device)
         seen = most_alike(self.subject, first)
-        flags = find_flags(
-            seen.prepared.model, seen.inputs, seen.labels, self.balls[-1], seed=self.settings.seed
-        )
+        flags = find_flags(seen.prepared.model, seen.inputs, seen.labels, self.balls[-1], seed=self.settings.seed)
         found = tuple(FlagRecord(name=flag.name, message=flag.message) for flag in flags)
         return msgspec.structs.replace(summary, flags=found)

@@ -34,13 +34,15 @@ from specguard.records.certificate import (
     summarize,
 )
 from specguard.records.store import described
-from specguard.records.study import WHOLE, Pending, Shard, Study, Tell, Watcher, complete
+from specguard.records.study import WHOLE, Pending, Shard, Study, Watcher, complete
 from specguard.studies.counterexample import broken
 from specguard.studies.memory import images_within, proof_of_first
 from specguard.studies.samples import Batch, in_order, labels_by_sample, subject
 
 ATTACK = PGD(steps=40, loss="margin")
-_HARDER = APGD(steps=50, restarts=2, loss="margin")  # on what verifiers of others certify, beyond the study's attack
+_HARDER = APGD(
+    steps=50, restarts=2, loss="margin"
+)  # on what verifiers of others certify, beyond the study's attack
 
 
 def run_certify(
@@ -117,10 +119,15 @@ class _Prover:
                 begun = time.perf_counter()
                 broken_at = [self._broken(batch, ball) for ball in self._boxed()]
                 spent = {"attack": max(0.0, time.perf_counter() - begun)}
-                proved = self._early(batch, broken_at) if self.settings.stop_early else self._whole(batch, broken_at)
+                proved = (
+                    self._early(batch, broken_at) if self.settings.stop_early else self._whole(batch, broken_at)
+                )
                 records += proved[0]
                 for stages in (spent, *proved[1]):
-                    seconds = {**seconds, **{name: seconds.get(name, 0.0) + value for name, value in stages.items()}}
+                    seconds = {
+                        **seconds,
+                        **{name: seconds.get(name, 0.0) + value for name, value in stages.items()},
+                    }
         return in_order(records, self.split.samples[begin:end]), seconds
 
     def _whole(
@@ -216,9 +223,7 @@ class _Prover:
     def _broken(self, batch: Batch, ball: Ball) -> Bool[Tensor, " batch"]:
         """Where the attack leads to another class, in float64 and strictly within the ball."""
         inputs, labels = batch.inputs, batch.labels
-        found = self.attack(
-            batch.prepared.model, inputs, labels, ball, ids=batch.samples, seed=self.settings.seed
-        )
+        found = self.attack(batch.prepared.model, inputs, labels, ball, ids=batch.samples, seed=self.settings.seed)
         return broken(batch.prepared.exact, inputs, found.images, labels, ball)
 
     def _boxed(self) -> tuple[Ball, ...]:

@@ -1,291 +1,213 @@
-"""Certificates checked by a second program that trusts nobody: proved again in NumPy, and attacked.
-
-verification.json   which records of which model are checked; written once, at the start
-environment.jsonl   versions, commit, hardware and command of every start
-records.jsonl       one line per image: how many claims were proved again, and with how much room
-summary.json        the numbers; its presence means that every record was found right
+"""Check certificates by an independent program that trusts nobody: proved again in NumPy, and attacked.
 
 A record is a claim. For each, the image's hash, its label and its class are compared, every lower bound and every
-certified radius is proved again by `evaluate.checker`, every stored norm, radius and term is compared with the
+certified radius is proved again by `specguard.checker`, every stored norm, radius and term is compared with the
 checker's own, and every certified image is attacked at its largest certified radius, of the curve or of the search.
-The summary beside the records must be what the records give. Any disagreement is an error. What a cascade took from
-a third party cannot be proved again: it is attacked, and counted apart.
+The summary beside the records must be what the records give. Any disagreement is an error. What rests on a verifier
+of others cannot be proved again: it is attacked, and counted apart.
 
 Results that the folder holds already are somebody's claims too, and are not believed: only who asks to `resume`
 takes the records of an earlier check for right. Every number of the summary comes from the records anew.
 """
 
 import copy
-import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from specguard.attacks import APGD
-from specguard.checker import FAMILIES, Image
-from specguard.data import AnyData, Split
+from specguard.attacks import APGD, Attack
+from specguard.checker import Image
+from specguard.data import Split
 from specguard.errors import RunError, SoundnessError
-from specguard.geometry import Ball, Norm
+from specguard.geometry import Ball
 from specguard.nn import answers_to
-from specguard.records.store import (
-    Json,
-    append_lines,
-    lines_digest,
-    locked,
-    read_json,
-    read_lines,
-    record_start,
-    write_json,
-)
-from specguard.studies.cascade_check import proved_cascade
-from specguard.studies.cascade_summary import cascade_summary, is_cascade_record, third_party
-from specguard.studies.certified_summary import certified_summary, is_record
-from specguard.studies.chosen import in_order, samples_settings, stated_samples
-from specguard.studies.counterexample import lost
-from specguard.studies.folder import (
-    Progress,
-    Watcher,
-    as_stored,
-    nearly_equal,
-    open_folder,
-    stored_summary,
-    whole_batches,
-)
-from specguard.studies.recheck import l2_ball, proved_claims
-from specguard.studies.samples import Group, subject
+from specguard.records.base import About
+from specguard.records.certificate import CertificateRecord, CertifyStudy, fits, summarize
+from specguard.records.check import CheckRecord, CheckSettings, CheckStudy, CheckSummary
+from specguard.records.check import summarize as summarize_check
+from specguard.records.legacy import read_certificates, read_stored_summary
+from specguard.records.store import described, file_digest
+from specguard.records.study import Pending, Study, Tell, Watcher, check_summary, complete
+from specguard.studies.counterexample import misclassified
+from specguard.studies.recheck import l2_ball, prove_again
+from specguard.studies.samples import Batch, in_order, labels_by_sample, subject
 
 _BATCH = 20
-_ATTACK = APGD(steps=50, restarts=2, loss="margin")
+ATTACK = APGD(steps=50, restarts=2, loss="margin")
 
 
-def verification(
-    file: Path,
+@dataclass(frozen=True)
+class CheckedStudy:
+    """The claims of a file of records, and what they are about."""
+
+    file: Path
+    study: CertifyStudy
+    records: tuple[CertificateRecord, ...]
+
+
+def checked_study(file: Path) -> CheckedStudy:
+    """The certificates of a records.jsonl and the study beside it, also of earlier versions."""
+    study, records = read_certificates(file)
+    if not records:
+        raise RunError(f"{file} holds no certificates")
+    if len(records) != study.about.n:
+        raise RunError(f"{file} holds {len(records)} records of {study.about.n} images")
+    return CheckedStudy(file, study, tuple(records))
+
+
+def run_check(
+    claimed: CheckedStudy,
     model: nn.Module,
     split: Split,
     folder: Path,
     *,
     data: str,
     device: torch.device,
-    attack: APGD = _ATTACK,
-    seed: int = 1,
+    attack: Attack = ATTACK,
+    settings: CheckSettings = CheckSettings(),
     resume: bool = False,
     watch: Watcher = lambda progress: None,
-) -> Json:
-    """Check every record of `file`, the records.jsonl of a certification, and return the summary.
+) -> tuple[CheckSummary, int]:
+    """Check every record, and return the summary and how many records were believed because of `resume`.
 
     `split` holds the images in the order of the records; `data` is the fingerprint of the data set. The first
     disagreement ends everything with a `SoundnessError` that names the image and the claim. A folder that holds
-    results is refused, unless it is to `resume`: then what it holds is believed, and `taken` says of how many
-    records.
+    results is refused, unless it is to `resume`: then what it holds is believed.
     """
-    claims = read_json(_settings_of(file))
-    records = read_lines(file)
-    _check_study(file, claims, records, model, data, len(split))
-    if claims.get("subset") != samples_settings(split).get("subset"):
-        raise RunError(f"{file} is about other images than those that it is to be checked with")
-    identity = {
-        "records": lines_digest(file),
-        "model": claims["model"],
-        "n": len(records),
-    }
-    with locked(folder):
-        path, summary = folder / "records.jsonl", folder / "summary.json"
-        if not resume and (path.exists() or summary.exists()):
-            raise RunError(f"{folder} holds a check, which is not believed: resume it, or name another folder")
-        open_folder(folder, "verification", as_stored({**identity, "seed": seed, "attack": str(attack)}))
-        study = _Study(model, split.to(device), claims, records, attack, seed)
-        done = read_lines(path)
-        if len(done) > len(records) or not all(study.may_have_found(line, i) for i, line in enumerate(done)):
-            raise RunError(f"{path} holds lines that do not belong to this verification")
-        taken = len(done)
-        if summary.exists():
-            if len(done) < len(records):
-                raise RunError(f"{path} holds {len(done)} lines of a verification of {len(records)} records")
-            _check_summary(file.parent / "summary.json", claims, records)
-            return {**stored_summary(summary, _summed(done, folder), {"environment"}), "taken": taken}
-        record_start(folder, device)
-        done = whole_batches(path, done, len(records), _BATCH)
-        taken = len(done)
-        for begin in range(len(done), len(records), _BATCH):
-            watch(Progress(begin, len(records), "checking"))
-            found = study.batch(begin, min(begin + _BATCH, len(records)))
-            append_lines(path, *found)
-            done += found
-        watch(Progress(len(records), len(records), "done"))
-        _check_summary(file.parent / "summary.json", claims, records)
-        result = {**_summed(done, folder), "environment": read_lines(folder / "environment.jsonl")[-1]}
-        write_json(summary, result)
-        return {**result, "taken": taken}
+    about = claimed.study.about
+    if not answers_to(model, about.model):
+        raise SoundnessError(f"{claimed.file} is about another model: the fingerprints differ")
+    if about.data != data:
+        raise SoundnessError(f"{claimed.file} is about other data: the hashes differ")
+    labels = labels_by_sample(split)
+    if len(labels) < len(claimed.records):
+        raise RunError(f"{claimed.file} holds {len(claimed.records)} records, and there are {len(labels)} images")
+    labels = dict(list(labels.items())[: len(claimed.records)])
+    header = CheckStudy(
+        about=About(model=about.model, data=data, dataset=about.dataset, n=about.n, subset=about.subset),
+        records=file_digest(claimed.file),
+        settings=settings,
+        attack=described(attack),
+    )
+    work = _Check(claimed, model, split.to(device), attack, settings.seed)
+
+    def summarized(records: Sequence[CheckRecord]) -> CheckSummary:
+        _check_stored_summary(claimed)
+        return summarize_check(records, header)
+
+    done = 0
+
+    def batch(begin: int, end: int, tell: Tell) -> tuple[list[CheckRecord], dict[str, float]]:
+        nonlocal done
+        done += end - begin
+        return work.batch(begin, end), {}
+
+    study = Study(
+        header,
+        labels,
+        _BATCH,
+        CheckRecord,
+        CheckSummary,
+        batch,
+        fits=work.may_have_found,
+        summarize=summarized,
+        doing="checking",
+    )
+    found = complete(study, folder, device, watch, resume=resume)
+    assert not isinstance(found, Pending)  # it has no shards
+    return found, len(claimed.records) - done
 
 
-def claimed_samples(file: Path, data: AnyData, count: int) -> Split:
-    """The images of `data` that the `count` records of `file` are about, as the settings beside it say."""
-    path = _settings_of(file)
-    return stated_samples(read_json(path), data, count, path)
-
-
-def _summed(done: list[Json], folder: Path) -> Json:
-    return {
-        "n": len(done),
-        "claims": sum(line["claims"] for line in done),
-        "attacked": sum(line["attacked"] is not None for line in done),
-        "third_party": sum(line["third_party"] for line in done),
-        "least_room": min((line["room"] for line in done if line["room"] is not None), default=None),
-        "settings": read_json(folder / "verification.json"),
-    }
-
-
-def _is_line(line: Json, sample: int) -> bool:
-    """Whether this is what was found right in the record of that image."""
-    match line:
-        case {
-            "sample": int(number),
-            "claims": int(claims),
-            "room": float(room) | (None as room),
-            "attacked": float() | int() | None,
-            "third_party": bool(),
-        } if number == sample and len(line) == 5:
-            return claims >= 0 and (room is None or room > 0)
-    return False
-
-
-def _settings_of(file: Path) -> Path:
-    """The settings beside the records: of a certification, or of a cascade."""
-    if (file.parent / "smoothing.json").exists():
-        raise RunError(f"{file} holds probabilistic certificates of smoothing, which are counts and not proofs")
-    cascade = file.parent / "cascade.json"
-    return cascade if cascade.exists() else file.parent / "certification.json"
-
-
-def _check_study(file: Path, claims: Json, records: list[Json], model: nn.Module, data: str, images: int) -> None:
-    match claims:
-        case {
-            "model": str(),
-            "data": str(),
-            "n": int(),
-            "radii": list(),
-            "families": list(),
-            "norm": "l2" | "linf",
-        }:
-            pass
-        case _:
-            raise RunError(f"{_settings_of(file)} does not say what was certified")
-    radii, families, others = claims["radii"], claims["families"], claims.get("verifiers", {})
-    known = all(isinstance(radius, int | float) and 0 <= radius < math.inf for radius in radii)  # NaN is not
-    if not (known and radii and families):
-        raise RunError(f"{_settings_of(file)} holds radii that are none")
-    if unknown := [family for family in families if family not in FAMILIES]:
-        raise RunError(f"{_settings_of(file)} names the family {unknown[0]!r}, which is unknown")
-    if not isinstance(others, dict) or any(name in FAMILIES or type(others[name]) is not str for name in others):
-        raise RunError(f"{_settings_of(file)} does not say which proofs are a third party's")
-    if claims.get("failure_probability", 0) != 0:
-        raise RunError(f"{file} is about certificates that hold with a probability, which nobody can prove again")
-    if not answers_to(model, claims["model"]):
-        raise SoundnessError(f"{file} is about another model: the fingerprints differ")
-    if claims["data"] != data:
-        raise SoundnessError(f"{file} is about other data: the hashes differ")
-    if not len(records) == claims["n"] <= images:
-        raise RunError(f"{file} holds {len(records)} records of {claims['n']} images")
-
-
-def _check_summary(path: Path, claims: Json, records: list[Json]) -> None:
+def _check_stored_summary(claimed: CheckedStudy) -> None:
     """The summary of the study, where it has one, says what its records say."""
+    path = claimed.file.parent / "summary.json"
     if not path.exists():
         return
-    stored = read_json(path)
-    if "verifiers" in claims:
-        own = cascade_summary(records, claims["radii"], claims["verifiers"])
-    else:
-        own = certified_summary(records, claims["radii"], claims["families"])
-    own["settings"] = claims
-    own = as_stored(own)
-    if unknown := sorted(stored.keys() - own.keys() - {"environment", "seconds", "seconds_per_image"}):
-        raise SoundnessError(f"{path} says more than its records do: {unknown[0]!r}")
-    for key, value in own.items():
-        if key in stored and not nearly_equal(stored[key], value):
-            raise SoundnessError(f"{path} does not say what its records say: {key} differs")
-        if key in ("n", "radii") and key not in stored:
-            raise RunError(f"{path} does not hold the summary of certificates: it lacks {key}")
+    stored = read_stored_summary(path, claimed.study)
+    try:
+        check_summary(stored, summarize(claimed.records, claimed.study), path)
+    except RunError as error:
+        raise SoundnessError(str(error)) from error
 
 
-class _Study:
+class _Check:
     """The model as the checker reads it, and the records it is to check."""
 
-    def __init__(
-        self, model: nn.Module, split: Split, claims: Json, records: list[Json], attack: APGD, seed: int
-    ) -> None:
+    def __init__(self, claimed: CheckedStudy, model: nn.Module, split: Split, attack: Attack, seed: int) -> None:
         self.subject = subject(copy.deepcopy(model).eval().to(split.labels.device), split)
-        self.split, self.attack, self.seed = split, attack, seed
-        self.records = dict(zip(split.samples.tolist(), records, strict=False))  # there may be more images
-        self.norm: Norm = claims["norm"]
-        self.radii: list[float] = claims["radii"]
-        self.families: list[str] = claims["families"]
-        self.rests_on: dict[str, str] | None = claims.get("verifiers")  # None where it is no cascade
+        self.split, self.attack, self.seed, self.study = split, attack, seed, claimed.study
+        samples, labels = split.samples.tolist(), split.labels.tolist()
+        self.records = dict(zip(samples, claimed.records, strict=False))  # there may be more images
+        self.labels = dict(zip(samples, labels, strict=True))
+        self.norm = claimed.study.settings.norm
 
-    def batch(self, begin: int, end: int) -> list[Json]:
+    def batch(self, begin: int, end: int) -> list[CheckRecord]:
         """What was found right in these records."""
-        samples, labels = self.split.samples[begin:end], self.split.labels[begin:end].tolist()
-        for sample, label in zip(samples.tolist(), labels, strict=True):
-            if not self._belongs(self.records[sample], sample, label):
+        samples = self.split.samples[begin:end]
+        for sample in samples.tolist():
+            if not self._belongs(sample):
                 raise RunError(f"the record of image {sample} is not one of this study")
         positions = torch.arange(begin, end, device=self.split.labels.device)
-        return in_order([line for group in self.subject.groups(positions) for line in self._group(group)], samples)
+        return in_order([line for batch in self.subject.batches(positions) for line in self._batch(batch)], samples)
 
-    def _group(self, group: Group) -> Iterator[Json]:
+    def _batch(self, batch: Batch) -> Iterator[CheckRecord]:
         """What was found right in the records of inputs of one shape."""
-        samples = group.samples.tolist()
+        samples = batch.samples.tolist()
         chosen = [self.records[sample] for sample in samples]
         attacked = [self._largest_certified(record) for record in chosen]
-        self._attacked(group, attacked, self.norm)
+        self._attack(batch, attacked, Ball(self.norm, 0.0, box=self.subject.box))
         if self.norm != "l2":  # what was searched for are l2 radii
-            self._attacked(group, [_largest_found(record) for record in chosen], "l2")
-        pixels = group.inputs.double().cpu().numpy()
+            self._attack(
+                batch, [_largest_found(record) for record in chosen], Ball("l2", 0.0, box=self.subject.box)
+            )
+        pixels = batch.inputs.double().cpu().numpy()
         for i, (sample, record) in enumerate(zip(samples, chosen, strict=True)):
-            image, theirs = Image.of(group.form.read, pixels[i], int(group.labels[i])), False
+            image = Image.of(batch.prepared.read, pixels[i], int(batch.labels[i]))
             if (reach := attacked[i]) is not None:
                 image.check_within(l2_ball(reach, pixels[i].size, self.norm)[0])
-            if self.rests_on is None:
-                claims, room = proved_claims(image, record, pixels[i], self.norm)
-            else:
-                claims, room = proved_cascade(image, record, pixels[i], self.norm, self.rests_on)
-                theirs = any(third_party(row, self.rests_on) for row in record["radii"])
-            line = {"sample": sample, "claims": claims, "room": room, "attacked": attacked[i]}
-            yield {**line, "third_party": theirs}
+            claims, room = prove_again(image, record, pixels[i], self.study)
+            yield CheckRecord(
+                sample=sample,
+                label=int(batch.labels[i]),
+                claims=claims,
+                room=room,
+                attacked=attacked[i],
+                third_party=record.third_party(self.study.verifiers),
+            )
 
-    def may_have_found(self, line: Json, place: int) -> bool:
+    def may_have_found(self, line: CheckRecord) -> bool:
         """Whether this can be what was found right in that record of the file, as far as the record tells."""
-        sample, label = int(self.split.samples[place]), int(self.split.labels[place])
-        record = self.records[sample]
-        if not (_is_line(line, sample) and self._belongs(record, sample, label)):
+        record = self.records.get(line.sample)
+        if record is None or not self._belongs(line.sample):
             return False
-        theirs = self.rests_on is not None and any(third_party(row, self.rests_on) for row in record["radii"])
-        return (line["attacked"], line["third_party"]) == (self._largest_certified(record), theirs)
+        expected = (self._largest_certified(record), record.third_party(self.study.verifiers))
+        return (line.attacked, line.third_party) == expected
 
-    def _belongs(self, record: Json, sample: int, label: int) -> bool:
-        if self.rests_on is None:
-            return is_record(record, sample, label, self.radii, self.families)
-        return is_cascade_record(record, sample, label, self.radii, [*self.families, *self.rests_on])
+    def _belongs(self, sample: int) -> bool:
+        record = self.records[sample]
+        return (record.sample, record.label) == (sample, self.labels[sample]) and fits(record, self.study)
 
-    def _largest_certified(self, record: Json) -> float | None:
+    def _largest_certified(self, record: CertificateRecord) -> float | None:
         """Of the curve, and in l2 of the search too."""
-        curve = max((row["radius"] for row in record["radii"] if row["verdict"] == "certified"), default=None)
+        curve = [row.radius for row in record.radii if row.verdict == "certified"]
         found = _largest_found(record) if self.norm == "l2" else None
-        return max((radius for radius in (curve, found) if radius is not None), default=None)
+        return max([*curve, *([] if found is None else [found])], default=None)
 
-    def _attacked(self, group: Group, radii: Sequence[float | None], norm: Norm) -> None:
+    def _attack(self, batch: Batch, radii: Sequence[float | None], ball: Ball) -> None:
         """No input is broken at its radius; balls lie in each other, so that the smaller ones need no attack."""
-        exact = group.form.exact
+        exact = batch.prepared.exact
         for radius in sorted({radius for radius in radii if radius}):
-            members = torch.tensor([i for i, r in enumerate(radii) if r == radius], device=group.inputs.device)
-            x, y, samples = group.inputs[members].double(), group.labels[members], group.samples[members]
-            ball = Ball(norm, radius, box=self.subject.box)
-            found = self.attack(exact, x, y, ball, ids=samples, seed=self.seed).images
-            if (wrong := lost(exact, x, found, y, ball)).any():
+            members = torch.tensor([i for i, r in enumerate(radii) if r == radius], device=batch.inputs.device)
+            x, y, samples = batch.inputs[members].double(), batch.labels[members], batch.samples[members]
+            within = Ball(ball.norm, radius, box=ball.box)
+            found = self.attack(exact, x, y, within, ids=samples, seed=self.seed).images
+            if (wrong := misclassified(exact, x, found, y, within)).any():
                 sample = int(samples[wrong][0])
                 raise SoundnessError(f"image {sample} is certified at radius {radius:g}, and an attack breaks it")
 
 
-def _largest_found(record: Json) -> float | None:
-    return max(record.get("largest", {}).values(), default=0.0) or None  # a cascade searches for none
+def _largest_found(record: CertificateRecord) -> float | None:
+    return max(record.largest.values(), default=0.0) or None  # methods that stop early search for none

@@ -16,11 +16,11 @@ def broken(
     ball: Ball,
 ) -> Bool[Tensor, " batch"]:
     """Where what an attack has found is lost; an image whose class is wrong from the start is broken too."""
-    return lost(exact, images, found, labels, ball) | (exact(images.double()).argmax(1) != labels)
+    return misclassified(exact, images, found, labels, ball) | (exact(images.double()).argmax(1) != labels)
 
 
 @torch.no_grad()
-def lost(
+def misclassified(
     exact: nn.Module,
     images: Float[Tensor, "batch *shape"],
     found: Float[Tensor, "batch *shape"],

@@ -1,4 +1,4 @@
-"""A few broken images of an evaluation, kept so that a person can look at them.
+"""A few adversarial examples of a study, kept so that a person can look at them.
 
 gallery/pictures.json        which images, by which attack, and what the model saw before and after
 gallery/images.safetensors   clean and adversarial images, and where the model looked, in the same order
@@ -10,29 +10,35 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from specguard.attacks import Suite
 from specguard.data import Dataset
 from specguard.errors import RunError
+from specguard.geometry import Ball
 from specguard.nn import Classifier
-from specguard.records.files import folder_below
-from specguard.records.store import Json, locked, read_lines, write_json, write_tensors
-from specguard.studies.attack import Evaluation
+from specguard.records.attack import AttackRecord, AttackSettings, Gallery, Outcome, Picture
+from specguard.records.files import folder_below, locked
+from specguard.records.io import each_record, write_record
+from specguard.records.store import write_tensors
+from specguard.records.study import RECORDS, WHOLE, Place, Shard
 from specguard.studies.rollout import attention_rollout
-from specguard.studies.shards import WHOLE, Place, Shard
 
 _PICTURES = 6
+Key = tuple[str, str, float]  # attack, norm, radius
 
 
-def gallery(
+def write_gallery(
     model: Classifier,
     split: Dataset,
     classes: tuple[str, ...],
     folder: Path,
-    evaluation: Evaluation,
+    suite: Suite,
+    balls: tuple[Ball, ...],
+    settings: AttackSettings,
     *,
     device: torch.device,
     shard: Shard = WHOLE,
 ) -> None:
-    """Attack the first broken images of a complete evaluation again, and keep what they look like.
+    """Attack the first images that a complete study has broken again, and keep what they look like.
 
     Random numbers belong to the image, so that the same perturbation is found again. Where sums that depend on the
     batch lead elsewhere, and nothing is broken, the image is left out. A gallery that is there is left as it is.
@@ -43,62 +49,65 @@ def gallery(
             return
         model = model.to(device).eval()
         positions = {sample: position for position, sample in enumerate(split.samples.tolist())}
-        known = {(name, b.norm, b.radius) for name, _ in evaluation.suite.attacks for b in evaluation.balls}
-        try:
-            chosen = _chosen(read_lines(folder / "records.jsonl"))
-        except (KeyError, TypeError) as error:
-            raise RunError(f"{folder} holds records that are none of an evaluation") from error
-        if not (chosen.keys() <= known and all(sample in positions for some in chosen.values() for sample in some)):
+        attacks = dict(suite.attacks)
+        known: dict[Key, Ball] = {(name, b.norm, b.radius): b for name in attacks for b in balls}
+        chosen = _chosen(each_record(folder / RECORDS, AttackRecord))
+        if not (chosen.keys() <= known.keys() and all(s in positions for some in chosen.values() for s in some)):
             raise RunError(f"{folder} holds records that do not belong to this evaluation")
-        pictures: list[Json] = []
+        pictures: list[Picture] = []
         found: list[tuple[Tensor, Tensor]] = []
         for (name, norm, radius), samples in chosen.items():
-            attack = dict(evaluation.suite.attacks)[name]
-            ball = next(b for b in evaluation.balls if (b.norm, b.radius) == (norm, radius))
             index = torch.tensor([positions[sample] for sample in samples])
             images, labels = (part.to(device) for part in split.batch(index))
-            ids = torch.tensor(samples, device=device)
-            result = attack(
-                model, images, labels, ball, ids=ids, seed=evaluation.seed, precision=evaluation.precision
+            result = attacks[name](
+                model,
+                images,
+                labels,
+                known[name, norm, radius],
+                ids=torch.tensor(samples, device=device),
+                seed=settings.seed,
+                precision=settings.precision,
             )
             confidence = [model(x).softmax(1).amax(1).tolist() for x in (images, result.images)]
             for i in result.success.nonzero()[:, 0].tolist():
                 pictures.append(
-                    {
-                        "sample": samples[i],
-                        "attack": name,
-                        "norm": norm,
-                        "radius": radius,
-                        "distance": float(result.distance[i]),
-                        "label": classes[int(labels[i])],
-                        "predicted": classes[int(result.predicted[i])],
-                        "confidence": [confidence[0][i], confidence[1][i]],
-                    }
+                    Picture(
+                        sample=samples[i],
+                        attack=name,
+                        norm=known[name, norm, radius].norm,
+                        radius=radius,
+                        distance=float(result.distance[i]),
+                        label=classes[int(labels[i])],
+                        predicted=classes[int(result.predicted[i])],
+                        confidence=(confidence[0][i], confidence[1][i]),
+                    )
                 )
                 found.append((images[i].float().cpu(), result.images[i].float().cpu()))
         folder_below(folder, "gallery")
         write_tensors(place / "images.safetensors", _tensors(model, found, device))
-        write_json(place / "pictures.json", {"pictures": pictures})
+        write_record(place / "pictures.json", Gallery(pictures=tuple(pictures)))
 
 
-def _chosen(records: Iterable[Json]) -> dict[tuple[str, str, float], list[int]]:
-    """By attack and ball: images that were right and fell, each at the first ball; of many classes."""
-    first: dict[int, Json] = {}
+def _chosen(records: Iterable[AttackRecord]) -> dict[Key, list[int]]:
+    """By attack and ball: images that were classified correctly and broken, each at the first ball; of many classes."""
+    first: dict[int, tuple[int, Outcome]] = {}
     for record in records:
-        if record["broken"] and record["before"] == record["label"]:
-            known = first.get(record["sample"])
-            if known is None or (known["norm"] == record["norm"] and record["radius"] < known["radius"]):
-                first[record["sample"]] = record
+        if record.clean == record.label:
+            for outcome in record.outcomes:
+                _, known = first.get(record.sample, (0, None))
+                nearer = known is None or (known.norm == outcome.norm and outcome.radius < known.radius)
+                if outcome.success and nearer:
+                    first[record.sample] = (record.label, outcome)
     seen: dict[int, int] = {}
     ranked = []
     for sample in sorted(first):
-        label = first[sample]["label"]
+        label = first[sample][0]
         seen[label] = seen.get(label, 0) + 1
         ranked.append((seen[label], sample))
-    chosen: dict[tuple[str, str, float], list[int]] = {}
+    chosen: dict[Key, list[int]] = {}
     for _, sample in sorted(ranked)[:_PICTURES]:
-        record = first[sample]
-        chosen.setdefault((record["attack"], record["norm"], record["radius"]), []).append(sample)
+        outcome = first[sample][1]
+        chosen.setdefault((outcome.attack, outcome.norm, outcome.radius), []).append(sample)
     return chosen
 
 

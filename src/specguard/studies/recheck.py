@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,10 @@ from specguard.checker.layers.affine import Linear
 from specguard.checker.propagate import Fork, Path, Place
 from specguard.errors import SoundnessError
 from specguard.geometry import Norm
-from specguard.records.store import Json
+from specguard.records.certificate import LARGEST_LOSSES, CertificateRecord, CertifyStudy, Proof
 
 CLOSE = 1e-7  # two programs that round differently agree to this
 _TINY = 1e-12  # where the exact value is zero, such as values that one token has to itself, only rounding is left
-KEPT = 8  # losses that a record keeps of each image, the largest first
 _NORMS = ("norm", "zeta", "derivative_norm", "mu", "mu_uncentred", "xi", "norm_cv", "norm_xvo", "norm_p")
 Agree = Callable[[str, Any], None]
 
@@ -33,15 +32,15 @@ def agreement(sample: int) -> Agree:
     return agree
 
 
-def same_image(image: Image, record: Json, pixels: Array, agree: Agree) -> None:
+def same_image(image: Image, record: CertificateRecord, pixels: Array, agree: Agree) -> None:
     """The record is about this image, its class and its margin."""
-    agree("the hash of its pixels is another", hashlib.sha256(pixels.tobytes()).hexdigest() == record["input"])
-    agree("its class is another", int(np.argmax(image.output)) == record["predicted"])
-    if record["predicted"] != record["label"]:
-        wrong = all(row["verdict"] == "broken" for row in record["radii"])
+    agree("the hash of its pixels is another", hashlib.sha256(pixels.tobytes()).hexdigest() == record.input)
+    agree("its class is another", int(np.argmax(image.output)) == record.predicted)
+    if record.predicted != record.label:
+        wrong = all(row.verdict == "broken" for row in record.radii)
         agree("its class is wrong from the start, and yet it is not called broken", wrong)
     least = float(image.margins.min())
-    agree("its margin is another", abs(least - record["margin"]) <= CLOSE * (1 + np.abs(image.output).max()))
+    agree("its margin is another", abs(least - record.margin) <= CLOSE * (1 + np.abs(image.output).max()))
 
 
 def l2_ball(radius: float, size: int, norm: Norm) -> tuple[float, float]:
@@ -49,112 +48,117 @@ def l2_ball(radius: float, size: int, norm: Norm) -> tuple[float, float]:
     return (radius, math.inf) if norm == "l2" else (radius * math.sqrt(size) * (1 + 1e-15), radius)
 
 
-def proved_claims(image: Image, record: Json, pixels: Array, norm: Norm) -> tuple[int, float | None]:
+def prove_again(
+    image: Image, record: CertificateRecord, pixels: Array, study: CertifyStudy
+) -> tuple[int, float | None]:
     """How many claims of a record were proved again, and the least of the proved margins."""
-    agree = agreement(record["sample"])
+    if study.settings.stop_early:
+        return _prove_early(image, record, pixels, study)
+    norm = study.settings.norm
+    agree = agreement(record.sample)
     same_image(image, record, pixels, agree)
     claims, rooms = 0, []
-    for row in record["radii"]:
-        radius, entry = l2_ball(row["radius"], pixels.size, norm)
-        for family, claimed in row["lower"].items():
-            if claimed is None and row["verdict"] != "broken":
+    for row in record.radii:
+        radius, entry = l2_ball(row.radius, pixels.size, norm)
+        for method, claimed in row.lower.items():
+            if claimed is None and row.verdict != "broken":
                 continue
-            left = float((image.margins - image.proof(radius, family, entry).falls).min())
-            right = row["verdict"] != "broken" or left <= 0
-            agree(f"it is called broken at radius {row['radius']:g}, which {family} certifies", right)
+            left = float((image.margins - image.proof(radius, method, entry).falls).min())
+            right = row.verdict != "broken" or left <= 0
+            agree(f"it is called broken at radius {row.radius:g}, which {method} certifies", right)
             if claimed is None:
                 continue
             near = CLOSE * (abs(claimed) + np.abs(image.output).max())
-            agree(f"{family} claims a margin of {claimed:.6g} at radius {row['radius']:g}", left >= claimed - near)
+            agree(f"{method} claims a margin of {claimed:.6g} at radius {row.radius:g}", left >= claimed - near)
             claims += 1
             if claimed > 0:
-                agree(f"{family} does not certify radius {row['radius']:g}", left > 0)
+                agree(f"{method} does not certify radius {row.radius:g}", left > 0)
                 rooms.append(left)
-    for family, radius in record["largest"].items():
+    for method, radius in record.largest.items():
         if radius > 0:
-            left = float((image.margins - image.proof(radius, family).falls).min())
-            agree(f"{family} does not certify its largest radius {radius:g}", left > 0)
+            left = float((image.margins - image.proof(radius, method).falls).min())
+            agree(f"{method} does not certify its largest radius {radius:g}", left > 0)
             rooms.append(left)
             claims += 1
-    for family in record["largest"]:
-        stored, farthest = record["proofs"].get(family), _farthest(record, family)
+    for method in record.largest:
+        stored, farthest = record.proofs.get(method), _farthest(record, method)
         if norm == "l2":  # what certifies an linf ball need not certify the l2 ball around it
-            agree(f"{family} certifies a radius without a proof", stored is not None or not farthest)
-            agree(f"the proof of {family} is about another radius", stored is None or stored["radius"] == farthest)
+            agree(f"{method} certifies a radius without a proof", stored is not None or not farthest)
+            agree(f"the proof of {method} is about another radius", stored is None or stored.radius == farthest)
         if stored is not None:
-            claims += _same_proof(image, family, stored, agree)
+            claims += _same_proof(image, method, stored, agree)
     claims += _same_losses(image, record, pixels.size, norm, agree)
-    return claims + _same_norms(image.path, record["norms"], agree), min(rooms, default=None)
+    return claims + _same_norms(image.path, record.norms, agree), min(rooms, default=None)
 
 
-def _farthest(record: Json, family: str) -> float:
-    """The largest radius that this family certifies, of the curve and of the search."""
-    bounds = {row["radius"]: row["lower"][family] for row in record["radii"]}
+def _farthest(record: CertificateRecord, method: str) -> float:
+    """The largest radius that this method certifies, of the curve and of the search."""
+    bounds = {row.radius: row.lower[method] for row in record.radii}
     curve = [radius for radius, bound in bounds.items() if bound is not None and bound > 0]
-    return float(max([record["largest"][family], *curve]))
+    return float(max([record.largest[method], *curve]))
 
 
-def _same_proof(image: Image, family: str, stored: Json, agree: Agree) -> int:
+def _same_proof(image: Image, method: str, stored: Proof, agree: Agree) -> int:
     """Every radius, every layer's terms and every class's bound of a proof are no better than the checker's own."""
-    proof = image.proof(stored["radius"], family)
-    agree(f"the proof of {family} names no rival", stored["rival"] in image.rivals)
-    rival = image.rivals.index(stored["rival"])
+    proof = image.proof(stored.radius, method)
+    agree(f"the proof of {method} names no rival", stored.other_class in image.rivals)
+    rival = image.rivals.index(stored.other_class)
     size = 1 + np.abs(image.output).max()
-    same = abs(stored["margin"] - image.margins[rival]) <= CLOSE * size
-    agree(f"the proof of {family} claims another margin", same)
-    agree(f"the proof of {family} does not hold", stored["fall"] < stored["margin"])
-    agree(f"{family} claims a smaller fall", proof.falls[rival] <= stored["fall"] * (1 + CLOSE) + 1e-12 * size)
-    total = sum(stored["terms"].values())
-    agree(f"the terms of {family} are not its fall", abs(total - stored["fall"]) <= CLOSE * stored["fall"] + 1e-12)
-    agree(f"the proof of {family} has other layers", stored["radii"].keys() == proof.radii.keys())
+    same = abs(stored.margin - image.margins[rival]) <= CLOSE * size
+    agree(f"the proof of {method} claims another margin", same)
+    agree(f"the proof of {method} does not hold", stored.loss < stored.margin)
+    agree(f"{method} claims a smaller fall", proof.falls[rival] <= stored.loss * (1 + CLOSE) + 1e-12 * size)
+    total = sum(stored.terms.values())
+    agree(f"the terms of {method} are not its fall", abs(total - stored.loss) <= CLOSE * stored.loss + 1e-12)
+    agree(f"the proof of {method} has other layers", stored.radii.keys() == proof.radii.keys())
     for layer, own in proof.radii.items():
-        agree(f"{family} claims a smaller radius at {layer}", own <= stored["radii"][layer] * (1 + CLOSE))
+        agree(f"{method} claims a smaller radius at {layer}", own <= stored.radii[layer] * (1 + CLOSE))
     layers: dict[str, list[str]] = {}
     for layer, term in proof.terms:
         if term != "rounding":  # which two programs need not agree on
             layers.setdefault(layer, []).append(term)
     for layer, terms in layers.items():
         found = sum(proof.terms[layer, term][rival] for term in terms)
-        claimed = sum(stored["terms"].get(f"{layer}: {term}" if layer else term, 0.0) for term in terms)
+        claimed = sum(stored.terms.get(f"{layer}: {term}" if layer else term, 0.0) for term in terms)
         right = found <= claimed * (1 + CLOSE) + 1e-12 or np.isinf(found)
-        agree(f"{family} claims a smaller {' + '.join(terms)} at {layer or 'the whole'}", right)
-    return 1 + len(proof.radii) + len(layers) + _same_bounds(image, family, stored, proof.falls, agree)
+        agree(f"{method} claims a smaller {' + '.join(terms)} at {layer or 'the whole'}", right)
+    return 1 + len(proof.radii) + len(layers) + _same_bounds(image, method, stored, proof.falls, agree)
 
 
-def _same_bounds(image: Image, family: str, stored: Json, falls: Array, agree: Agree) -> int:
+def _same_bounds(image: Image, method: str, stored: Proof, falls: Array, agree: Agree) -> int:
     """The bounds on the margins of all classes, nothing at the label, if a record has them."""
-    if "lower" not in stored:
+    if not stored.lower:
         return 0
-    claimed = stored["lower"]
-    agree(f"the proof of {family} has another number of classes", len(claimed) == len(image.output))
-    agree(f"the proof of {family} bounds the label itself", claimed[image.label] is None)
+    claimed = stored.lower
+    agree(f"the proof of {method} has another number of classes", len(claimed) == len(image.output))
+    agree(f"the proof of {method} bounds the label itself", claimed[image.label] is None)
     for rival, margin, fall in zip(image.rivals, image.margins, falls, strict=True):
         bound = claimed[rival]
-        agree(f"{family} has no bound for class {rival}", bound is not None)
+        agree(f"{method} has no bound for class {rival}", bound is not None)
         near = CLOSE * (abs(bound) + np.abs(image.output).max())
         agree(
-            f"{family} claims a margin of {bound:.6g} over class {rival}",
+            f"{method} claims a margin of {bound:.6g} over class {rival}",
             bound > 0 and margin - fall >= bound - near,
         )
     return len(falls)
 
 
-def _same_losses(image: Image, record: Json, size: int, norm: Norm, agree: Agree) -> int:
-    """What the margin loses by which layer, at the last radius by the best family, is what the checker finds.
+def _same_losses(image: Image, record: CertificateRecord, size: int, norm: Norm, agree: Agree) -> int:
+    """What the margin loses by which layer, at the last radius by the best method, is what the checker finds.
 
     A record keeps the largest terms only. Layers are compared, not their terms, among which two programs may divide
     a loss differently, and rounding not at all. No loss may be smaller than the checker's own; a larger one is a
     weaker claim. Rivals may be equally close to winning, and steps equally good to begin at: one of them must be
     the claimed one.
     """
-    family, losses, last = record["family"], record["loses"], record["radii"][-1]
-    radius, entry = l2_ball(last["radius"], size, norm)
-    found = any(_may_lose(losses, own) for own in image.losses(radius, family, entry, CLOSE))
-    agree(f"its margin loses something else by {family} at radius {last['radius']:g}", found)
+    method, losses, last = record.method, record.losses, record.radii[-1]
+    radius, entry = l2_ball(last.radius, size, norm)
+    found = any(_may_lose(losses, own) for own in image.losses(radius, method, entry, CLOSE))
+    agree(f"its margin loses something else by {method} at radius {last.radius:g}", found)
     return 1
 
 
-def _may_lose(claimed: Json, own: dict[tuple[str, str], float]) -> bool:
+def _may_lose(claimed: Mapping[str, float | None], own: dict[tuple[str, str], float]) -> bool:
     """Whether the largest of these losses are no larger than the claimed ones, layer by layer."""
     whole = sum(value for value in own.values() if value < math.inf)
     near = CLOSE * (1 + whole)
@@ -163,7 +167,7 @@ def _may_lose(claimed: Json, own: dict[tuple[str, str], float]) -> bool:
     if any(name not in left for name in claimed) or sizes != sorted(sizes, reverse=True):
         return False
     least = min(sizes, default=0.0)
-    hidden = least if len(claimed) >= KEPT else 0.0
+    hidden = least if len(claimed) >= LARGEST_LOSSES else 0.0
     for layer in {layer for layer, _ in own}:
         terms = [term for each, term in own if each == layer and term != "rounding"]
         mine = sum(own[layer, term] for term in terms)
@@ -177,7 +181,7 @@ def _may_lose(claimed: Json, own: dict[tuple[str, str], float]) -> bool:
     return True
 
 
-def _same_norms(path: Path, stored: Json, agree: Agree) -> int:
+def _same_norms(path: Path, stored: Mapping[str, Mapping[str, object]], agree: Agree) -> int:
     """No stored norm is smaller than the checker's own; none is missing, and none belongs to no layer."""
     places, claims = _places(path), 0
     for layer, known in stored.items():
@@ -203,3 +207,33 @@ def _places(path: Path) -> dict[str, Place]:
     for place in path:
         found |= _places(place.branch) if isinstance(place, Fork) else {place.name: place}
     return found
+
+
+def _prove_early(
+    image: Image, record: CertificateRecord, pixels: Array, study: CertifyStudy
+) -> tuple[int, float | None]:
+    """The same where methods stop early: each class that a method of our own excludes is a claim.
+
+    Those of a verifier of others are no claims of ours: they are counted only to see that no class is missing.
+    """
+    agree = agreement(record.sample)
+    same_image(image, record, pixels, agree)
+    claims, rooms = 0, []
+    for row in record.radii:
+        if row.verdict != "certified":
+            continue
+        radius, entry = l2_ball(row.radius, pixels.size, study.settings.norm)
+        shut = [rival for claim in row.proved for rival in claim.classes]
+        agree(f"not every rival is shut out once at radius {row.radius:g}", sorted(shut) == image.rivals)
+        for claim in (claim for claim in row.proved if claim.method not in study.verifiers):
+            falls = image.proof(radius, claim.method, entry).falls
+            at = [image.rivals.index(rival) for rival in claim.classes]
+            left = float((image.margins - falls)[at].min())
+            near = CLOSE * (abs(claim.lower) + np.abs(image.output).max())
+            agree(
+                f"{claim.method} does not shut out all of {list(claim.classes)} at radius {row.radius:g}", left > 0
+            )
+            agree(f"{claim.method} claims a margin of {claim.lower:.6g}", left >= claim.lower - near)
+            rooms.append(left)
+            claims += len(at)
+    return claims, min(rooms, default=None)

@@ -1,0 +1,336 @@
+"""What studies leave behind, of this version and of earlier ones: the one place that knows the formats before 0.2.
+
+Before, a study's settings lay in a file named after its kind, summaries had no kind, methods were called families,
+and attacks had one line per attack and image. Such files are read as the types of today.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from specguard.errors import RunError
+from specguard.records.attack import AttackRecord, AttackStudy, AttackSummary
+from specguard.records.base import Json, convert
+from specguard.records.certificate import CertificateRecord, CertificateSummary, CertifyStudy
+from specguard.records.check import CheckStudy, CheckSummary
+from specguard.records.io import LARGEST_FILE, each_record, read_json, read_lines, read_record
+from specguard.records.sensitivity import SensitivityStudy, SensitivitySummary
+from specguard.records.smoothing import SmoothStudy, SmoothSummary
+from specguard.records.spectrum import SpectrumRecord, SpectrumStudy, SpectrumSummary
+from specguard.records.study import STUDY
+from specguard.records.training import TrainingSummary
+
+AnyStudy = AttackStudy | CertifyStudy | SmoothStudy | SpectrumStudy | SensitivityStudy | CheckStudy
+AnySummary = (
+    AttackSummary
+    | CertificateSummary
+    | SmoothSummary
+    | SpectrumSummary
+    | SensitivitySummary
+    | CheckSummary
+    | TrainingSummary
+)
+OLD_STUDIES = {  # the settings that a study of an earlier version begins with, and its kind
+    "evaluation.json": "attack",
+    "certification.json": "certify",
+    "cascade.json": "certify",
+    "spectrum.json": "spectrum",
+    "verification.json": "check",
+    "smoothing.json": "smooth",
+}
+_KINDS = ("attack", "certify", "smooth", "spectrum", "sensitivity", "check", "training")
+
+
+def read_summary(path: Path, most: int = LARGEST_FILE, *, links: bool = True) -> AnySummary | None:
+    """The summary of a study or the result of a run, whatever version wrote it; None for another JSON object."""
+    record = read_json(path, most, links=links)
+    if record.get("kind") not in _KINDS:
+        upgraded = upgrade_summary(record)
+        if upgraded is None:
+            return None
+        record = upgraded
+    summary: AnySummary = convert(record, AnySummary, path)
+    return summary
+
+
+def read_stored_summary(path: Path, study: CertifyStudy) -> CertificateSummary:
+    """The summary beside certificates, which is that of their study."""
+    summary = read_summary(path)
+    if not isinstance(summary, CertificateSummary):
+        raise RunError(f"{path} does not hold the summary of certificates")
+    if summary.study != study:
+        raise RunError(f"{path} does not hold the summary of this study: study differs from its records")
+    return summary
+
+
+def read_study(folder: Path) -> AnyStudy:
+    """What the study in a folder is about, whatever version wrote it."""
+    if (folder / STUDY).exists():
+        found: AnyStudy = read_record(folder / STUDY, AnyStudy)
+        return found
+    for name, kind in OLD_STUDIES.items():
+        if (folder / name).exists():
+            if kind not in ("attack", "certify", "spectrum"):
+                raise RunError(f"{folder / name} is of an earlier version, and only its summary is read")
+            upgraded = {"attack": _attack_study, "certify": _certify_study, "spectrum": _spectrum_study}[kind]
+            converted: AnyStudy = convert(
+                _tolerant(upgraded, read_json(folder / name), folder / name), AnyStudy, name
+            )
+            return converted
+    raise RunError(f"{folder} does not hold a study: there is no {STUDY}")
+
+
+def read_certificates(file: Path) -> tuple[CertifyStudy, list[CertificateRecord]]:
+    """The certificates of a records.jsonl, and the study beside it; other records are refused."""
+    if (file.parent / "smoothing.json").exists():
+        raise RunError(f"{file} holds probabilistic certificates of smoothing, which are counts and not proofs")
+    study = read_study(file.parent)
+    if isinstance(study, SmoothStudy):
+        raise RunError(f"{file} holds probabilistic certificates of smoothing, which are counts and not proofs")
+    if not isinstance(study, CertifyStudy):
+        raise RunError(f"{file} holds no certificates")
+    if (file.parent / STUDY).exists():
+        return study, list(each_record(file, CertificateRecord))
+    return study, list(old_records(file, CertificateRecord))
+
+
+def study_records(folder: Path, kind: type[Any], *, digest: Any = None) -> Iterable[Any]:
+    """The records of a study, one at a time, whatever version wrote them; no links are followed."""
+    if os.path.lexists(folder / STUDY):
+        return each_record(folder / "records.jsonl", kind, links=False, digest=digest)
+    return old_records(folder / "records.jsonl", kind, digest=digest)
+
+
+def old_records(file: Path, kind: type[Any], *, digest: Any = None) -> Iterable[Any]:
+    """The records of an earlier version as records of today."""
+    if kind is AttackRecord:
+        lines = read_lines(file)
+        return [convert(record, AttackRecord, file) for record in _tolerant(_attack_records, lines, file)]
+    change = {CertificateRecord: _certificate_record, SpectrumRecord: dict}[kind]
+    return (
+        convert(_tolerant(change, line, file), kind, f"a record of {file}")
+        for line in each_record(file, dict[str, Any], digest=digest)
+    )
+
+
+def upgrade_summary(record: Json) -> Json | None:
+    """A summary of an earlier version in the form of today, told by its fields; None for what is no summary."""
+    for marks, change in _SUMMARIES.items():
+        if record.keys() >= set(marks):
+            changed: Json = _tolerant(change, record, "a summary of an earlier version")
+            return changed
+    return None
+
+
+def _tolerant(change: Any, record: Any, what: object) -> Any:
+    """What `change` makes of a record; one that it cannot be made of is refused with one sentence."""
+    try:
+        return change(record)
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        raise RunError(f"{what} is not as it should be: {type(error).__name__} {str(error)[:100]}") from error
+
+
+def _about(settings: Json) -> Json:
+    known = {
+        name: settings[name] for name in ("model", "data", "n", "weights_fingerprint", "subset") if name in settings
+    }
+    return {**known, "dataset": settings.get("dataset", "unknown")}
+
+
+def _end(record: Json, seconds: Json | None = None) -> Json:
+    """What all summaries end with."""
+    return {"seconds": seconds or {}, "environment": record.get("environment", {})}
+
+
+# Certificates ----------------------------------------------------------------------------------------------------
+
+
+def _certify_study(settings: Json) -> Json:
+    kept = {name: settings[name] for name in ("radii", "norm", "batch", "seed") if name in settings}
+    early = "verifiers" in settings
+    return {
+        "kind": "certify",
+        "about": _about(settings),
+        "settings": {
+            **kept,
+            "methods": settings["families"],
+            "search": settings.get("search", False),
+            "stop_early": early,
+        },
+        "attack": settings.get("attack", {}),
+        "verifiers": settings.get("verifiers", {}),
+    }
+
+
+def _certificate_record(line: Json) -> Json:
+    names = {"family": "method", "loses": "losses", "reasons": "failures"}
+    record = {names.get(name, name): value for name, value in line.items()}
+    record["radii"] = [_radius_record(row) for row in line["radii"]]
+    if "proofs" in line:
+        record["proofs"] = {name: _proof(proof) for name, proof in line["proofs"].items()}
+    return record
+
+
+def _radius_record(row: Json) -> Json:
+    stages = [
+        {"method": stage["stage"], "classes": stage["rivals"], "left": stage["left"]}
+        for stage in row.get("stages", [])
+    ]
+    proved = [
+        {"method": claim["by"], "classes": claim["rivals"], "lower": claim["lower"]}
+        for claim in row.get("proved", [])
+    ]
+    return {**row, **({"stages": stages, "proved": proved} if "stages" in row else {})}
+
+
+def _proof(proof: Json) -> Json:
+    names = {"rival": "other_class", "fall": "loss"}
+    return {names.get(name, name): value for name, value in proof.items()}
+
+
+def _certify_summary(record: Json) -> Json:
+    stages = record.get("seconds_per_image", {})
+    seconds = {("forward" if name == "network" else name): value * record["n"] for name, value in stages.items()}
+    if seconds:
+        seconds["total"] = sum(seconds.values())
+    kept = {name: record[name] for name in ("n", "clean", "largest", "limits") if name in record}
+    kept |= {name: record[name] for name in ("growth", "vacuous_below") if name in record}
+    return {
+        "kind": "certify",
+        "study": _certify_study(record["settings"]),
+        **kept,
+        "radii": [
+            {"robust" if name == "attacked" else name: v for name, v in row.items()} for row in record["radii"]
+        ],
+        **_end(record, seconds),
+    }
+
+
+def _early_summary(record: Json) -> Json:
+    """Of a cascade."""
+    if record["kind"] != "cascade":
+        raise ValueError(f"unknown kind {record['kind']!r}")
+    names = {"attacked": "robust", "with_third_party": "with_verifiers"}
+    rows = []
+    for row in record["radii"]:
+        stages = [
+            {"method": s["stage"], "images": s["images"], "classes": s["rivals"], "certified": s["certified"]}
+            for s in row["stages"]
+        ]
+        rows.append({**{names.get(name, name): value for name, value in row.items()}, "stages": stages})
+    seconds: dict[str, float] = {}
+    for entry in record.get("seconds", []):
+        seconds[entry["stage"]] = seconds.get(entry["stage"], 0.0) + entry["seconds"]
+    failures = [{"method": r["stage"], "reason": r["reason"], "images": r["images"]} for r in record["reasons"]]
+    return {
+        "kind": "certify",
+        "study": _certify_study(record["settings"]),
+        "n": record["n"],
+        "clean": record["clean"],
+        "radii": rows,
+        "failures": failures,
+        **_end(record, {**seconds, "total": sum(seconds.values())}),
+    }
+
+
+# Attacks ---------------------------------------------------------------------------------------------------------
+
+
+def _attack_study(settings: Json) -> Json:
+    names = ("seed", "batch", "precision", "diagnose", "save_images")
+    return {
+        "kind": "attack",
+        "about": _about(settings),
+        "attacks": settings["attacks"],
+        "stop_early": settings["cascade"],
+        "balls": settings["balls"],
+        "settings": {name: settings[name] for name in names if name in settings},
+    }
+
+
+def _attack_records(lines: list[Json]) -> list[Json]:
+    """One record per image, of one line per attack, ball and image."""
+    found: dict[int, Json] = {}
+    for line in lines:
+        record = found.setdefault(
+            line["sample"],
+            {
+                "sample": line["sample"],
+                "label": line["label"],
+                "clean": line["before"],
+                "outcomes": [],
+                "warnings": [],
+            },
+        )
+        names = ("attack", "norm", "radius", "predicted", "distance", "closest")
+        record["outcomes"].append({**{name: line[name] for name in names}, "success": line["broken"]})
+        record["warnings"] += [text for text in line.get("warnings", []) if text not in record["warnings"]]
+    return list(found.values())
+
+
+def _attack_summary(record: Json) -> Json:
+    names = ("n", "clean", "attacks", "worst_case", "distances", "warnings", "flags")
+    return {
+        "kind": "attack",
+        "study": _attack_study(record["settings"]),
+        **{name: record[name] for name in names if name in record},
+        "per_class": [
+            {"name" if name == "class" else name: value for name, value in row.items()}
+            for row in record["per_class"]
+        ],
+        **_end(record),
+    }
+
+
+# Others ----------------------------------------------------------------------------------------------------------
+
+
+def _spectrum_study(settings: Json) -> Json:
+    names = ("top", "tolerance", "most", "dense", "ball", "directions", "batch", "seed", "precision")
+    return {
+        "kind": "spectrum",
+        "about": _about(settings),
+        "settings": {"parts": settings["wanted"], **{name: settings[name] for name in names if name in settings}},
+        "parts": settings["parts"],
+    }
+
+
+def _spectrum_summary(record: Json) -> Json:
+    names = ("n", "parts", "exponent", "log_product", "growth", "weights")
+    known = {name: record[name] for name in names if name in record}
+    return {"kind": "spectrum", "study": _spectrum_study(record["settings"]), **known, **_end(record)}
+
+
+def _check_summary(record: Json) -> Json:
+    settings = record["settings"]
+    about = {"model": settings["model"], "data": "unknown", "dataset": "unknown", "n": settings["n"]}
+    attack = settings["attack"] if isinstance(settings["attack"], dict) else {"type": settings["attack"]}
+    names = ("n", "claims", "attacked", "least_room")
+    return {
+        "kind": "check",
+        "study": {
+            "kind": "check",
+            "about": about,
+            "records": settings["records"],
+            "settings": {"seed": settings["seed"]},
+            "attack": attack,
+        },
+        **{name: record[name] for name in names},
+        "third_party": record.get("third_party", 0),
+        **_end(record),
+    }
+
+
+def _training_summary(record: Json) -> Json:
+    return {"kind": "training", **record}
+
+
+_SUMMARIES = {
+    ("test_accuracy", "settings"): _training_summary,
+    ("worst_case", "attacks", "settings"): _attack_summary,
+    ("kind", "rests_on", "radii"): _early_summary,
+    ("limits", "largest", "radii", "settings"): _certify_summary,
+    ("claims", "least_room", "settings"): _check_summary,
+    ("parts", "weights", "settings"): _spectrum_summary,
+}
