@@ -19,8 +19,7 @@ from exact.reference import adjoint, forward
 from specguard import nn as own
 from specguard.checker import network
 from specguard.checker.enclosure import Box
-from specguard.checker.layers import curves
-from specguard.checker.layers import norms as radial
+from specguard.checker.layers import curves, norms
 from specguard.errors import ConfigError
 
 NAMES = list(LAYERS)
@@ -96,7 +95,7 @@ def test_the_constants_of_a_norm_are_within_what_is_allowed_of_them():
             stretched = {point.R: mp.sqrt(square), point.R * point.R: square}
             stretched |= {point.stretch: 1 / mp.sqrt(mp.mpf(float(eps))), point.R * point.stretch: mp.sqrt(width)}
             for computed, exactly in stretched.items():
-                assert holds(radial._about(computed), np.array(exactly, dtype=object))
+                assert holds(norms._about(computed), np.array(exactly, dtype=object))
 
 
 def neuron(weight, bias, activation):
