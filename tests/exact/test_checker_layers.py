@@ -17,7 +17,7 @@ from exact.checker import at_most, check_path, check_point, function, left, move
 from exact.numbers import mp, real
 from exact.reference import adjoint, forward
 from specguard import nn as own
-from specguard.checker import network
+from specguard.checker import network, rules
 from specguard.checker.enclosure import Box
 from specguard.checker.layers import curves, norms
 from specguard.errors import ConfigError
@@ -34,7 +34,8 @@ def known():
     spaces = {"own": own, "nn": nn}
     named = [
         getattr(spaces[node.value.id], node.attr)
-        for node in ast.walk(ast.parse(inspect.getsource(network)))
+        for module in (network, rules)
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in spaces
     ]
     return {kind for kind in named if isinstance(kind, type) and issubclass(kind, nn.Module)} - PASSIVE
