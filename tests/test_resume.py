@@ -173,7 +173,7 @@ def test_a_run_killed_again_and_again_ends_like_an_uninterrupted_one(tmp_path, u
 
 
 class Disk:
-    """The file system as `records.files` sees it: the `last` request is half done or not at all, then comes death."""
+    """The file system as `records.files` sees it: the `last` request is half done or not at all, then death."""
 
     def __init__(self, patch: pytest.MonkeyPatch, last: int) -> None:
         self.last, self.requests, self.death = last, 0, ""
