@@ -5,15 +5,15 @@ import pytest
 import torch
 from torch import nn
 
-from specguard.certificates.layers import curves as activations
+from specguard.certificates.layers import curves
 from specguard.nn import Softplus, Squareplus
 
 BENDS = {
-    "gelu": (activations.gelu(nn.GELU()), lambda x: x * mpmath.ncdf(x)),
-    "tanh": (activations.tanh(nn.Tanh()), mpmath.tanh),
-    "softplus": (activations.softplus(Softplus(3.0)), lambda x: mpmath.log1p(mpmath.exp(3 * x)) / 3),
+    "gelu": (curves.gelu(nn.GELU()), lambda x: x * mpmath.ncdf(x)),
+    "tanh": (curves.tanh(nn.Tanh()), mpmath.tanh),
+    "softplus": (curves.softplus(Softplus(3.0)), lambda x: mpmath.log1p(mpmath.exp(3 * x)) / 3),
     "squareplus": (
-        activations.squareplus(Squareplus(0.2)),
+        curves.squareplus(Squareplus(0.2)),
         lambda x: (x + mpmath.sqrt(x * x + mpmath.mpf(0.2))) / 2,
     ),
 }
@@ -54,4 +54,4 @@ def test_a_bend_that_is_taken_at_the_far_end_is_noticed(name):
 
 
 def test_a_gelu_whose_second_hump_is_forgotten_is_noticed():
-    assert broken(lambda low, high: activations._gelu_second(low), BENDS["gelu"][1])
+    assert broken(lambda low, high: curves._gelu_second(low), BENDS["gelu"][1])

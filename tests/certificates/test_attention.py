@@ -10,10 +10,10 @@ from jaxtyping import config
 from torch.func import jacrev
 
 from specguard.certificates import program
-from specguard.certificates.attention import local as tightened
-from specguard.certificates.attention import lofast
+from specguard.certificates.attention import local as local_bounds
+from specguard.certificates.attention import lofast, remainder
 from specguard.certificates.attention import point as attention
-from specguard.certificates.attention.point import upper_softmax_slope
+from specguard.certificates.attention.softmax import upper_softmax_slope
 from specguard.nn import Attention, GatedPositionalAttention, Residual, SkipAttention, explicit
 from specguard.testing import max_change
 
@@ -253,7 +253,7 @@ def test_the_local_bound_is_never_above_lofasts_and_never_below_what_is_found(ki
         assert (local <= first).all()
         assert (first <= second * (1 + 1e-3)).all()  # the dense norms are known to a thousandth only
         assert (second <= node.spread(eps, "naive") * (1 + 1e-3)).all()
-        for bound in (local, tightened.upper_t1(node, eps), tightened.upper_t2(node, eps)):
+        for bound in (local, local_bounds.upper_t1(node, eps), local_bounds.upper_t2(node, eps)):
             assert (true <= bound * (1 + 1e-12)).all()
 
 
@@ -436,8 +436,8 @@ def second_order(node, g, D, sign):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_form_of_attentions_remainders_is_above_them_in_every_direction(kind, monkeypatch, as_shipped):
     layer, X = filled(KINDS[kind](), 1.5, seed=3), tokens(1, 4, 6, seed=4)
-    forms, true = [], tightened.upper_form
-    monkeypatch.setattr(tightened, "upper_form", lambda *given: forms.append(true(*given)) or forms[-1])
+    forms, true = [], remainder.upper_form
+    monkeypatch.setattr(remainder, "upper_form", lambda *given: forms.append(true(*given)) or forms[-1])
     node = node_of(layer, X)
     generator = torch.Generator().manual_seed(5)
     g = torch.randn(1, 1, 4, 6, generator=generator, dtype=torch.float64)
@@ -454,7 +454,7 @@ def test_remainders_together_are_never_more_than_one_by_one(kind, monkeypatch, a
     layer, X = filled(KINDS[kind](), seed=6), tokens(2, 4, 6, seed=7)
     g = torch.randn(3, 2, 4, 6, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
     together = node_of(layer, X).pull(g)
-    monkeypatch.setattr(tightened, "FORMED", 0)
+    monkeypatch.setattr(remainder, "FORMED", 0)
     alone = node_of(layer, X).pull(g)
     smaller = 0
     for radius in (1e-3, 0.1, 1.0, 30.0):

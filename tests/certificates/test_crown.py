@@ -13,8 +13,7 @@ from torch import nn
 from certificates.layers import LAYERS, made
 from certificates.lirpa import stand_in
 from helpers.registry import MODELS
-from specguard.certificates import CROWN, Attempt, cascade, certify, register_rule, rules
-from specguard.certificates.lowering import expressed
+from specguard.certificates import CROWN, Attempt, cascade, certify, lowering, register_rule, rules
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.nn import Attention, MeanPool, SmoothProject, ViT, materialised
@@ -65,7 +64,7 @@ def erf(name: str) -> bool:
 @pytest.mark.parametrize("name", [name for name in LAYERS if not erf(name)])
 def test_every_layer_written_again_is_the_same_function_and_the_stand_in_takes_it(name, lirpa):
     layer, x = made(name)
-    written, exact = expressed(layer, tuple(x.shape[1:])), materialised(layer).double()
+    written, exact = lowering.lower(layer, tuple(x.shape[1:])), materialised(layer).double()
     for point in (x[:1].double(), x[1:2].double()):
         wanted = exact(point)
         assert (written(point) - wanted).abs().max() <= 1e-12 * (1 + wanted.abs().max())
@@ -90,11 +89,11 @@ def test_every_model_is_written_again_or_refused_by_the_name_of_its_gelu(name):
     shape = (config.channels, config.image, config.image)
     if config.activation == "gelu":
         with pytest.raises(ConfigError, match=r"blocks\.0\.mlp.*GELU by erf cannot be written"):
-            expressed(model, shape)
+            lowering.lower(model, shape)
         return
     x = torch.rand(1, *shape, generator=torch.Generator().manual_seed(2)).double()
     wanted = materialised(model).double()(x)
-    assert (expressed(model, shape)(x) - wanted).abs().max() <= 1e-6 * wanted.abs().max()
+    assert (lowering.lower(model, shape)(x) - wanted).abs().max() <= 1e-6 * wanted.abs().max()
 
 
 class Doubled(nn.Linear):
@@ -109,11 +108,11 @@ class Foreign(nn.Module):
 
 def test_what_cannot_be_written_again_is_named(monkeypatch):
     with pytest.raises(ConfigError, match="0 is a Doubled"):
-        expressed(nn.Sequential(Doubled(3, 2)).eval(), (3,))
+        lowering.lower(nn.Sequential(Doubled(3, 2)).eval(), (3,))
     monkeypatch.setattr(rules, "_RULES", dict(rules._RULES))
     register_rule(Foreign, rules.affine.identity)
     with pytest.raises(ConfigError, match="1 is a Foreign, which is not written"):
-        expressed(nn.Sequential(nn.Linear(3, 2), Foreign()).eval(), (3,))
+        lowering.lower(nn.Sequential(nn.Linear(3, 2), Foreign()).eval(), (3,))
 
 
 # What comes out ---------------------------------------------------------------------------------------------------
@@ -226,7 +225,7 @@ def test_a_graph_with_a_power_is_refused(lirpa, monkeypatch):
 
     model = nn.Sequential(nn.Linear(3, 2)).eval()
     crown = CROWN(model, (3,))
-    crown._bounds.written = nn.Sequential(crown._bounds.written, Squared())
+    crown._bounds.lowered = nn.Sequential(crown._bounds.lowered, Squared())
     x, labels = torch.ones(1, 3), torch.tensor([0])
     failed(crown.attempt(x, labels, BALL, everyone(labels, 2)), "BoundPow, whose bounds are wrong")
 

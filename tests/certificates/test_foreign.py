@@ -13,7 +13,7 @@ from certificates.test_certificate import sound
 from specguard.certificates import program
 from specguard.certificates.attention.rule import AttentionNode
 from specguard.certificates.attention.weights import Weights
-from specguard.certificates.layers import curves as activations
+from specguard.certificates.layers import curves
 from specguard.certificates.propagate import located, pulled, upper_radii
 from specguard.errors import ConfigError
 from specguard.nn import (
@@ -130,8 +130,8 @@ def test_the_constants_of_silu_are_its_largest_slope_and_curvature_rounded_up():
             return s * (1 - s) * (2 + t * (1 - 2 * s))
 
         steepest = slope(mpmath.findroot(curvature, 2.4))
-        assert steepest < activations._SILU_SLOPE < steepest * (1 + mpmath.mpf("1e-7"))
-        assert curvature(mpmath.mpf(0)) == activations._SILU_CURVATURE == 0.5
+        assert steepest < curves._SILU_SLOPE < steepest * (1 + mpmath.mpf("1e-7"))
+        assert curvature(mpmath.mpf(0)) == curves._SILU_CURVATURE == 0.5
         grid = [mpmath.mpf(k) / 50 for k in range(-2500, 2501)]
         assert all(abs(slope(t)) <= steepest and abs(curvature(t)) <= 0.5 for t in grid)
 

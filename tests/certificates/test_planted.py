@@ -16,14 +16,11 @@ from specguard import testing
 from specguard.certificates import certify
 from specguard.certificates import problem as families
 from specguard.certificates import propagate as network
-from specguard.certificates.attention import local as tightened
+from specguard.certificates.attention import core, local, quadratic_form, remainder, softmax
 from specguard.certificates.attention import point as attention
-from specguard.certificates.attention import quadratic_form as attention_form
-from specguard.certificates.attention.point import AttentionPoint, Weights
-from specguard.certificates.layers import activations as neurons
-from specguard.certificates.layers import affine, foreign, gated
-from specguard.certificates.layers import curves as activations
-from specguard.certificates.layers import norms as radial
+from specguard.certificates.attention.point import AttentionPoint
+from specguard.certificates.attention.weights import Weights
+from specguard.certificates.layers import activations, affine, curves, gated, norms, qk_norm
 from specguard.geometry import Ball
 from specguard.nn import Attention, CoreAttention, GatedUnit, HeadNorm, LayerProject, MaxMin, Residual
 from specguard.testing import BrokenLawError, check_rule
@@ -179,9 +176,9 @@ def test_one_power_step_for_the_linear_part_is_caught(monkeypatch):
 
 
 def test_a_bound_a_thousandth_too_small_is_caught_where_attention_is_linear(monkeypatch):
-    case, true = linear_attention(), tightened.smallest
+    case, true = linear_attention(), local.smallest
     case.check()
-    monkeypatch.setattr(tightened, "smallest", lambda node, radius: true(node, radius) * 0.999)
+    monkeypatch.setattr(local, "smallest", lambda node, radius: true(node, radius) * 0.999)
     assert "the spread by local" in case.caught()
 
 
@@ -224,7 +221,7 @@ def one_remainder(term):
 
 @pytest.mark.parametrize("term", ["product", "curvature", "values"])
 def test_a_part_that_is_missing_in_the_form_of_attentions_remainders_is_caught(term, monkeypatch):
-    case, true = one_remainder(term), tightened.upper_form
+    case, true = one_remainder(term), remainder.upper_form
     case.check()
 
     def without(node, K, N, weights, *wrong):
@@ -232,7 +229,7 @@ def test_a_part_that_is_missing_in_the_form_of_attentions_remainders_is_caught(t
         parts[term] = 1e-3 * parts[term]
         return true(node, parts["product"], parts["values"], parts["curvature"], *wrong)
 
-    monkeypatch.setattr(tightened, "upper_form", without)
+    monkeypatch.setattr(remainder, "upper_form", without)
     assert "the remainder" in case.caught()
 
 
@@ -251,13 +248,13 @@ def test_a_product_of_one_sign_alone_in_the_form_of_attentions_remainders_is_cau
 
     check()
     for sign in (1, -1):
-        monkeypatch.setattr(attention_form, "_both_signs", partial(one_sign, sign=sign))
+        monkeypatch.setattr(quadratic_form, "_both_signs", partial(one_sign, sign=sign))
         with pytest.raises(BrokenLawError, match="the remainder"):
             check()
 
 
 def test_queries_that_do_not_move_in_the_form_of_attentions_remainders_are_caught(monkeypatch):
-    case, true = one_remainder("curvature"), attention_form._matrices
+    case, true = one_remainder("curvature"), quadratic_form._matrices
     case.check()
 
     def keys_alone(node, *given):
@@ -266,22 +263,22 @@ def test_queries_that_do_not_move_in_the_form_of_attentions_remainders_are_caugh
         vars(still)["_a_and_b"] = (a, 0 * b, *wrong)
         return true(still, *given)
 
-    monkeypatch.setattr(attention_form, "_matrices", keys_alone)
+    monkeypatch.setattr(quadratic_form, "_matrices", keys_alone)
     assert "the remainder" in case.caught()
 
 
 @pytest.mark.parametrize("term", ["product", "curvature", "values"])
 def test_a_forgotten_remainder_of_attention_is_caught(term, monkeypatch):
     case = one_remainder(term)
-    monkeypatch.setattr(tightened, "FORMED", 0)
+    monkeypatch.setattr(remainder, "FORMED", 0)
     case.check()
-    true = tightened.attention_remainder
+    true = remainder.attention_remainder
 
     def without(*given):
         terms = true(*given)
         return lambda radius: {key: size for key, size in terms(radius).items() if key != term}
 
-    monkeypatch.setattr(tightened, "attention_remainder", without)
+    monkeypatch.setattr(remainder, "attention_remainder", without)
     assert "the remainder" in case.caught()
 
 
@@ -294,8 +291,8 @@ def test_a_second_order_constant_a_third_too_small_is_caught():
     p = z.softmax(1)
     linear = p * (u - (p * u).sum(1, keepdim=True))
     ratio = ((z + u).softmax(1) - p - linear).norm(dim=1) / u.square().sum(1)
-    assert float(ratio.max()) <= tightened._SECOND * (1 + 1e-9)
-    assert float(ratio.max()) > tightened._SECOND * 2 / 3
+    assert float(ratio.max()) <= softmax.SECOND * (1 + 1e-9)
+    assert float(ratio.max()) > softmax.SECOND * 2 / 3
 
 
 # Layers ---------------------------------------------------------------------------------------------------------
@@ -319,14 +316,14 @@ def test_a_norm_a_thousandth_too_small_is_caught_in_a_linear_layer(monkeypatch):
 def test_a_curvature_of_07_is_caught_in_gelu(monkeypatch):
     case = Case(nn.GELU(), torch.zeros(2, 3, 4), (0.1,))
     case.check()
-    monkeypatch.setattr(activations, "_GELU_CURVATURE", 0.7)
+    monkeypatch.setattr(curves, "_GELU_CURVATURE", 0.7)
     assert "the remainder" in case.caught()
 
 
 def test_the_tokens_of_a_projection_taken_by_the_largest_alone_are_caught(monkeypatch):
     case = Case(LayerProject(1.0), torch.full((2, 9, 1), 1 - 1e-6), (0.1,))
     case.check()
-    monkeypatch.setattr(radial, "upper_length", lambda x: x.abs().amax(-1))
+    monkeypatch.setattr(norms, "upper_length", lambda x: x.abs().amax(-1))
     assert "the remainder" in case.caught()
 
 
@@ -335,16 +332,16 @@ def test_a_local_slope_of_a_projection_at_the_point_itself_is_caught(monkeypatch
     X[..., 0] = 4.0
     case = Case(LayerProject(1.0), X, (3.5,))
     case.check()
-    monkeypatch.setattr(radial.Radial, "_lowest", lambda self, radius: self.length.expand(*radius.shape, -1))
+    monkeypatch.setattr(norms.Radial, "_lowest", lambda self, radius: self.length.expand(*radius.shape, -1))
     assert "the spread by local" in case.caught()
 
 
 @pytest.mark.parametrize("kind", [nn.ReLU, MaxMin])
 def test_kinks_that_are_looked_for_at_the_point_alone_are_caught(kind, monkeypatch):
     X = 0.05 + torch.rand(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    case, true = Case(kind(), X, (1.0,)), neurons._crossing
+    case, true = Case(kind(), X, (1.0,)), activations._crossing
     case.check()
-    monkeypatch.setattr(neurons, "_crossing", lambda g, distance, rates, *rest: true(g, distance, 0.0, *rest))
+    monkeypatch.setattr(activations, "_crossing", lambda g, distance, rates, *rest: true(g, distance, 0.0, *rest))
     assert "the remainder" in case.caught()
 
 
@@ -380,14 +377,14 @@ def gates(gate, value):
 def test_a_curvature_of_04_is_caught_in_silu(kind, monkeypatch):
     case = Case(nn.SiLU(), torch.zeros(2, 3, 4), (0.1,)) if kind == "silu" else gates(0.0, 100.0)
     case.check()
-    monkeypatch.setattr(activations, "_SILU_CURVATURE", 0.4)
+    monkeypatch.setattr(curves, "_SILU_CURVATURE", 0.4)
     case.caught()
 
 
 def test_a_slope_of_109_is_caught_in_silu(monkeypatch):
     case = Case(nn.SiLU(), torch.full((2, 3, 4), 2.399), (0.1,))
     case.check()
-    monkeypatch.setattr(activations, "_SILU_SLOPE", 1.09)
+    monkeypatch.setattr(curves, "_SILU_SLOPE", 1.09)
     assert "the spread by local" in case.caught()
 
 
@@ -428,7 +425,7 @@ def small_keys():
 def test_keys_that_a_head_norm_leaves_as_they_are_are_caught(law, monkeypatch):
     case = small_keys()
     case.check()
-    Node = foreign.HeadNorms
+    Node = qk_norm.HeadNorms
     if law == "the adjoint":
         true = Node.pull
 
@@ -463,25 +460,23 @@ def given_heads(query, radii=(1e-2,), heads=1):
 
 
 def test_a_softmax_constant_of_049_is_caught_in_attention_without_its_maps(monkeypatch):
-    case, true = given_heads(1.0), foreign.upper_softmax_slope
+    case, true = given_heads(1.0), core.upper_softmax_slope
     case.check()
-    monkeypatch.setattr(foreign, "upper_softmax_slope", lambda *given: true(*given).clamp(max=0.49))
+    monkeypatch.setattr(core, "upper_softmax_slope", lambda *given: true(*given).clamp(max=0.49))
     assert "the spread by local" in case.caught()
 
 
 def test_a_product_of_queries_and_keys_that_is_two_fifths_of_the_square_is_caught(monkeypatch):
     case = given_heads(0.0, (0.1,))
     case.check()
-    monkeypatch.setattr(foreign.Selectors, "norm_b", property(lambda self: self.Wq.new_full((1,), 0.4)))
+    monkeypatch.setattr(core.Selectors, "norm_b", property(lambda self: self.Wq.new_full((1,), 0.4)))
     case.caught()
 
 
 def test_the_better_of_two_heads_is_caught(monkeypatch):
     case = given_heads(1.0, heads=2)
     case.check()
-    monkeypatch.setattr(
-        foreign.CoreNode, "_worst", lambda self, bound: bound.unflatten(-1, (-1, self.heads)).amin(-1)
-    )
+    monkeypatch.setattr(core.CoreNode, "_worst", lambda self, bound: bound.unflatten(-1, (-1, self.heads)).amin(-1))
     assert "the spread by local" in case.caught()
 
 
@@ -490,15 +485,15 @@ def test_queries_or_values_that_do_not_move_are_caught(which, monkeypatch):
     X = torch.randn(1, 3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     case = given_heads(1.0) if which == "mu" else Case(CoreAttention(1, fused=False), X / 100, (1e-2,))
     case.check()
-    monkeypatch.setattr(foreign.CoreHead, "derivative_norm", None)
-    true = getattr(foreign.CoreHead, which).func
-    monkeypatch.setattr(foreign.CoreHead, which, property(lambda self: 0.0 * true(self)))
-    monkeypatch.setattr(foreign.CoreHead, "mu_uncentred", foreign.CoreHead.mu)
+    monkeypatch.setattr(core.CoreHead, "derivative_norm", None)
+    true = getattr(core.CoreHead, which).func
+    monkeypatch.setattr(core.CoreHead, which, property(lambda self: 0.0 * true(self)))
+    monkeypatch.setattr(core.CoreHead, "mu_uncentred", core.CoreHead.mu)
     assert "the spread by local" in case.caught()
 
 
 def test_values_that_no_map_takes_are_caught(monkeypatch):
-    case, true = given_heads(1.0), foreign._selectors
+    case, true = given_heads(1.0), core._selectors
     case.check()
 
     def without_values(like, width):
@@ -506,7 +501,7 @@ def test_values_that_no_map_takes_are_caught(monkeypatch):
         weights.Wv.zero_()
         return weights
 
-    monkeypatch.setattr(foreign, "_selectors", without_values)
+    monkeypatch.setattr(core, "_selectors", without_values)
     case.caught()
 
 

@@ -9,7 +9,7 @@ import torch
 from exact.laws import bounds_norm, check_adjoint, check_identity, check_value, full, matrix, one_step, upper
 from exact.numbers import exact, length, like, mp, mpf, real, sigmoid, within
 from exact.reference import _softmax
-from specguard.certificates.attention import local as tightened
+from specguard.certificates.attention import remainder
 from specguard.nn import Attention, GatedPositionalAttention, Residual, SkipAttention
 
 TOKENS, DIM, HEADS = 4, 4, 2
@@ -268,7 +268,7 @@ def test_the_slope_of_a_peaked_softmax_is_that_at_the_exact_logits():
 
 def test_remainders_are_not_below_their_formulas_at_exact_tensors(monkeypatch):
     """The three terms, with the exact functional on the maps; not all of them as one form."""
-    monkeypatch.setattr(tightened, "FORMED", 0)
+    monkeypatch.setattr(remainder, "FORMED", 0)
     for case in ("values lost beside their bias", "values that cancel", "of one size"):
         layer, X = CASES[case]("plain")
         g, delta = randn(3, 1, 1, TOKENS, DIM), 1e-6

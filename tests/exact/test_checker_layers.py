@@ -17,10 +17,9 @@ from exact.checker import at_most, check_path, check_point, function, left, move
 from exact.numbers import mp, real
 from exact.reference import adjoint, forward
 from specguard import nn as own
-from specguard.checker import network
+from specguard.checker import network, rules
 from specguard.checker.enclosure import Box
-from specguard.checker.layers import curves
-from specguard.checker.layers import norms as radial
+from specguard.checker.layers import curves, norms
 from specguard.errors import ConfigError
 
 NAMES = list(LAYERS)
@@ -35,7 +34,8 @@ def known():
     spaces = {"own": own, "nn": nn}
     named = [
         getattr(spaces[node.value.id], node.attr)
-        for node in ast.walk(ast.parse(inspect.getsource(network)))
+        for module in (network, rules)
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in spaces
     ]
     return {kind for kind in named if isinstance(kind, type) and issubclass(kind, nn.Module)} - PASSIVE
@@ -96,7 +96,7 @@ def test_the_constants_of_a_norm_are_within_what_is_allowed_of_them():
             stretched = {point.R: mp.sqrt(square), point.R * point.R: square}
             stretched |= {point.stretch: 1 / mp.sqrt(mp.mpf(float(eps))), point.R * point.stretch: mp.sqrt(width)}
             for computed, exactly in stretched.items():
-                assert holds(radial._about(computed), np.array(exactly, dtype=object))
+                assert holds(norms._about(computed), np.array(exactly, dtype=object))
 
 
 def neuron(weight, bias, activation):

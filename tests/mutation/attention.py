@@ -5,7 +5,7 @@ from mutation.mutant import Mutant, mutants
 # fmt: off
 ATTENTION: tuple[Mutant, ...] = (
     *mutants(
-        "certificates/attention/point.py",
+        "certificates/attention/forward.py",
         ("* size + math.sqrt(self.X.shape[1]) * upper_length(b)", "* size", "adding biases of q, k and v is exact"),
         ("return product_slack(self.X.shape[2], reach)", "return 0 * reach", "q, k and v are exact"),
         ("products = self.slack_q * k + q * self.slack_k", "products = q * self.slack_k",
@@ -34,6 +34,9 @@ ATTENTION: tuple[Mutant, ...] = (
         ("+ 4 * UNIT * (bias + length(self.output) + length(self.X))", "", "bias and skip are added exactly"),
         ("4 * UNIT * (bias + length(self.output) + length(self.X))", "4 * UNIT * (length(self.output))",
          "what cancels beside the bias and the skip is lost"),
+    ),
+    *mutants(
+        "certificates/attention/point.py",
         ("up(wrong_a), up(wrong_b)\n", "0 * wrong_a, 0 * wrong_b\n", "keys and queries in the norms are exact"),
         ("wrong_a = wrong_a + gamma(self.X.shape[1] + 4) * length(a, 2)", "wrong_a = wrong_a + 0",
          "centring the keys is exact"),
@@ -56,6 +59,15 @@ ATTENTION: tuple[Mutant, ...] = (
          "the matrix of the derivative is exact"),
         ("(reach * (share + 2 * slack_v + slack_k + slack_q) * self.w.mix)", "(0 * reach * self.w.mix)",
          "the derivative through the probabilities is exact"),
+        ("norm_a, norm_b = upper_spectral(a) + wrong_a, norm_b + wrong_b",
+         "norm_a, norm_b = upper_spectral(a), norm_b", "the factors of the logits' operator are exact",
+         "with s >= |a|, |b| the norm of both stacked, (s + x + y)^2 >= s^2 + 2 |a| y + 2 |b| x + 2 x y: what x "
+         "and y add to the stacked norm holds what they would add to the product 2 |a| |b|"),
+        ("wrong = math.sqrt(a.shape[-2]) * (wrong_a + wrong_b)", "wrong = 0 * wrong_a",
+         "the matrix of the logits' operator is exact"),
+    ),
+    *mutants(
+        "certificates/attention/softmax.py",
         ("torch.where(same, own[..., None], s) + slack[..., None, None])", "torch.where(same, own[..., None], s))",
          "the reach of probabilities begins at exact logits"),
         (".square()).sqrt() + B * eps * eps / 2", ".square()).sqrt()", "logits move to first order only"),
@@ -65,12 +77,7 @@ ATTENTION: tuple[Mutant, ...] = (
         ("torch.minimum(largest, up(2 * (rest / (chosen + rest))))",
          "torch.minimum(largest, up(rest / (chosen + rest)))", "a peaked softmax has half its slope"),
         ("slope, 0.5).clamp(max=0.5)", "slope, 0.5).clamp(max=0.49)", "the softmax is 0.49-Lipschitz"),
-        ("norm_a, norm_b = upper_spectral(a) + wrong_a, norm_b + wrong_b",
-         "norm_a, norm_b = upper_spectral(a), norm_b", "the factors of the logits' operator are exact",
-         "with s >= |a|, |b| the norm of both stacked, (s + x + y)^2 >= s^2 + 2 |a| y + 2 |b| x + 2 x y: what x "
-         "and y add to the stacked norm holds what they would add to the product 2 |a| |b|"),
-        ("wrong = math.sqrt(a.shape[-2]) * (wrong_a + wrong_b)", "wrong = 0 * wrong_a",
-         "the matrix of the logits' operator is exact"),
+        ("math.sqrt(6) / 18 * (1 + 1e-15)", "math.sqrt(6) / 19", "the curvature of the softmax is too small"),
     ),
     *mutants(
         "certificates/attention/weights.py",
@@ -98,10 +105,9 @@ ATTENTION: tuple[Mutant, ...] = (
         ("4 * gamma(32) * (1 + reach) + gamma(positional.shape[-1] + 64)", "0.0", "positional maps are exact"),
     ),
     *mutants(
-        "certificates/attention/local.py",
+        "certificates/attention/remainder.py",
         ("wrong_m = up(wrong_m * size_g[..., None])", "wrong_m = 0 * wrong_m * size_g[..., None]",
          "the functional on the maps is exact"),
-        ("math.sqrt(6) / 18 * (1 + 1e-15)", "math.sqrt(6) / 19", "the curvature of the softmax is too small"),
     ),
     *mutants(
         "certificates/attention/quadratic_form.py",
@@ -113,5 +119,14 @@ ATTENTION: tuple[Mutant, ...] = (
         ("node.norm_xvo + radius[..., None] * node.w.norm_vo", "node.norm_xvo", "values do not move"),
         ("query = w.norm_q * reach + math.sqrt(n) * upper_length(w.bq)", "query = w.norm_q * reach",
          "SpecFormer's bound lacks the query bias"),
+    ),
+    *mutants(
+        "certificates/attention/core.py",
+        ("return up(upper_length(self.inner.slack.unflatten(0, (-1, self.heads))))",
+         "return self.inner.slack.unflatten(0, (-1, self.heads)).amax(-1)", "one head's rounding stands for all"),
+        ("return Pull(adjoint, up(upper_length(through.slack.unflatten(1, (-1, self.heads)))), remainder)",
+         "return Pull(adjoint, 0 * through.slack.unflatten(1, (-1, self.heads)).amax(-1), remainder)",
+         "adjoints of core attention are exact"),
+        ("norm = 2 * self.w.norm_b", "norm = self.w.norm_b", "half of the product of moving queries and keys"),
     ),
 )

@@ -97,12 +97,15 @@ LAYERS: tuple[Mutant, ...] = (
         ("return Box(matrix, 2.0**-52 * matrix)", "return Box.exact(matrix)", "weights of interpolation are exact",
          "a weight is rounded once, so that R x is off by u |R| |x| more, and gamma(n) counts four roundings "
          "too many; `spectral` raises the norm by 2^-35 of itself"),
+        ("float(factor.size.max())", "float(factor.size.min())", "the smallest factor is the norm"),
+    ),
+    *mutants(
+        "checker/layers/convolution.py",
         ("norm = max(norm, _circulant_norm(kernel, tokens))", "norm = _circulant_norm(kernel, tokens)",
          "the last kernel's norm stands for all"),
         ("points = tokens + width - 1", "points = tokens", "a convolution along tokens goes round"),
         ("for m in range(points // 2 + 1)", "for m in range(points // 2)", "the highest frequency is left out"),
         ("float(outward(norm * last.norm))", "float(outward(norm))", "the map behind a convolution has norm 1"),
-        ("float(factor.size.max())", "float(factor.size.min())", "the smallest factor is the norm"),
     ),
     *mutants(
         "checker/layers/norms.py",
@@ -157,6 +160,9 @@ LAYERS: tuple[Mutant, ...] = (
          "the range of a functional is that of its middle"),
         ("(matrix + matrix.T) * 0.5) for matrix in both)", "(matrix + matrix.T) * 0.5) for matrix in both[:1])",
          "one sign of the product in the form"),
+    ),
+    *mutants(
+        "checker/attention/norms.py",
         ("first[:, i, :, i], wrong[:, i, :, i] = a.mid, a.rad", "first[:, i, :, i] = a.mid",
          "the operator of the logits is exact"),
         ("mid[i, :, i], rad[i, :, i] = own.mid[i], own.rad[i]", "mid[i, :, i] = own.mid[i]",
@@ -168,13 +174,22 @@ LAYERS: tuple[Mutant, ...] = (
          "it is only a factor of norms that `spectral` or `longest` raise by 2^-35 of themselves"),
     ),
     *mutants(
-        "checker/layers/foreign.py",
+        "checker/layers/pooling.py",
         ("A = Box(rows, 2.0**-52 * np.abs(rows))", "A = Box.exact(rows)", "1 / n is exact",
          "1 / n is rounded once, so that the mean is off by u sum |x| / n more, and gamma(n) counts four "
          "roundings too many; `spectral` raises the norm by 2^-35 of itself"),
+    ),
+    *mutants(
+        "checker/layers/gated.py",
         ("(chord + SILU.steepest / 2 * rho) * rho", "chord * rho",
          "both factors of a gated unit do not move together"),
+    ),
+    *mutants(
+        "checker/layers/qk_norm.py",
         ("np.max([radius, *normed])", "np.max(normed)", "values do not move"),
+    ),
+    *mutants(
+        "checker/attention/core.py",
         ("self._lam(radius, 2 * self.w.B)", "self._lam(radius, self.w.B)",
          "half of the product of moving queries and keys"),
         ("hardest = np.argmax(", "hardest = np.argmin(", "the best of the heads stands for all"),
@@ -193,6 +208,9 @@ PATHS: tuple[Mutant, ...] = (
         "checker/network.py",
         ("Reading(_steps(\"\", plain", "Reading(_sequence(\"\", plain",
          "a model that is one layer is a row"),
+    ),
+    *mutants(
+        "checker/rules.py",
         ("rest = Box.exact(1.0) - mix", "rest = Box.exact(1.0 - mix)", "1 - mix is exact",
          "it is rounded once, so that P V and P^T g are off by u |P| |V| and u |P|^T |g| more, and gamma(n) "
          "counts four roundings too many; norms of P are raised by 2^-35 of themselves"),

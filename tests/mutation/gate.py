@@ -62,7 +62,7 @@ _HELPERS = (
 _NEAR = {"linalg": "test_linalg.py"}  # asked first; the others in their order
 _CORE = ("node", "propagate", "problem", "certificate")
 _NEAR |= {f"certificates/{name}.py": "test_networks.py" for name in _CORE}
-_ATTENTION = ("point", "rule", "weights", "quadratic_form", "local", "lofast")
+_ATTENTION = ("forward", "point", "softmax", "rule", "weights", "remainder", "quadratic_form", "local", "lofast")
 _NEAR |= {f"certificates/attention/{name}.py": "test_attention.py" for name in _ATTENTION}
 _INTRODUCTION = """
 Every row is one small change of the source that would make a proof, or the check of one, wrong: a rounding left

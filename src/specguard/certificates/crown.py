@@ -1,7 +1,7 @@
 """CROWN by auto_LiRPA, where it is installed: a verifier for what our own proofs leave open.
 
 auto_LiRPA bounds a traced graph by linear relaxations, without an account of rounding, and has corners in which
-its bounds are wrong. So it is guarded: float64; a graph of few operations (`expressed`), without powers, that must
+its bounds are wrong. So it is guarded: float64; a graph of few operations (`lowering`), without powers, that must
 compute what the model computes; bounds must be finite, and count only above a tolerance; whatever goes wrong
 means that nothing is known; and before it is used at all, it must not be caught lying about small networks, the
 canaries. A certificate of this verifier still rests on a third party, says so, and is counted apart.
@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from specguard.certificates.lowering import expressed
+from specguard.certificates.lowering import lower
 from specguard.certificates.verifier import Attempt
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
@@ -75,7 +75,7 @@ class _Bounds:
     def __init__(self, library: Any, model: nn.Module, shape: tuple[int, ...], method: Method) -> None:
         self.library, self.method = library, method
         self.exact = materialised(model).eval().requires_grad_(False).double()
-        self.written = expressed(model, shape)
+        self.lowered = lower(model, shape)
         self._graph: Any = None
 
     def margins(self, x: Float[Tensor, "1 *shape"], label: int, rivals: Tensor, ball: Ball) -> Tensor:
@@ -99,7 +99,7 @@ class _Bounds:
 
     def _made(self, x: Tensor) -> Any:
         if self._graph is None:
-            model = copy.deepcopy(self.written).to(x.device)
+            model = copy.deepcopy(self.lowered).to(x.device)
             graph = self.library.BoundedModule(model, x, bound_opts=dict(_OPTIONS), device=x.device)
             nodes = graph.nodes() if callable(getattr(graph, "nodes", None)) else graph._modules.values()
             if bad := [type(node).__name__ for node in nodes if type(node).__name__ in _UNSOUND]:

@@ -14,11 +14,19 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from specguard.certificates.attention.core import core_attention
 from specguard.certificates.attention.rule import attention
-from specguard.certificates.layers import activations as neurons
-from specguard.certificates.layers import affine, foreign, gated, sll
-from specguard.certificates.layers import curves as activations
-from specguard.certificates.layers import norms as radial
+from specguard.certificates.layers import (
+    activations,
+    affine,
+    convolution,
+    curves,
+    gated,
+    norms,
+    pooling,
+    qk_norm,
+    sll,
+)
 from specguard.certificates.node import Rule, accountable
 from specguard.errors import ConfigError
 from specguard.nn import (
@@ -260,37 +268,37 @@ _LAYERS: tuple[tuple[type[nn.Module], Maker, tuple[type[nn.Module], ...]], ...] 
     (PatchEmbedding, affine.patch_embedding, (nn.Conv2d,)),
     (ClassToken, affine.class_token, ()),
     (Positions, affine.positions, ()),
-    (ClassPool, affine.class_pool, ()),
-    (MeanPool, affine.mean_pool, ()),
+    (ClassPool, pooling.class_pool, ()),
+    (MeanPool, pooling.mean_pool, ()),
     (LayerScale, affine.layer_scale, ()),
     (TokenBatchNorm, affine.batch_norm, (nn.BatchNorm1d,)),
-    (TokenConvolution, affine.token_convolution, (nn.Conv1d, nn.Linear)),
-    (LayerProject, radial.projection, ()),
-    (SmoothProject, radial.projection, ()),
-    (nn.LayerNorm, radial.layer_norm, ()),
-    (nn.RMSNorm, radial.rms_norm, ()),
-    (MaxMin, neurons.max_min, ()),
+    (TokenConvolution, convolution.token_convolution, (nn.Conv1d, nn.Linear)),
+    (LayerProject, norms.projection, ()),
+    (SmoothProject, norms.projection, ()),
+    (nn.LayerNorm, norms.layer_norm, ()),
+    (nn.RMSNorm, norms.rms_norm, ()),
+    (MaxMin, activations.max_min, ()),
     (GatedUnit, gated.gated_unit, ()),
-    (FirstTokens, foreign.first_tokens, ()),
-    (ClassAndMean, foreign.class_and_mean, ()),
-    (HeadNorm, foreign.head_norm, ()),
-    (CoreAttention, foreign.core_attention, ()),
+    (FirstTokens, pooling.first_tokens, ()),
+    (ClassAndMean, pooling.class_and_mean, ()),
+    (HeadNorm, qk_norm.head_norm, ()),
+    (CoreAttention, core_attention, ()),
     (SLL, sll.residual, tuple(sll.ACTIVATIONS)),
     *((kind, attention, (nn.Linear,)) for kind in _ATTENTION),
 )
-_ACTIVATIONS: dict[type[nn.Module], Callable[[Any], activations.Activation]] = {
-    nn.GELU: activations.gelu,
-    nn.ReLU: activations.relu,
-    nn.SiLU: activations.silu,
-    nn.Tanh: activations.tanh,
-    Softplus: activations.softplus,
-    Squareplus: activations.squareplus,
+_ACTIVATIONS: dict[type[nn.Module], Callable[[Any], curves.Activation]] = {
+    nn.GELU: curves.gelu,
+    nn.ReLU: curves.relu,
+    nn.SiLU: curves.silu,
+    nn.Tanh: curves.tanh,
+    Softplus: curves.softplus,
+    Squareplus: curves.squareplus,
 }
 for _kind, _maker, _inner in _LAYERS:
     register_rule(_kind, _maker, children=_inner)
 for _kind, _function in _ACTIVATIONS.items():
-    register_rule(_kind, neurons.activation(_function))
-    _PAIRS[nn.Linear, _kind] = neurons.behind_linear(neurons.activation(_function))
-_PAIRS[nn.Linear, MaxMin] = neurons.behind_linear(neurons.max_min)
-_PAIRS[nn.Linear, GatedUnit] = neurons.behind_linear(gated.gated_unit)
+    register_rule(_kind, activations.activation(_function))
+    _PAIRS[nn.Linear, _kind] = activations.behind_linear(activations.activation(_function))
+_PAIRS[nn.Linear, MaxMin] = activations.behind_linear(activations.max_min)
+_PAIRS[nn.Linear, GatedUnit] = activations.behind_linear(gated.gated_unit)
 _PAIRS[Normalise, PatchEmbedding] = lambda before, layer: affine.patch_embedding(layer, before)

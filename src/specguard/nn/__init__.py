@@ -10,22 +10,11 @@ from specguard.nn.attention import (
     explicit,
 )
 from specguard.nn.certifiable import CertifiableConfig, certifiable
-from specguard.nn.foreign import (
-    ClassAndMean,
-    CoreAttention,
-    FirstTokens,
-    GatedUnit,
-    HeadNorm,
-    Network,
-    NetworkConfig,
-)
 from specguard.nn.layers import (
-    ClassPool,
     ClassToken,
     LayerProject,
     LayerScale,
     MaxMin,
-    MeanPool,
     Normalise,
     PatchEmbedding,
     Positions,
@@ -38,8 +27,12 @@ from specguard.nn.layers import (
     TokenConvolution,
 )
 from specguard.nn.lipschitz import SLL, almost_orthogonal, capped, lipschitz_constant, orthogonal
+from specguard.nn.network import Network, NetworkConfig
 from specguard.nn.overrides import check_plain, find_overrides, remember
+from specguard.nn.pooling import ClassAndMean, ClassPool, FirstTokens, MeanPool
 from specguard.nn.presets import CERTIFIABLE, PRESETS, preset
+from specguard.nn.qk_norm import CoreAttention, HeadNorm
+from specguard.nn.swiglu import GatedUnit
 from specguard.nn.text import (
     TEXT_PRESETS,
     Classifier,

@@ -23,7 +23,7 @@ from specguard.nn.dot_product import (
     mixed_values,
     queries_keys_values,
 )
-from specguard.nn.foreign import CoreAttention
+from specguard.nn.qk_norm import CoreAttention
 from specguard.nn.settings import fraction
 
 Tokens = Float[Tensor, "batch token dim"]

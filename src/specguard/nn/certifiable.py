@@ -10,7 +10,6 @@ from torch import nn
 
 from specguard.errors import ConfigError
 from specguard.nn.attention import Attention, SkipAttention
-from specguard.nn.foreign import Network
 from specguard.nn.layers import (
     LayerProject,
     MaxMin,
@@ -21,6 +20,7 @@ from specguard.nn.layers import (
     SmoothProject,
 )
 from specguard.nn.lipschitz import SLL, Layer, orthogonal
+from specguard.nn.network import Network
 from specguard.nn.vit import Block
 
 Mixing = Literal["skip", "residual", "none"]

@@ -1,4 +1,4 @@
-"""The closed set of layers, apart from attention: what models are built from, and all that rules must know.
+"""The closed set of layers, apart from attention, pools and gated units: what models are built from.
 
 Linear, Conv1d, Conv2d, LayerNorm, RMSNorm, GELU, ReLU, Identity and Sequential are torch's own.
 """
@@ -104,29 +104,6 @@ class Positions(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch token dim"]:
         return x + self.table
-
-
-class ClassPool(nn.Module):
-    """The first token."""
-
-    def forward(self, x: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch dim"]:
-        return x[:, 0]
-
-
-class MeanPool(nn.Module):
-    """The mean of all tokens but the first `skip`."""
-
-    def __init__(self, skip: int = 0) -> None:
-        super().__init__()
-        if skip < 0:
-            raise ConfigError(f"a mean cannot leave out {skip} tokens")
-        self.skip = skip
-
-    def forward(self, x: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch dim"]:
-        return x[:, self.skip :].mean(1)
-
-    def extra_repr(self) -> str:
-        return f"skip={self.skip}"
 
 
 class Residual(nn.Module):

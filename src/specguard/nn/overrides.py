@@ -16,14 +16,11 @@ from torch.nn.utils import parametrizations, parametrize
 
 from specguard.errors import ConfigError
 from specguard.nn.attention import Attention, GatedPositionalAttention, SkipAttention
-from specguard.nn.foreign import ClassAndMean, CoreAttention, FirstTokens, GatedUnit, HeadNorm, Network
 from specguard.nn.layers import (
-    ClassPool,
     ClassToken,
     LayerProject,
     LayerScale,
     MaxMin,
-    MeanPool,
     Normalise,
     PatchEmbedding,
     Positions,
@@ -36,6 +33,10 @@ from specguard.nn.layers import (
     TokenConvolution,
 )
 from specguard.nn.lipschitz import AOL, SLL, Blocks, Cap
+from specguard.nn.network import Network
+from specguard.nn.pooling import ClassAndMean, ClassPool, FirstTokens, MeanPool
+from specguard.nn.qk_norm import CoreAttention, HeadNorm
+from specguard.nn.swiglu import GatedUnit
 from specguard.nn.vit import Block, ViT
 
 # Those of torch that proofs know, and those of ours.

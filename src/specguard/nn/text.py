@@ -17,9 +17,10 @@ from torch.nn.utils import parametrize
 
 from specguard.errors import ConfigError
 from specguard.nn.attention import Attention
-from specguard.nn.foreign import Network
-from specguard.nn.layers import LayerProject, MaxMin, MeanPool, Positions, Residual, SmoothProject
+from specguard.nn.layers import LayerProject, MaxMin, Positions, Residual, SmoothProject
 from specguard.nn.lipschitz import orthogonal
+from specguard.nn.network import Network
+from specguard.nn.pooling import MeanPool
 from specguard.nn.vit import Block, ViT, dataclass_from_json
 from specguard.nn.weights import materialised
 

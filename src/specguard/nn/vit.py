@@ -12,11 +12,9 @@ from torch import Tensor, nn
 from specguard.errors import ConfigError
 from specguard.nn.attention import Attention, GatedPositionalAttention
 from specguard.nn.layers import (
-    ClassPool,
     ClassToken,
     LayerProject,
     LayerScale,
-    MeanPool,
     Normalise,
     PatchEmbedding,
     Positions,
@@ -28,6 +26,7 @@ from specguard.nn.layers import (
     TokenBatchNorm,
     TokenConvolution,
 )
+from specguard.nn.pooling import ClassPool, MeanPool
 
 Norm = Literal["layernorm", "rmsnorm", "batchnorm", "layerproject", "smoothproject", "none"]
 Activation = Literal["gelu", "gelu_tanh", "relu", "softplus", "squareplus"]

@@ -1,10 +1,6 @@
-"""Dot-product attention at a point: one node for plain, gated and skip attention, with or without biases.
+"""Attention at a point: the norms that its bounds are made of, at the point itself and over a ball around it.
 
-    F(X) = H X + concat_l(P_l (X W_l^V + b_l^V)) W^O + b^O,      P_l = mix_l softmax(S_l) + fixed_l,
-    S_l = tau (X W_l^Q + b_l^Q) (X W_l^K + b_l^K)^T + bias_l,    tau = 1 / sqrt(head_dim)
-
-`mix = 1` and `fixed = 0` is plain attention; H is 0, or 1 for a residual block without anything in between.
-Everything the bounds of `lofast` and `tightened` speak of is a property here, computed when it is first asked for.
+All that the bounds of `lofast`, `local` and `remainder` use is a property here, computed on first use.
 """
 
 import math
@@ -15,113 +11,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specguard.certificates.attention.weights import Weights
+from specguard.certificates.attention.forward import AttentionForward, PerHead
+from specguard.certificates.attention.norms import logit_operator, upper_spectral
+from specguard.certificates.attention.softmax import upper_softmax_slope
 from specguard.certificates.node import Radius, length, product_slack, up
-from specguard.linalg import (
-    UNIT,
-    gamma,
-    upper_cholesky,
-    upper_frobenius,
-    upper_gram,
-    upper_length,
-    upper_row_column,
-)
+from specguard.linalg import UNIT, gamma, upper_cholesky, upper_length
 
-PerHead = Float[Tensor, "batch head"]
-Maps = Float[Tensor, "batch head token token"]
-_WIDE = 300.0  # logits that can move this far may make any probability anything
-_VANISHING = 1e-290  # more than all probabilities together that underflow to nothing
 _NORMS = ("zeta", "derivative_norm", "mu", "mu_uncentred", "xi", "norm_cv", "norm_xvo", "norm_p")
 DENSE = 1024  # tokens x dim up to which the nd x nd matrices of attention are formed
 
 
 @dataclass(frozen=True)
-class AttentionPoint:
-    """Attention at X: the layer, what its tensors may be wrong by, and the norms that bounds are made of."""
-
-    w: Weights
-    X: Float[Tensor, "batch token dim"]
-
-    # The layer itself -------------------------------------------------------------------------------------------
-
-    @cached_property
-    def q(self) -> Tensor:
-        return self.X[:, None] @ self.w.Wq + self.w.bq[:, None]
-
-    @cached_property
-    def k(self) -> Tensor:
-        return self.X[:, None] @ self.w.Wk + self.w.bk[:, None]
-
-    @cached_property
-    def v(self) -> Tensor:
-        return self.X[:, None] @ self.w.Wv + self.w.bv[:, None]
-
-    @cached_property
-    def S(self) -> Maps:
-        products = self.q @ self.k.mT * self.w.tau
-        return products if self.w.bias is None else products + self.w.bias
-
-    @cached_property
-    def softmax(self) -> Maps:
-        return self.S.softmax(-1)
-
-    @cached_property
-    def P(self) -> Maps:
-        """The mixed maps."""
-        mixed = self.softmax * self.w.mix[:, None, None]
-        return mixed if self.w.fixed is None else mixed + self.w.fixed(self.X.shape[1])
-
-    @cached_property
-    def output(self) -> Tensor:
-        mixed = (self.P @ self.v).transpose(1, 2).flatten(2) @ self.w.Wo.flatten(0, 1) + self.w.bo
-        return self.X + mixed if self.w.skip else mixed
-
-    # What the computed tensors may be wrong by, in the Frobenius norm -------------------------------------------
-
-    def _projection_slack(self, size: Tensor, b: Tensor) -> PerHead:
-        reach = length(self.X)[:, None] * size + math.sqrt(self.X.shape[1]) * upper_length(b)
-        return product_slack(self.X.shape[2], reach)
-
-    @cached_property
-    def slack_q(self) -> PerHead:
-        return self._projection_slack(self.w.size_q, self.w.bq)
-
-    @cached_property
-    def slack_k(self) -> PerHead:
-        return self._projection_slack(self.w.size_k, self.w.bk)
-
-    @cached_property
-    def slack_v(self) -> PerHead:
-        return self._projection_slack(self.w.size_v, self.w.bv)
-
-    @cached_property
-    def logit_slack(self) -> PerHead:
-        """How far any logit may be from the exact one."""
-        q, k = (upper_length(t).amax(-1) for t in (self.q, self.k))
-        products = self.slack_q * k + q * self.slack_k + self.slack_q * self.slack_k
-        wrong = self.w.tau * (products + gamma(self.q.shape[-1] + 8) * q * k)
-        if self.w.bias is not None:  # its addition, and what sums and differences with such logits then lose
-            wrong = wrong + 8 * UNIT * self.S.abs().amax((-1, -2))
-        return up(wrong)
-
-    @cached_property
-    def relative_slack(self) -> PerHead:
-        """How far, as a share of itself, any probability may be from the exact one."""
-        return up(torch.expm1(2 * self.logit_slack.clamp(max=300)) + gamma(2 * self.X.shape[1] + 64))
-
-    @cached_property
-    def slack_P(self) -> PerHead:
-        fixed = 0.0 if self.w.fixed is None else length(self.w.fixed(self.X.shape[1])) * self.w.fixed_error
-        return up((self.relative_slack + 64 * UNIT) * length(self.softmax, 2) * self.w.mix + fixed)
-
-    @cached_property
-    def slack(self) -> Float[Tensor, " batch"]:
-        P, v = length(self.P, 2), length(self.v, 2)
-        mixed = self.slack_P * (v + self.slack_v) + P * self.slack_v + gamma(self.X.shape[1] + 4) * P * v
-        mapped = mixed + gamma(self.w.Wo.shape[0] * self.w.Wo.shape[1] + 4) * P * v
-        bias = math.sqrt(self.X.shape[1]) * float(upper_length(self.w.bo))
-        total = (mapped * self.w.size_o).sum(1) + 4 * UNIT * (bias + length(self.output) + length(self.X))
-        return up(total)
+class AttentionPoint(AttentionForward):
+    """Attention at X, with the norms that bounds are made of."""
 
     # Norms from above -------------------------------------------------------------------------------------------
 
@@ -187,7 +89,7 @@ class AttentionPoint:
         if not self._small:
             return bound
         wrong = math.sqrt(a.shape[-2]) * (wrong_a + wrong_b)
-        return torch.minimum(bound, up(upper_spectral(_logit_operator(a, b, centred)) + wrong))
+        return torch.minimum(bound, up(upper_spectral(logit_operator(a, b, centred)) + wrong))
 
     @cached_property
     def norm_cv(self) -> PerHead:
@@ -292,72 +194,6 @@ class AttentionPoint:
         return up(self.w.tau * eps * (mu + eps * self.w.norm_b))
 
 
-def upper_softmax_slope(
-    S: Float[Tensor, "batch head token key"],
-    slack: Float[Tensor, "batch head"],
-    length_a: Float[Tensor, "batch head key"],
-    length_b: Float[Tensor, "batch head token"],
-    length_ab: Float[Tensor, "batch head token"],
-    norm_b: Float[Tensor, " head"],
-    tau: float,
-    radius: Radius,
-) -> Float[Tensor, "*point batch head token"]:
-    """`min(1/2, pbar_i, 2 (1 - plow_i))`: no probability of row i is above pbar_i, and one is never below plow_i.
-
-    Logits move, up to a shift of their row, by `s_ij = tau (eps sqrt(|a_j|^2 + |b_i|^2) + ||B|| eps^2 / 2)` for
-    `i != j` and `tau (eps |a_i + b_i| + ||B|| eps^2)` for `i = j`; with the likeliest key m of the clean row,
-    `pbar_i = max_j e^(S_ij + s_ij) / (e^(S_ij + s_ij) + sum_{k != j} e^(S_ik - s_ik))` and
-    `1 - plow_i = sum_{k != m} e^(S_ik + s_ik) / (e^(S_im - s_im) + sum_{k != m} e^(S_ik + s_ik))`.
-
-    Guarantee: upper bound on `||diag(p) - p p^T||` for all logits in that box, rounding included.
-    Reference: certificates, section 2, item 1, for `min(1/2, max p)`. Row k of the Jacobian has entries of sum
-    `2 p_k (1 - p_k)` in size (Gershgorin), and that is at most `2 (1 - p_m)` for k = m and for every other k; ours.
-    """
-    if S.shape[-1] == 1:
-        return radius[..., None, None].new_zeros(()).expand(*radius.shape, *S.shape[1:3])  # the one key has it all
-    eps = radius[..., None, None, None]
-    B = norm_b[:, None, None]
-    s = eps * (length_a[..., None, :].square() + length_b[..., :, None].square()).sqrt() + B * eps * eps / 2
-    own = eps[..., 0] * length_ab + B[..., 0] * eps[..., 0].square()
-    same = torch.eye(S.shape[-2], dtype=torch.bool, device=S.device)
-    s = up(tau * torch.where(same, own[..., None], s) + slack[..., None, None])
-    high = S + s
-    top = high.amax(-1, keepdim=True)
-    numerator = (high - top).exp()
-    low = (S - s - top).exp()
-    others = (low.sum(-1, keepdim=True) * (1 - gamma(S.shape[-1] + 64)) - low * (1 + gamma(64))).clamp(min=0)
-    largest = up((numerator / (numerator + others)).amax(-1))
-    where = S.argmax(-1, keepdim=True).expand(*low.shape[:-1], 1)
-    chosen = low.gather(-1, where)[..., 0] * (1 - gamma(64))
-    rest = numerator.scatter(-1, where, 0.0).sum(-1) * (1 + gamma(S.shape[-1] + 64)) + _VANISHING
-    slope = torch.minimum(largest, up(2 * (rest / (chosen + rest))))
-    return torch.where(s.amax(-1) < _WIDE, slope, 0.5).clamp(max=0.5)
-
-
-def upper_spectral(A: Float[Tensor, "*stack row column"], squarings: int = 10) -> Float[Tensor, "*stack"]:
-    """The spectral norm of every matrix of the stack: the smallest of three bounds, all cheap.
-
-    Guarantee: upper bound, rounding included; by Gram iteration within `r^(1 / 2^(squarings + 1))` for rank r.
-    """
-    flat = A.reshape(-1, *A.shape[-2:])
-    bound = torch.minimum(upper_gram(flat, squarings), upper_row_column(flat))
-    return torch.minimum(bound, upper_frobenius(flat)).view(A.shape[:-2])
-
-
 def _verified(A: Float[Tensor, "batch row column"]) -> Float[Tensor, " batch"]:
     """The spectral norm of large matrices, mostly within a thousandth: guessed from below, proved by Cholesky."""
     return upper_cholesky(A, 1e-3, 40)
-
-
-def _logit_operator(
-    a: Float[Tensor, "batch head token dim"], b: Float[Tensor, "batch head token dim"], centred: bool
-) -> Float[Tensor, "batch head pair entry"]:
-    """`D -> D a^T + b D^T` as a matrix: row (i, j) holds a_j in the place of token i and b_i in that of token j.
-
-    `centred`: the rows of the result are centred too, `D a^T + b (C D)^T` for an a that is.
-    """
-    n, d = a.shape[-2:]
-    eye = torch.eye(n, dtype=a.dtype, device=a.device)
-    first = torch.einsum("im,bhjd->bhijmd", eye, a)
-    second = torch.einsum("jm,bhid->bhijmd", eye - 1 / n if centred else eye, b)
-    return (first + second).reshape(*a.shape[:2], n * n, n * d)

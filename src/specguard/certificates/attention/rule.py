@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specguard.certificates.attention import local as tightened
-from specguard.certificates.attention import lofast
+from specguard.certificates.attention import local, lofast, remainder
 from specguard.certificates.attention.point import AttentionPoint
 from specguard.certificates.attention.weights import Weights
 from specguard.certificates.layers.affine import expect
@@ -37,7 +36,7 @@ class AttentionNode(AttentionPoint):
             case "lofast2":
                 return lofast.lofast(self, radius, self.xi)
             case "local":
-                return tightened.smallest(self, radius)
+                return local.smallest(self, radius)
 
     def pull(self, g: Adjoint) -> Pull:
         """Back through P V and through the softmax; the three remainders of attention."""
@@ -58,7 +57,7 @@ class AttentionNode(AttentionPoint):
         wrong = wrong + 2 * w.mix * tau * self.slack_v * (k * w.size_q + q * w.size_k)
         wrong = wrong + 2 * w.mix * tau * (v + self.slack_v) * (self.slack_k * w.size_q + self.slack_q * w.size_k)
         slack = up(size_g * (wrong * w.size_o).sum(1) + (2 * UNIT * size_g if w.skip else 0.0))
-        return Pull(adjoint, slack, tightened.attention_remainder(self, G, M, K, size_g))
+        return Pull(adjoint, slack, remainder.attention_remainder(self, G, M, K, size_g))
 
 
 def attention(layer: AnyAttention, residual: float | None = None) -> Rule:

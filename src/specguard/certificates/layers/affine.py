@@ -3,29 +3,25 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import fold, interpolate, pad, unfold
+from torch.nn.functional import fold, interpolate, unfold
 
 from specguard.certificates.node import Adjoint, Method, Pull, Radius, Rule, length, product_slack, up
 from specguard.errors import ConfigError
 from specguard.linalg import UNIT, gamma, upper_gram, upper_length, upper_svd
 from specguard.nn import (
-    ClassPool,
     ClassToken,
     LayerScale,
-    MeanPool,
     Normalise,
     PatchEmbedding,
     Positions,
     Resize,
     TokenBatchNorm,
-    TokenConvolution,
 )
-from specguard.nn.settings import bias_of, count, kernel_width, number, patch_side
+from specguard.nn.settings import bias_of, count, number, patch_side
 
 
 @dataclass(frozen=True)
@@ -229,40 +225,6 @@ def positions(layer: Positions) -> Rule:
     return at
 
 
-def class_pool(layer: ClassPool) -> Rule:
-    """The first token."""
-
-    def at(x: Tensor) -> Affine:
-        if x.ndim != 3:
-            raise ConfigError(f"it takes tokens, not points of shape {tuple(x.shape[1:])}")
-
-        def transpose(g: Adjoint) -> Adjoint:
-            return pad(g[:, :, None], (0, 0, 0, x.shape[1] - 1))
-
-        return Affine(x[:, 0], x.new_zeros(len(x)), 1.0, transpose, 0.0)
-
-    return at
-
-
-def mean_pool(layer: MeanPool) -> Rule:
-    """The mean of n tokens: a map of norm 1 / sqrt(n)."""
-    skip = count("skip", layer.skip)
-
-    def at(x: Tensor) -> Affine:
-        tokens = x.shape[1] - skip
-        if x.ndim != 3 or tokens < 1:
-            raise ConfigError(f"there is no mean of the tokens behind {skip} of {tuple(x.shape[1:])}")
-        norm = (1 + gamma(8)) / math.sqrt(tokens)
-        slack = product_slack(tokens, length(x) * norm)
-
-        def transpose(g: Adjoint) -> Adjoint:
-            return pad((g / tokens)[:, :, None].expand(-1, -1, tokens, -1), (0, 0, skip, 0))
-
-        return Affine(x[:, skip:].mean(1), slack, norm, transpose, 2 * UNIT)
-
-    return at
-
-
 def identity(layer: nn.Identity | nn.Dropout) -> Rule:
     """Nothing; dropout in eval mode is that too."""
     return _unchanged
@@ -273,61 +235,3 @@ def flatten(layer: nn.Flatten) -> Rule:
     if (layer.start_dim, layer.end_dim) != (1, -1):
         raise ConfigError("only Flatten() of everything behind the batch is known")
     return lambda x: Affine(x.flatten(1), x.new_zeros(len(x)), 1.0, lambda g: g.unflatten(2, x.shape[1:]), 0.0)
-
-
-def token_convolution(layer: TokenConvolution) -> Rule:
-    """Convolutions along the tokens, group by group, then a linear map of all groups together."""
-    convolutions: list[Any] = list(layer.kernels)
-    for conv in convolutions:
-        kernel_width(conv)
-    out = linear(layer.out)
-    kernels = [conv.weight.detach() for conv in convolutions]
-    biases = [bias_of(conv) for conv in convolutions]
-    sizes = [float(length(W[None])[0]) for W in kernels]
-
-    def at(x: Tensor) -> Affine:
-        expect(x, sum(W.shape[1] for W in kernels), 3)
-        tokens, mixed = x.shape[1], []
-        slack = x.new_zeros(len(x))
-        for W, b, size, group in zip(kernels, biases, sizes, x.chunk(len(kernels), 2), strict=True):
-            mixed.append(_windows(group, W.shape[2]) @ W.flatten(1).mT + b)
-            reach = math.sqrt(W.shape[2]) * length(group) * size + math.sqrt(tokens) * float(upper_length(b))
-            slack = slack + product_slack(W[0].numel(), reach)
-        norm = max(_convolution_norm(W, tokens) for W in kernels)
-        last = out(torch.cat(mixed, 2))
-        assert isinstance(last, Affine)
-
-        def transpose(g: Adjoint) -> Adjoint:
-            groups = last.transpose(g).chunk(len(kernels), 3)
-            return torch.cat([_correlated(part, W) for part, W in zip(groups, kernels, strict=True)], 3)
-
-        widest = max(math.sqrt(W.shape[2]) * size for W, size in zip(kernels, sizes, strict=True))
-        error = widest * (last.error + gamma(max(W[0].numel() for W in kernels) + 4) * last.norm)
-        return Affine(last.output, up(last.slack + slack * last.norm), norm * last.norm, transpose, error)
-
-    return at
-
-
-def _windows(x: Tensor, width: int) -> Tensor:
-    """For every token the numbers of its neighbours, channels first, zero beyond the ends."""
-    return pad(x, (0, 0, width // 2, width // 2)).unfold(-2, width, 1).flatten(-2)
-
-
-def _correlated(g: Tensor, W: Tensor) -> Tensor:
-    """The transpose of a convolution: the convolution by the kernel turned around."""
-    return _windows(g, W.shape[2]) @ W.flip(2).transpose(0, 1).flatten(1).mT
-
-
-def _convolution_norm(W: Float[Tensor, "out in width"], tokens: int) -> float:
-    """The norm of a convolution over `tokens`, zero beyond the ends, from above.
-
-    It is a part of the circulant convolution of `N = tokens + width - 1` points, whose norm is the largest
-    `||sum_k W_k exp(-2 pi i k m / N)||` over m; complex matrices are taken as real ones of twice the size.
-    """
-    width, points = W.shape[2], tokens + W.shape[2] - 1
-    steps = torch.arange(width, device=W.device)
-    angles = (torch.arange(points, device=W.device)[:, None] * steps % points).to(W.dtype) * (2 * math.pi / points)
-    real, imaginary = (torch.einsum("oik,mk->moi", W, wave(angles)) for wave in (torch.cos, torch.sin))
-    whole = torch.cat([torch.cat([real, -imaginary], 2), torch.cat([imaginary, real], 2)], 1)
-    taps = sum(float(length(W[None, :, :, k])[0]) for k in range(width))
-    return float(upper_gram(whole).amax()) + 2 * gamma(width + 64) * taps

@@ -12,7 +12,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from specguard.certificates.layers import curves as activations
+from specguard.certificates.layers import curves
 from specguard.certificates.layers.activations import Neurons, mapped
 from specguard.certificates.layers.affine import upper_norm
 from specguard.certificates.node import Adjoint, Method, Pull, Radius, Rule, length, product_slack, up
@@ -21,11 +21,11 @@ from specguard.linalg import UNIT, gamma
 from specguard.nn import SLL, Softplus, Squareplus
 
 # All of them have slopes between 0 and 1.
-ACTIVATIONS: dict[type[nn.Module], Callable[[Any], activations.Activation]] = {
-    nn.ReLU: activations.relu,
-    nn.Tanh: activations.tanh,
-    Softplus: activations.softplus,
-    Squareplus: activations.squareplus,
+ACTIVATIONS: dict[type[nn.Module], Callable[[Any], curves.Activation]] = {
+    nn.ReLU: curves.relu,
+    nn.Tanh: curves.tanh,
+    Softplus: curves.softplus,
+    Squareplus: curves.squareplus,
 }
 _FARTHEST = 300.0  # between logarithms of q: beyond it, their ratios vanish or overflow
 

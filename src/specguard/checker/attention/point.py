@@ -1,176 +1,23 @@
-"""Attention once more, in NumPy boxes, for the checker of certificates.
-
-    F(X) = H X + concat_l(P_l (X W_l^V + b_l^V)) W^O + b^O,   P_l = mix_l softmax(S_l) + fixed_l
-
-`tau = 1 / sqrt(head_dim)`, `a = K W^Q^T`, `b = Q W^K^T`, `C = I - 1 1^T / n`, as in the ledger. Where tokens x dim
-is at most 1024, the matrices of the linear part, of the derivative and of the logits' derivative are formed and
-their norms taken; above that the factored bounds serve.
-"""
+"""Attention once more, in NumPy boxes, for the checker of certificates: its bounds and its adjoint."""
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
-from specguard.checker.attention.weights import Weights
-from specguard.checker.enclosure import Array, Box, joined, largest_eigenvalue, longest, outward, spectral
+from specguard.checker.attention.norms import AttentionNorms, kronecker, unstack
+from specguard.checker.enclosure import Array, Box, largest_eigenvalue, longest, outward, spectral
 from specguard.checker.node import Remainder
 
-DENSE, FORMED = 1024, 512
+FORMED = 512
 _SECOND = math.sqrt(6) / 18
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(AttentionNorms):
     """Attention at the tokens X of one image."""
 
-    w: Weights
-    X: Box
     affine = False
-
-    @cached_property
-    def Q(self) -> Box:
-        return self.X @ self.w.Wq + self.w.bq[:, None]
-
-    @cached_property
-    def K(self) -> Box:
-        return self.X @ self.w.Wk + self.w.bk[:, None]
-
-    @cached_property
-    def V(self) -> Box:
-        return self.X @ self.w.Wv + self.w.bv[:, None]
-
-    @cached_property
-    def S(self) -> Box:
-        products = self.Q @ self.K.T * self.w.tau
-        return products if self.w.bias is None else products + self.w.bias
-
-    @cached_property
-    def p(self) -> Box:
-        return self.S.softmax()
-
-    @cached_property
-    def P(self) -> Box:
-        mixed = self.p * self.w.mix[:, None, None]
-        return mixed if self.w.fixed is None else mixed + self.w.fixed
-
-    @cached_property
-    def output(self) -> Box:
-        each = self.P @ self.V @ self.w.Wo
-        total = each.sum(0) + self.w.bo
-        return self.X + total if self.w.skip else total
-
-    # Norms ------------------------------------------------------------------------------------------------------
-
-    @property
-    def _n(self) -> int:
-        return self.X.shape[0]
-
-    @property
-    def small(self) -> bool:
-        return self.X.shape[0] * self.X.shape[1] <= DENSE
-
-    @cached_property
-    def a(self) -> Box:
-        return self.K @ self.w.Wq.T
-
-    @cached_property
-    def b(self) -> Box:
-        return self.Q @ self.w.Wk.T
-
-    @cached_property
-    def centred_a(self) -> Box:
-        return self.a - self.a.mean(-2, True)
-
-    @cached_property
-    def mu(self) -> Array:
-        """`||D -> D (C a)^T + b (C D)^T||` per head."""
-        return self._logit_norm(self.centred_a, True)
-
-    @cached_property
-    def mu_uncentred(self) -> Array:
-        """`||M_l(X)||` of LoFAST, appendix B.4."""
-        return self._logit_norm(self.a, False)
-
-    def _logit_norm(self, a: Box, centred: bool) -> Array:
-        norm_a, norm_b = spectral(a), spectral(self.b)
-        square = outward(spectral(joined([a, self.b], -2)) ** 2 + 2 * norm_a * norm_b)
-        bound = outward(np.sqrt(square))
-        if self.small:
-            bound = np.minimum(bound, spectral(self._logit_operator(a, centred)))
-        return np.asarray(bound)
-
-    def _logit_operator(self, a: Box, centred: bool) -> Box:
-        """Row (i, j) holds a_j in the place of token i, and b_i in that of token j, centred over j or not."""
-        n, d = self.X.shape
-        share = Box.exact(np.eye(n)) - (Box.exact(1.0) / float(n) if centred else 0.0)
-        first = np.zeros((len(a.mid), n, n, n, d))
-        wrong = np.zeros_like(first)
-        for i in range(n):
-            first[:, i, :, i], wrong[:, i, :, i] = a.mid, a.rad
-        second = self.b[:, :, None, None, :] * share[None, None, :, :, None]
-        whole = Box(first, wrong) + second
-        return whole.moved(lambda x: x.reshape(len(x), n * n, n * d))
-
-    @cached_property
-    def xi(self) -> Array:
-        return np.asarray(outward(spectral(self.a) + spectral(self.b)))
-
-    @cached_property
-    def norm_cv(self) -> Array:
-        return np.asarray(spectral(self.V - self.V.mean(-2, True)))
-
-    @cached_property
-    def norm_xvo(self) -> Array:
-        return np.asarray(spectral(self.X @ self.w.VO))
-
-    @cached_property
-    def norm_p(self) -> Array:
-        return np.asarray(spectral(self.P))
-
-    @cached_property
-    def lam_clean(self) -> Array:
-        first = self.p.mid.argmax(-1)[..., None] == np.arange(self._n)
-        missing = outward(2 * np.where(first, 0.0, self.p.size).sum(-1) * (1 + 1e-12) + 1e-250)
-        return np.minimum(np.minimum(self.p.size.max(-1), missing), 0.5).max(-1)
-
-    @cached_property
-    def _linear_part(self) -> Box:
-        """`H (x) I + sum_l P_l (x) (W_l^V W_l^O)^T`, tokens outer."""
-        n, d = self.X.shape
-        total = Box.exact(np.eye(n * d) if self.w.skip else np.zeros((n * d, n * d)))
-        for P, VO in zip(_each(self.P), _each(self.w.VO), strict=True):
-            total = total + _kronecker(P, VO.T)
-        return total
-
-    @cached_property
-    def zeta(self) -> float:
-        both = min(self.norm_p.max() * self.w.all_v * self.w.o, (self.norm_p * self.w.vo).sum())
-        factored = outward(outward(both) + (1.0 if self.w.skip else 0.0))
-        return float(min(factored, spectral(self._linear_part)) if self.small else factored)
-
-    @cached_property
-    def derivative_norm(self) -> float | None:
-        """`||DF(X)||`, where its matrix is small."""
-        if not self.small:
-            return None
-        n, d = self.X.shape
-        total = self._linear_part
-        scale = self.w.tau * self.w.mix
-        for head in range(self.p.shape[0]):
-            p, VO = self.p[head], self.V[head] @ self.w.Wo[head]
-            centre = p @ VO
-            U = p[:, :, None] * (VO[None] - centre[:, None]) * scale[head]  # query, key, out
-            keys = U[:, :, :, None] * self.b[head][:, None, None, :]  # query, key, out, in: the key moves
-            own = U.moved(lambda x: x.transpose(0, 2, 1)) @ self.centred_a[head]  # query, out, in: the query moves
-            block = keys.moved(lambda x: x.transpose(0, 2, 1, 3))
-            mid, rad = np.zeros((n, d, n, d)), np.zeros((n, d, n, d))
-            for i in range(n):
-                mid[i, :, i], rad[i, :, i] = own.mid[i], own.rad[i]
-            whole = block + Box(mid, rad)
-            total = total + whole.moved(lambda x: x.reshape(n * d, n * d))
-        return float(spectral(total))
 
     # Bounds -----------------------------------------------------------------------------------------------------
 
@@ -312,7 +159,7 @@ class Attention:
         n, d = self.X.shape
         centre = Box.exact(np.eye(n)) - Box.exact(1.0) / float(n)
         total = product = Box.exact(np.zeros((n * d, n * d)))
-        for head, L in enumerate(_each(self._logit_operator(self.centred_a, True))):
+        for head, L in enumerate(unstack(self._logit_operator(self.centred_a, True))):
             a, b = longest(self.centred_a[head]), longest(self.b[head], 1)
             size, reach = longest(N[head], 1), self.w.most_tau * np.sqrt(a * a + b * b)
             alpha = np.where((size > 0) & (reach > 0), size / np.where(reach > 0, reach, 1.0), 1.0)
@@ -320,16 +167,7 @@ class Attention:
             scale = Box.exact(np.repeat(outward(weights[head] + alpha / 4), n)[:, None])
             total = total + L.T @ (L * scale) * (self.w.tau * self.w.tau)
             values = N[head].T @ (N[head] * Box.exact(outward(0.25 / alpha)[:, None]))
-            total = total + _kronecker(centre, values)
-            product = product + _kronecker(K[head], self.w.Wq[head] @ self.w.Wk[head].T) * self.w.tau
+            total = total + kronecker(centre, values)
+            product = product + kronecker(K[head], self.w.Wq[head] @ self.w.Wk[head].T) * self.w.tau
         both = (total + product, total - product)  # either sign of the product may make a margin fall
         return max(largest_eigenvalue((matrix + matrix.T) * 0.5) for matrix in both)
-
-
-def _kronecker(A: Box, B: Box) -> Box:
-    product = A[:, None, :, None] * B[None, :, None, :]
-    return product.moved(lambda x: x.reshape(A.shape[0] * B.shape[0], -1))
-
-
-def _each(x: Box) -> list[Box]:
-    return [x[i] for i in range(x.shape[0])]

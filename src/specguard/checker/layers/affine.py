@@ -1,7 +1,5 @@
-"""Affine maps in boxes: linear layers, patches, resizing, tokens put before others or taken out, convolutions."""
+"""Affine maps in boxes: linear layers, patches, resizing, tokens put before others."""
 
-import itertools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -101,85 +99,6 @@ def prepended(token: Box) -> Maker:
     return lambda x: Linear(joined([token, x], 0), 1.0, lambda g: g[:, token.shape[0] :])
 
 
-def first_token(x: Box) -> Linear:
-    def transpose(g: Box) -> Box:
-        return g.moved(lambda a: np.pad(a[:, None], ((0, 0), (0, x.shape[0] - 1), (0, 0))))
-
-    return Linear(x[0], 1.0, transpose)
-
-
-def mean_token(skip: int) -> Maker:
-    """The mean of the tokens behind the first few."""
-
-    def at(x: Box) -> Linear:
-        count = x.shape[0] - skip
-
-        def transpose(g: Box) -> Box:
-            each = g / float(count)
-            return each.moved(lambda a: np.pad(np.repeat(a[:, None], count, 1), ((0, 0), (skip, 0), (0, 0))))
-
-        return Linear(x[skip:].mean(0), float(outward(1 / math.sqrt(count))), transpose)
-
-    return at
-
-
 def flattened(x: Box) -> Linear:
     shape = x.shape
     return Linear(x.moved(np.ravel), 1.0, lambda g: g.moved(lambda a: a.reshape(len(a), *shape)))
-
-
-def token_convolution(kernels: list[tuple[Box, Box]], W: Box, b: Box) -> Maker:
-    """Convolutions along the tokens, group by group, zero beyond the ends, then a linear map.
-
-    The norm of one is at most that of the circulant convolution on enough points, `max_m ||sum_k W_k z_m^k||`.
-    """
-    out = linear(W, b)
-
-    def at(x: Box) -> Linear:
-        tokens, parts, begin, norm = x.shape[0], [], 0, 0.0
-        slices = []
-        for kernel, bias in kernels:
-            group = slice(begin, begin + kernel.shape[1])
-            slices.append(group)
-            parts.append(_along(x[:, group], kernel) + bias)
-            begin = group.stop
-            norm = max(norm, _circulant_norm(kernel, tokens))
-        last = out(joined(parts, 1))
-        assert isinstance(last, Linear)
-
-        def transpose(g: Box) -> Box:
-            g = last.transpose(g)
-            turned = [kernel.moved(lambda a: a[:, :, ::-1].swapaxes(0, 1)) for kernel, _ in kernels]
-            return joined([_along(g[..., s], k) for s, k in zip(_outputs(kernels), turned, strict=True)], -1)
-
-        return Linear(last.output, float(outward(norm * last.norm)), transpose)
-
-    return at
-
-
-def _outputs(kernels: list[tuple[Box, Box]]) -> list[slice]:
-    ends = np.cumsum([0, *(kernel.shape[0] for kernel, _ in kernels)])
-    return [slice(int(a), int(b)) for a, b in itertools.pairwise(ends)]
-
-
-def _along(x: Box, kernel: Box) -> Box:
-    """`y_t = sum_k x_{t + k - centre} W_k^T`."""
-    width, tokens = kernel.shape[2], x.shape[-2]
-    half = width // 2
-    wide = x.moved(lambda a: np.pad(a, [(0, 0)] * (a.ndim - 2) + [(half, half), (0, 0)]))
-    total = Box.exact(0.0)
-    for k in range(width):
-        total = total + wide[..., k : k + tokens, :] @ kernel[:, :, k].T
-    return total
-
-
-def _circulant_norm(kernel: Box, tokens: int) -> float:
-    width = kernel.shape[2]
-    points = tokens + width - 1
-    largest = 0.0
-    for m in range(points // 2 + 1):
-        angle = 2 * math.pi / points * ((m * np.arange(width)) % points)
-        real, imaginary = ((kernel * Box(wave(angle), np.full(width, 1e-13))).sum(2) for wave in (np.cos, np.sin))
-        whole = joined([joined([real, -imaginary], 1), joined([imaginary, real], 1)], 0)
-        largest = max(largest, float(spectral(whole)))
-    return largest

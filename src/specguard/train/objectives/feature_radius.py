@@ -1,4 +1,4 @@
-"""The feature radius: how far an attack can move the input of the head, by T1 in single precision, with gradients.
+"""How far an attack can move what the head reads, as training sees it: T1 in single precision, with gradients.
 
 The walk is over the layers of certifiable networks, and does the forward pass as well. It is an estimate: norms
 that are known by construction are believed, others are taken from an SVD without slack, and nothing is rounded up.
@@ -6,6 +6,8 @@ What is certified is decided later, by the rules of `certify`, which share nothi
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -16,9 +18,11 @@ from specguard.errors import ConfigError
 from specguard.nn import (
     SLL,
     Attention,
+    Block,
     LayerProject,
     MaxMin,
     MeanPool,
+    Network,
     Normalise,
     PatchEmbedding,
     Positions,
@@ -30,17 +34,16 @@ from specguard.nn import (
 )
 from specguard.nn.lipschitz import Blocks
 
-Radius = Float[Tensor, " batch"]
+Reach = Float[Tensor, " batch"]
 _SQUARINGS = 3
 _FAR = 2.0  # logits that move as far may make any probability anything
-_SHORTENING = (MaxMin, SLL, nn.ReLU, nn.Tanh)
-_KEEPING = (Positions, nn.Flatten, nn.Identity)
+_SEQUENCES = (nn.Sequential, Block, Network)
 _GELU_SLOPE = 1.1290
 
 
 def estimate_feature_radius(
     model: nn.Module, images: Float[Tensor, "batch *shape"], eps: float, head: str = "head"
-) -> tuple[Float[Tensor, "batch class_"], Radius]:
+) -> tuple[Float[Tensor, "batch class_"], Reach]:
     """The logits, and how far an attack of l2 radius `eps` moves the head's input, image by image.
 
     `zeta delta + ||W^O|| sqrt(sum_l [lam_l tau delta (mu_l + delta ||B_l||) (||C V_l|| + delta ||W_l^V||)]^2)` at
@@ -59,32 +62,47 @@ def estimate_feature_radius(
     raise ConfigError(f"the model has no layer named {head!r}; name its last linear layer as `head`")
 
 
-def _step(layer: nn.Module, x: Tensor, delta: Radius) -> tuple[Tensor, Radius]:
-    match layer:
-        case nn.Sequential():
-            for inner in layer:
-                x, delta = _step(inner, x, delta)
-            return x, delta
-        case Residual():
-            change, more = _step(layer.branch, x, delta)
-            return x + layer.scale * change, delta + abs(layer.scale) * more
-        case Attention() | SkipAttention():
-            return _attention(layer, x, delta)
-        case LayerProject() | SmoothProject():
-            return layer(x), delta * _slope(layer, x, delta)
-        case Normalise():
-            return layer(x), delta / layer.std.min()
-        case PatchEmbedding():
-            return layer(x), delta * _norm(layer.map)
-        case nn.Linear():
-            return layer(x), delta * _norm(layer)
-        case MeanPool():
-            return layer(x), delta / math.sqrt(x.shape[1] - layer.skip)
-        case nn.GELU():
-            return layer(x), delta * _GELU_SLOPE
-    if isinstance(layer, _KEEPING + _SHORTENING):
-        return layer(x), delta
-    raise ConfigError(f"the reach of an attack behind a {_name(layer)} is not known to training")
+def _step(layer: Any, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
+    kind = type_before_parametrizations(layer)
+    if kind in _SEQUENCES:
+        for inner in layer:
+            x, delta = _step(inner, x, delta)
+        return x, delta
+    if kind is Residual:
+        change, more = _step(layer.branch, x, delta)
+        return x + layer.scale * change, delta + abs(layer.scale) * more
+    if kind not in BOUNDS:
+        raise ConfigError(f"the reach of an attack behind a {_name(layer)} is not known to training")
+    return BOUNDS[kind](layer, x, delta)
+
+
+def _unchanged(layer: nn.Module, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
+    """Of a layer that is 1-Lipschitz."""
+    return layer(x), delta
+
+
+def _linear(layer: nn.Linear, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
+    return layer(x), delta * _norm(layer)
+
+
+def _patches(layer: PatchEmbedding, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
+    return layer(x), delta * _norm(layer.map)
+
+
+def _normalise(layer: Normalise, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
+    return layer(x), delta / layer.std.min()
+
+
+def _mean_pool(layer: MeanPool, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
+    return layer(x), delta / math.sqrt(x.shape[1] - layer.skip)
+
+
+def _gelu(layer: nn.GELU, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
+    return layer(x), delta * _GELU_SLOPE
+
+
+def _project(layer: LayerProject | SmoothProject, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
+    return layer(x), delta * _slope(layer, x, delta)
 
 
 def _norm(layer: nn.Linear | nn.Conv2d) -> Tensor | float:
@@ -95,7 +113,7 @@ def _norm(layer: nn.Linear | nn.Conv2d) -> Tensor | float:
         return torch.linalg.matrix_norm(layer.weight.flatten(1), 2)
 
 
-def _slope(layer: LayerProject | SmoothProject, x: Tensor, delta: Radius) -> Radius:
+def _slope(layer: LayerProject | SmoothProject, x: Tensor, delta: Reach) -> Reach:
     """The largest slope of a projection at the token norms that can be reached: that along the sphere."""
     shortest = (torch.linalg.vector_norm(x, dim=-1).amin(-1) - delta).clamp(min=0)
     if isinstance(layer, LayerProject):
@@ -103,7 +121,7 @@ def _slope(layer: LayerProject | SmoothProject, x: Tensor, delta: Radius) -> Rad
     return layer.radius * (layer.radius**2 + shortest.square()).rsqrt()
 
 
-def _attention(layer: Attention | SkipAttention, x: Tensor, delta: Radius) -> tuple[Tensor, Radius]:
+def _attention(layer: Attention | SkipAttention, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
     """T1, all heads at once; the linear part by `||W^O|| max_l ||P_l|| ||W^V||`."""
     q, k, v = layer.qkv(x).unflatten(-1, (3, layer.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
     tau = q.shape[-1] ** -0.5
@@ -160,3 +178,24 @@ def _spectral(A: Float[Tensor, "*stack row column"]) -> Float[Tensor, "*stack"]:
 
 def _name(layer: nn.Module) -> str:
     return type_before_parametrizations(layer).__name__
+
+
+# Of a layer, its input and the distance that this moves: its output, and the distance that this moves.
+BOUNDS: dict[type[nn.Module], Callable[[Any, Tensor, Reach], tuple[Tensor, Reach]]] = {
+    nn.Linear: _linear,
+    nn.Identity: _unchanged,
+    nn.Flatten: _unchanged,
+    nn.GELU: _gelu,
+    nn.ReLU: _unchanged,
+    nn.Tanh: _unchanged,
+    MaxMin: _unchanged,
+    SLL: _unchanged,
+    Normalise: _normalise,
+    PatchEmbedding: _patches,
+    Positions: _unchanged,
+    MeanPool: _mean_pool,
+    LayerProject: _project,
+    SmoothProject: _project,
+    Attention: _attention,
+    SkipAttention: _attention,
+}

@@ -1,12 +1,11 @@
-"""Layers that models from elsewhere are made of: normalised heads, attention without its maps, and other pools.
+"""Attention without its linear maps: every head is given its own [q | k | v].
 
 Heads have channels of their own, and share a perturbation: `sum_l delta_l^2 <= delta^2`. So bounds S_l that grow at
 least as fast as delta give `sqrt(sum_l S_l(delta_l)^2) <= max_l S_l(delta)`, the worst of the heads with the whole
 delta, and remainders R_l that grow at least as fast as delta^2 give `sum_l R_l(delta_l) <= max_l R_l(delta)`.
 """
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -14,137 +13,16 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specguard.certificates.attention.point import PerHead, upper_softmax_slope, upper_spectral
+from specguard.certificates.attention.forward import PerHead
+from specguard.certificates.attention.norms import upper_spectral
 from specguard.certificates.attention.rule import AttentionNode
+from specguard.certificates.attention.softmax import upper_softmax_slope
 from specguard.certificates.attention.weights import Weights
-from specguard.certificates.layers.affine import Affine, expect
-from specguard.certificates.layers.norms import Radial, scaled_tokens
-from specguard.certificates.node import Adjoint, Method, Pull, Radius, Rule, Terms, product_slack, up
+from specguard.certificates.node import Adjoint, Method, Pull, Radius, Rule, Terms, up
 from specguard.errors import ConfigError
-from specguard.linalg import UNIT, gamma, upper_length
-from specguard.nn import ClassAndMean, CoreAttention, FirstTokens, HeadNorm
-from specguard.nn.settings import choice, count, positive
-
-# Pools ----------------------------------------------------------------------------------------------------------
-
-
-def first_tokens(layer: FirstTokens) -> Rule:
-    """The first tokens in one row."""
-    first = count("count", layer.count, 1)
-
-    def at(x: Tensor) -> Affine:
-        if x.ndim != 3 or first > x.shape[1]:
-            raise ConfigError(f"there are no first {first} tokens of {tuple(x.shape[1:])}")
-        rest = x.shape[1] - first
-
-        def transpose(g: Adjoint) -> Adjoint:
-            return pad(g.unflatten(2, (first, -1)), (0, 0, 0, rest))
-
-        return Affine(x[:, :first].flatten(1), x.new_zeros(len(x)), 1.0, transpose, 0.0)
-
-    return at
-
-
-def class_and_mean(layer: ClassAndMean) -> Rule:
-    """The class token and the mean of n tokens: a map A with `A A^T = ((1, c), (c, 1 / n))` per channel.
-
-    c is 0, and the norm 1, unless the class token is one of those n: then c is 1 / n.
-
-    Guarantee: the norm is exact, rounded up.
-    """
-    skip = count("skip", layer.skip)
-
-    def at(x: Tensor) -> Affine:
-        if x.ndim != 3 or skip >= x.shape[1]:
-            raise ConfigError(f"there is no mean of the tokens behind {skip} of {tuple(x.shape[1:])}")
-        tokens = x.shape[1] - skip
-        share = 1 / tokens
-        common = 0.0 if skip else share
-        norm = math.sqrt((1 + share + math.hypot(1 - share, 2 * common)) / 2) * (1 + gamma(16))
-
-        def transpose(g: Adjoint) -> Adjoint:
-            first, mean = g.chunk(2, 2)
-            spread = pad((mean / tokens)[:, :, None].expand(-1, -1, tokens, -1), (0, 0, skip, 0))
-            return spread + pad(first[:, :, None], (0, 0, 0, x.shape[1] - 1))
-
-        output = torch.cat([x[:, 0], x[:, skip:].mean(1)], 1)
-        slack = product_slack(tokens, upper_length(x.flatten(1)))
-        return Affine(output, slack, norm, transpose, 8 * UNIT)
-
-    return at
-
-
-# Normalised queries and keys ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class HeadNorms:
-    """[q | k | v] with every head of q and of k a token that is scaled by its own length, and v as it is.
-
-    Guarantee: `spread` and the remainder are upper bounds, rounding included.
-    """
-
-    q: Radial
-    k: Radial
-    v: Float[Tensor, "batch token head channel"]
-    affine = False
-
-    @property
-    def output(self) -> Tensor:
-        return torch.stack([self.q.output, self.k.output, self.v], 2).flatten(2)
-
-    @property
-    def slack(self) -> Float[Tensor, " batch"]:
-        return up(self.q.slack + self.k.slack)
-
-    def spread(self, radius: Radius, method: Method) -> Radius:
-        """Of q, of k or of v with the whole radius, whichever is the largest."""
-        normed = torch.maximum(self.q.spread(radius, method), self.k.spread(radius, method))
-        return up(torch.maximum(normed, radius))
-
-    def pull(self, g: Adjoint) -> Pull:
-        """As of one layer with the heads of q and of k as its tokens; v hands its part on."""
-        parts = g.unflatten(3, (3, *self.v.shape[2:])).movedim(3, 2)
-        through = self._together.pull(parts[:, :, :2])
-        adjoint = torch.cat([through.adjoint, parts[:, :, 2:]], 2).movedim(2, 3).flatten(3)
-        return Pull(adjoint, through.slack, through.remainder)
-
-    @cached_property
-    def _together(self) -> Radial:
-        """q and k as tokens of one, in this order, each with its gain."""
-        return replace(
-            self.q,
-            output=torch.stack([self.q.output, self.k.output], 1),
-            slack=self.slack,
-            unit=torch.cat([self.q.unit, self.k.unit], 1),
-            length=torch.cat([self.q.length, self.k.length], 1),
-            blur=torch.cat([self.q.blur, self.k.blur], 1),
-            gain=torch.stack([self.q.gain, self.k.gain])[:, None, None],  # part, token, head, channel
-        )
-
-
-def head_norm(layer: HeadNorm) -> Rule:
-    """LayerNorm or RMSNorm of every head of q and of k, as the smooth projection of radius `sqrt(head_dim eps)`."""
-    eps, heads, width = positive("eps", layer.eps), count("heads", layer.heads, 1), layer.gain.shape[1]
-    centred = choice("centred", layer.centred, True, False) is True
-    R, stretch = math.sqrt(width * eps), 1 / math.sqrt(eps)
-    of_q, of_k = (
-        scaled_tokens(R, stretch, gain, shift, hard=False, centred=centred)
-        for gain, shift in zip(layer.gain, layer.shift, strict=True)
-    )
-
-    def at(x: Tensor) -> HeadNorms:
-        expect(x, 3 * heads * width, 3)
-        q, k, v = x.unflatten(2, (3, heads, width)).unbind(2)
-        normed_q, normed_k = of_q(q), of_k(k)
-        assert isinstance(normed_q, Radial)
-        assert isinstance(normed_k, Radial)
-        return HeadNorms(normed_q, normed_k, v)
-
-    return at
-
-
-# Attention without its maps -------------------------------------------------------------------------------------
+from specguard.linalg import upper_length
+from specguard.nn import CoreAttention
+from specguard.nn.settings import count
 
 
 class Selectors(Weights):

@@ -1,8 +1,8 @@
-"""Models written again in few operations, for programs that do not take fused attention, norms, erf or where.
+"""Lower a model to primitive operations, for programs that do not take fused attention, norms, erf or where.
 
-Products, sums, means, linear maps, convolutions, relu, tanh, sigmoid, exp, log, roots and reciprocals are all that
-is left. Sizes are those of one image, written out as constants. `x ** 2` is nowhere: squares are products. GELU by
-erf cannot be written so, and is refused.
+The primitive operations are products, sums, means, linear maps, convolutions, relu, tanh, sigmoid, exp, log, roots
+and reciprocals. The input shape is that of one image, and all sizes are constants. `x ** 2` is nowhere: squares are
+products. GELU by erf has no such form and is refused.
 """
 
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specguard.certificates import lowered_layers as rewritten
-from specguard.certificates.lowered_layers import Function
+from specguard.certificates.lowering import layers
+from specguard.certificates.lowering.layers import Function
 from specguard.certificates.rules import program
 from specguard.errors import ConfigError
 from specguard.nn import (
@@ -50,8 +50,8 @@ from specguard.nn import (
 Maker = Callable[[Any, Tensor], nn.Module | Function]  # of a layer, and of one input to it
 
 
-class _Written(nn.Module):
-    """A layer written again as a function."""
+class _Lowered(nn.Module):
+    """A layer lowered to a function."""
 
     def __init__(self, function: Function) -> None:
         super().__init__()
@@ -61,42 +61,42 @@ class _Written(nn.Module):
         return self.function(x)
 
 
-def expressed(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
-    """`model` in float64, for one input of this shape at a time, in the operations listed above.
+def lower(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+    """`model` in float64, for one input of this shape at a time, in the primitive operations alone.
 
-    A layer that cannot be written so is an error that names it, and so is whatever proofs refuse.
+    A layer that has no lowering is an error that names it, and so is whatever proofs refuse.
     """
     program(model)  # exact types, eval mode, no hooks
     plain = materialised(model).eval().requires_grad_(False).double().cpu()
     with torch.no_grad():
-        written, _ = _written("", plain, torch.full((1, *shape), 0.5, dtype=torch.float64))
-    return written.eval()
+        lowered, _ = _lower("", plain, torch.full((1, *shape), 0.5, dtype=torch.float64))
+    return lowered.eval()
 
 
-def _written(name: str, layer: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
-    """A layer written again, and its output at x."""
+def _lower(name: str, layer: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
+    """A lowered layer, and its output at x."""
     kind = type(layer)
     if kind in _SEQUENCES:
         parts = []
         for child, inner in layer._modules.items():
             if inner is not None:
-                part, x = _written(f"{name}.{child}".lstrip("."), inner, x)
+                part, x = _lower(f"{name}.{child}".lstrip("."), inner, x)
                 parts.append(part)
         return nn.Sequential(*parts), x
     if kind is Residual:
-        branch, change = _written(f"{name}.branch", layer.branch, x)  # type: ignore[arg-type]
+        branch, change = _lower(f"{name}.branch", layer.branch, x)  # type: ignore[arg-type]
         scale = float(layer.scale)  # type: ignore[arg-type]
         return _Skip(branch, scale), x + scale * change
-    if kind not in _MAKERS:
+    if kind not in LOWERINGS:
         raise ConfigError(
             f"{name or 'the model'} is a {kind.__name__}, which is not written in the operations that are left"
         )
     try:
-        made = _MAKERS[kind](layer, x)
+        made = LOWERINGS[kind](layer, x)
     except ConfigError as error:
         raise ConfigError(f"{name or 'the model'}: {error}") from None
-    written = made if isinstance(made, nn.Module) else _Written(made)
-    return written, written(x)
+    lowered = made if isinstance(made, nn.Module) else _Lowered(made)
+    return lowered, lowered(x)
 
 
 class _Skip(nn.Module):
@@ -111,9 +111,9 @@ class _Skip(nn.Module):
 class _Sll(nn.Module):
     def __init__(self, layer: SLL, x: Tensor) -> None:
         super().__init__()
-        self.inner = rewritten.linear_map(layer.weight, layer.bias)
-        self.activation, _ = _written("activation", layer.activation, self.inner(x))
-        self.outer = rewritten.linear_map(layer.weight.mT * (2 / layer.scale()))
+        self.inner = layers.linear_map(layer.weight, layer.bias)
+        self.activation, _ = _lower("activation", layer.activation, self.inner(x))
+        self.outer = layers.linear_map(layer.weight.mT * (2 / layer.scale()))
 
     def forward(self, x: Tensor) -> Tensor:
         return x - self.outer(self.activation(self.inner(x)))
@@ -124,39 +124,39 @@ def _itself(layer: nn.Module, x: Tensor) -> nn.Module:
 
 
 _SEQUENCES = (ViT, Block, Network, nn.Sequential)
-_MAKERS: dict[type[nn.Module], Maker] = {
+LOWERINGS: dict[type[nn.Module], Maker] = {
     nn.Linear: _itself,
     nn.ReLU: _itself,
     nn.Tanh: _itself,
-    nn.Flatten: lambda layer, x: rewritten.Reshaped(*layer(x).shape),
+    nn.Flatten: lambda layer, x: layers.Reshaped(*layer(x).shape),
     nn.Identity: _itself,
     nn.Dropout: lambda layer, x: nn.Identity(),
-    Normalise: rewritten.normalise,
-    Resize: rewritten.resize,
-    PatchEmbedding: rewritten.patches,
-    ClassToken: lambda layer, x: rewritten.Before(layer.token.detach()),
-    Positions: lambda layer, x: rewritten.Scaled(torch.ones((), dtype=x.dtype), layer.table.detach()),
+    Normalise: layers.normalise,
+    Resize: layers.resize,
+    PatchEmbedding: layers.patches,
+    ClassToken: lambda layer, x: layers.Before(layer.token.detach()),
+    Positions: lambda layer, x: layers.Scaled(torch.ones((), dtype=x.dtype), layer.table.detach()),
     ClassPool: lambda layer, x: lambda x: x[:, 0],
     MeanPool: lambda layer, x: lambda x: x[:, layer.skip :].mean(1),
-    LayerScale: lambda layer, x: rewritten.Scaled(layer.scale.detach()),
-    TokenBatchNorm: rewritten.batch_norm,
-    TokenConvolution: rewritten.Convolved,
-    LayerProject: rewritten.layer_project,
-    SmoothProject: rewritten.smooth_project,
-    nn.LayerNorm: rewritten.Normed,
-    nn.RMSNorm: rewritten.Normed,
-    nn.GELU: rewritten.gelu,
-    nn.SiLU: lambda layer, x: rewritten.silu,
+    LayerScale: lambda layer, x: layers.Scaled(layer.scale.detach()),
+    TokenBatchNorm: layers.batch_norm,
+    TokenConvolution: layers.Convolved,
+    LayerProject: layers.layer_project,
+    SmoothProject: layers.smooth_project,
+    nn.LayerNorm: layers.Normed,
+    nn.RMSNorm: layers.Normed,
+    nn.GELU: layers.gelu,
+    nn.SiLU: lambda layer, x: layers.silu,
     Softplus: lambda layer, x: lambda x: torch.log(torch.exp(x * layer.beta) + 1.0) * (1 / layer.beta),
     Squareplus: lambda layer, x: lambda x: (x + torch.sqrt(x * x + layer.b)) * 0.5,
-    MaxMin: rewritten.max_min,
-    GatedUnit: rewritten.gated_unit,
-    FirstTokens: rewritten.first_tokens,
+    MaxMin: layers.max_min,
+    GatedUnit: layers.gated_unit,
+    FirstTokens: layers.first_tokens,
     ClassAndMean: lambda layer, x: lambda x: torch.cat([x[:, 0], x[:, layer.skip :].mean(1)], 1),
-    HeadNorm: rewritten.HeadNormed,
-    CoreAttention: lambda layer, x: rewritten.Attended(layer.heads, x),
+    HeadNorm: layers.HeadNormed,
+    CoreAttention: lambda layer, x: layers.Attended(layer.heads, x),
     SLL: _Sll,
-    Attention: rewritten.attention,
-    SkipAttention: rewritten.skip_attention,
-    GatedPositionalAttention: rewritten.gated_attention,
+    Attention: layers.attention,
+    SkipAttention: layers.skip_attention,
+    GatedPositionalAttention: layers.gated_attention,
 }

@@ -1,4 +1,4 @@
-"""Layers written again, for one input of a known size, in the operations that `expressed` lists.
+"""Lower layers to primitive operations for a fixed input shape.
 
 A function of a layer and of one input to it returns a module, or a function of tensors.
 """

@@ -1,0 +1,111 @@
+"""The forward pass of dot-product attention: one for plain, gated and skip attention, with or without biases.
+
+    F(X) = H X + concat_l(P_l (X W_l^V + b_l^V)) W^O + b^O,      P_l = mix_l softmax(S_l) + fixed_l,
+    S_l = tau (X W_l^Q + b_l^Q) (X W_l^K + b_l^K)^T + bias_l,    tau = 1 / sqrt(head_dim)
+
+`mix = 1` and `fixed = 0` is plain attention; H is 0, or 1 for a residual block without anything in between.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from specguard.certificates.attention.weights import Weights
+from specguard.certificates.node import length, product_slack, up
+from specguard.linalg import UNIT, gamma, upper_length
+
+PerHead = Float[Tensor, "batch head"]
+Maps = Float[Tensor, "batch head token token"]
+
+
+@dataclass(frozen=True)
+class AttentionForward:
+    """Attention at X: its tensors, each computed on first use, and what each may be wrong by."""
+
+    w: Weights
+    X: Float[Tensor, "batch token dim"]
+
+    # The layer itself -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def q(self) -> Tensor:
+        return self.X[:, None] @ self.w.Wq + self.w.bq[:, None]
+
+    @cached_property
+    def k(self) -> Tensor:
+        return self.X[:, None] @ self.w.Wk + self.w.bk[:, None]
+
+    @cached_property
+    def v(self) -> Tensor:
+        return self.X[:, None] @ self.w.Wv + self.w.bv[:, None]
+
+    @cached_property
+    def S(self) -> Maps:
+        products = self.q @ self.k.mT * self.w.tau
+        return products if self.w.bias is None else products + self.w.bias
+
+    @cached_property
+    def softmax(self) -> Maps:
+        return self.S.softmax(-1)
+
+    @cached_property
+    def P(self) -> Maps:
+        """The mixed maps."""
+        mixed = self.softmax * self.w.mix[:, None, None]
+        return mixed if self.w.fixed is None else mixed + self.w.fixed(self.X.shape[1])
+
+    @cached_property
+    def output(self) -> Tensor:
+        mixed = (self.P @ self.v).transpose(1, 2).flatten(2) @ self.w.Wo.flatten(0, 1) + self.w.bo
+        return self.X + mixed if self.w.skip else mixed
+
+    # What the computed tensors may be wrong by, in the Frobenius norm -------------------------------------------
+
+    def _projection_slack(self, size: Tensor, b: Tensor) -> PerHead:
+        reach = length(self.X)[:, None] * size + math.sqrt(self.X.shape[1]) * upper_length(b)
+        return product_slack(self.X.shape[2], reach)
+
+    @cached_property
+    def slack_q(self) -> PerHead:
+        return self._projection_slack(self.w.size_q, self.w.bq)
+
+    @cached_property
+    def slack_k(self) -> PerHead:
+        return self._projection_slack(self.w.size_k, self.w.bk)
+
+    @cached_property
+    def slack_v(self) -> PerHead:
+        return self._projection_slack(self.w.size_v, self.w.bv)
+
+    @cached_property
+    def logit_slack(self) -> PerHead:
+        """How far any logit may be from the exact one."""
+        q, k = (upper_length(t).amax(-1) for t in (self.q, self.k))
+        products = self.slack_q * k + q * self.slack_k + self.slack_q * self.slack_k
+        wrong = self.w.tau * (products + gamma(self.q.shape[-1] + 8) * q * k)
+        if self.w.bias is not None:  # its addition, and what sums and differences with such logits then lose
+            wrong = wrong + 8 * UNIT * self.S.abs().amax((-1, -2))
+        return up(wrong)
+
+    @cached_property
+    def relative_slack(self) -> PerHead:
+        """How far, as a share of itself, any probability may be from the exact one."""
+        return up(torch.expm1(2 * self.logit_slack.clamp(max=300)) + gamma(2 * self.X.shape[1] + 64))
+
+    @cached_property
+    def slack_P(self) -> PerHead:
+        fixed = 0.0 if self.w.fixed is None else length(self.w.fixed(self.X.shape[1])) * self.w.fixed_error
+        return up((self.relative_slack + 64 * UNIT) * length(self.softmax, 2) * self.w.mix + fixed)
+
+    @cached_property
+    def slack(self) -> Float[Tensor, " batch"]:
+        P, v = length(self.P, 2), length(self.v, 2)
+        mixed = self.slack_P * (v + self.slack_v) + P * self.slack_v + gamma(self.X.shape[1] + 4) * P * v
+        mapped = mixed + gamma(self.w.Wo.shape[0] * self.w.Wo.shape[1] + 4) * P * v
+        bias = math.sqrt(self.X.shape[1]) * float(upper_length(self.w.bo))
+        total = (mapped * self.w.size_o).sum(1) + 4 * UNIT * (bias + length(self.output) + length(self.X))
+        return up(total)

@@ -1,0 +1,84 @@
+"""What linearising attention leaves out, seen by a functional of its output, from above."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from specguard.certificates.attention.norms import upper_spectral
+from specguard.certificates.attention.point import AttentionPoint
+from specguard.certificates.attention.quadratic_form import FORMED, upper_form
+from specguard.certificates.attention.softmax import SECOND
+from specguard.certificates.node import Radius, Terms, length, up
+from specguard.linalg import gamma, upper_length
+
+
+def attention_remainder(
+    node: AttentionPoint,
+    G: Float[Tensor, "rival batch head token head_dim"],
+    M: Float[Tensor, "rival batch head token key"],
+    K: Float[Tensor, "rival batch head token key"],
+    size_g: Float[Tensor, "rival batch"],
+) -> Callable[[Radius], Terms]:
+    """What linearising attention leaves out, against the adjoint: three terms summed over heads, or all together.
+
+    `product`    `||K|| tau ||B|| delta^2`: the product of moving queries and moving keys, through the softmax
+    `curvature`  `max_i w_i s^2`, `w_i = min(lam_i range(M_i) / 2, sqrt 6 / 18 |C M_i|)`: the softmax bends
+    `values`     `lam s ||N|| delta`: moving probabilities times moving values
+    `together`   the largest eigenvalue of their common quadratic form times `delta^2`, plus higher orders: in the
+                 place of the three where it is smaller, and where the matrix of the form is small
+
+    with `M = dm/dP`, `K = P (M - rowsum(P M))`, `N = dm/d(PV) W^V^T` and s the move of the logits.
+
+    Guarantee: their sum is at least `sup |<g, r(D)>|` over `||D|| <= delta`, rounding included.
+    Reference: certificates, section 3; `quadratic_form`.
+    """
+    w = node.w
+    # M is right to this much, and so are K (as a share of it), the ranges of its rows and their lengths.
+    v = length(node.v, 2)
+    wrong_m = (gamma(2 * (node.X.shape[1] + node.X.shape[2]) + 64) * v + node.slack_v) * w.size_o * w.mix
+    wrong_m = up(wrong_m * size_g[..., None])
+    size_m = upper_length(M.flatten(3))
+    wrong_k = 2 * wrong_m + 4 * (node.relative_slack + gamma(node.X.shape[1] + 16)) * size_m
+    lam_product = up((w.tau * (upper_spectral(K, 6) + wrong_k) * w.norm_b).sum(2))
+    rows = up(M.amax(-1) - M.amin(-1) + 2 * wrong_m[..., None])
+    centred = upper_length(M - M.mean(-1, keepdim=True)) + wrong_m[..., None]
+    centred = up(SECOND * (centred + gamma(node.X.shape[1] + 8) * size_m[..., None]))
+    N = G @ w.Wv.mT * w.mix[:, None, None]
+    wrong_n = gamma(node.X.shape[2] + node.v.shape[-1] + 16) * w.size_v * w.size_o * w.mix * size_g[..., None]
+    norm_n = torch.minimum(upper_spectral(N, 6), upper_spectral(G, 6) * w.norm_v * w.mix)
+    norm_n = up(norm_n + wrong_n)
+    steepest = torch.minimum(rows / 4, centred)  # w_i where lam_i is 1/2
+    formed = node.X.shape[1] * node.X.shape[2] <= FORMED
+    form = upper_form(node, K, N, steepest, wrong_k, wrong_n) if formed else None
+
+    def terms(radius: Radius) -> Terms:
+        lam = node.lam(radius)[..., None, :, :, :]  # rivals come before the batch
+        delta = radius[..., None, :]
+        s = node.logit_move(radius, node.mu)[..., None, :, :]
+        weights = torch.minimum(lam * rows / 2, centred)
+        bent, most = weights.amax(-1), lam.amax(-1)
+        found = {
+            "product": up(lam_product * delta.square()),
+            "curvature": up((bent * s.square()).sum(-1)),
+            "values": up((most * s * delta[..., None] * norm_n).sum(-1)),
+        }
+        if form is None:
+            return found
+        # Of second order: the part of the form that lam lets through, and of the product all.
+        part = torch.where(steepest > 0, weights / torch.where(steepest > 0, steepest, 1.0), 0.0)
+        part = up(torch.maximum(part, 2 * lam).amax((-1, -2))).clamp(max=1.0)
+        second = part * form + (1 - part) * lam_product
+        # Of higher order: the logits also move by D B D^T, of size `beta delta^2`.
+        beta = w.tau * w.norm_b
+        still = (bent * beta.square()).sum(-1)
+        third = 2 * ((bent * (w.tau * node.mu).square()).sum(-1) * still).sqrt() + (most * beta * norm_n).sum(-1)
+        together = up((second + (third + still * delta) * delta) * delta.square())
+        better = together < up(torch.stack(torch.broadcast_tensors(*found.values())).sum(0))
+        zero = torch.zeros_like(together)
+        return {name: torch.where(better, zero, term) for name, term in found.items()} | {
+            "together": torch.where(better, together, zero)
+        }
+
+    return terms

@@ -1,0 +1,86 @@
+"""Queries and keys that are normalised head by head, beside values that are not.
+
+The three have channels of their own and share a perturbation, `sum_l delta_l^2 <= delta^2`: bounds S_l that grow at
+least as fast as delta give `sqrt(sum_l S_l(delta_l)^2) <= max_l S_l(delta)`.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from specguard.certificates.layers.affine import expect
+from specguard.certificates.layers.norms import Radial, scaled_tokens
+from specguard.certificates.node import Adjoint, Method, Pull, Radius, Rule, up
+from specguard.nn import HeadNorm
+from specguard.nn.settings import choice, count, positive
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """[q | k | v] with every head of q and of k a token that is scaled by its own length, and v as it is.
+
+    Guarantee: `spread` and the remainder are upper bounds, rounding included.
+    """
+
+    q: Radial
+    k: Radial
+    v: Float[Tensor, "batch token head channel"]
+    affine = False
+
+    @property
+    def output(self) -> Tensor:
+        return torch.stack([self.q.output, self.k.output, self.v], 2).flatten(2)
+
+    @property
+    def slack(self) -> Float[Tensor, " batch"]:
+        return up(self.q.slack + self.k.slack)
+
+    def spread(self, radius: Radius, method: Method) -> Radius:
+        """Of q, of k or of v with the whole radius, whichever is the largest."""
+        normed = torch.maximum(self.q.spread(radius, method), self.k.spread(radius, method))
+        return up(torch.maximum(normed, radius))
+
+    def pull(self, g: Adjoint) -> Pull:
+        """As of one layer with the heads of q and of k as its tokens; v hands its part on."""
+        parts = g.unflatten(3, (3, *self.v.shape[2:])).movedim(3, 2)
+        through = self._together.pull(parts[:, :, :2])
+        adjoint = torch.cat([through.adjoint, parts[:, :, 2:]], 2).movedim(2, 3).flatten(3)
+        return Pull(adjoint, through.slack, through.remainder)
+
+    @cached_property
+    def _together(self) -> Radial:
+        """q and k as tokens of one, in this order, each with its gain."""
+        return replace(
+            self.q,
+            output=torch.stack([self.q.output, self.k.output], 1),
+            slack=self.slack,
+            unit=torch.cat([self.q.unit, self.k.unit], 1),
+            length=torch.cat([self.q.length, self.k.length], 1),
+            blur=torch.cat([self.q.blur, self.k.blur], 1),
+            gain=torch.stack([self.q.gain, self.k.gain])[:, None, None],  # part, token, head, channel
+        )
+
+
+def head_norm(layer: HeadNorm) -> Rule:
+    """LayerNorm or RMSNorm of every head of q and of k, as the smooth projection of radius `sqrt(head_dim eps)`."""
+    eps, heads, width = positive("eps", layer.eps), count("heads", layer.heads, 1), layer.gain.shape[1]
+    centred = choice("centred", layer.centred, True, False) is True
+    R, stretch = math.sqrt(width * eps), 1 / math.sqrt(eps)
+    of_q, of_k = (
+        scaled_tokens(R, stretch, gain, shift, hard=False, centred=centred)
+        for gain, shift in zip(layer.gain, layer.shift, strict=True)
+    )
+
+    def at(x: Tensor) -> HeadNorms:
+        expect(x, 3 * heads * width, 3)
+        q, k, v = x.unflatten(2, (3, heads, width)).unbind(2)
+        normed_q, normed_k = of_q(q), of_k(k)
+        assert isinstance(normed_q, Radial)
+        assert isinstance(normed_k, Radial)
+        return HeadNorms(normed_q, normed_k, v)
+
+    return at

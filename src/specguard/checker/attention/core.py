@@ -1,0 +1,109 @@
+"""Attention without its linear maps, in boxes: every head is given its own [q | k | v]."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from specguard.checker.attention.point import Attention
+from specguard.checker.attention.weights import Weights
+from specguard.checker.enclosure import Array, Box, joined, outward, spectral
+from specguard.checker.node import Maker, Remainder, Terms
+
+
+class Selectors(Weights):
+    """Maps that take a head's own channels; `||Dq Dk^T|| <= ||D||^2 / 2`."""
+
+    @cached_property
+    def B(self) -> Array:
+        return np.array([0.5])
+
+
+@dataclass(frozen=True)
+class CoreHead(Attention):
+    """One head that is given [q | k | v]; its output is padded with zeros to the size of the input."""
+
+    @cached_property
+    def _thirds(self) -> list[Box]:
+        width = self.X.shape[1] // 3
+        return [self.X[None, :, i * width : (i + 1) * width] for i in range(3)]
+
+    @cached_property
+    def Q(self) -> Box:
+        return self._thirds[0]
+
+    @cached_property
+    def K(self) -> Box:
+        return self._thirds[1]
+
+    @cached_property
+    def V(self) -> Box:
+        return self._thirds[2]
+
+    @cached_property
+    def mu(self) -> Array:
+        return np.asarray(outward(np.hypot(spectral(self.centred_a), spectral(self.b))))
+
+    @cached_property
+    def mu_uncentred(self) -> Array:
+        return np.asarray(outward(np.hypot(spectral(self.a), spectral(self.b))))
+
+    @cached_property
+    def zeta(self) -> float:
+        return float(self.norm_p[0])
+
+    def lam(self, radius: float) -> Array:
+        """`|dq_i . dk_j| <= eps^2 / 2` wherever they stand."""
+        return self._lam(radius, 2 * self.w.B)
+
+
+@dataclass(frozen=True)
+class Core:
+    """Heads that are given their own channels: the worst of them with the whole radius bounds all together."""
+
+    heads: tuple[CoreHead, ...]
+    width: int
+    affine = False
+
+    @property
+    def output(self) -> Box:
+        return joined([head.output[:, : self.width] for head in self.heads], 1)
+
+    def spread(self, radius: float, method: str) -> float:
+        return float(np.max([head.spread(radius, method) for head in self.heads]))
+
+    def pull(self, g: Box) -> tuple[Box, Remainder]:
+        back, remainders = [], []
+        for i, head in enumerate(self.heads):
+            own = g[..., i * self.width : (i + 1) * self.width]
+            wide = own.moved(lambda a: np.pad(a, ((0, 0), (0, 0), (0, 2 * self.width))))
+            adjoint, remainder = head.pull(wide)
+            back.append(adjoint.moved(lambda a: a.reshape(*a.shape[:2], 3, 1, self.width)))
+            remainders.append(remainder)
+        whole = joined(back, 3).moved(lambda a: a.reshape(*a.shape[:2], -1))
+
+        def worst(radius: float) -> Terms:
+            found = [remainder(radius) for remainder in remainders]
+            hardest = np.argmax([np.sum(list(each.values()), axis=0) for each in found], axis=0)
+            rivals = np.arange(len(hardest))
+            return {term: np.stack([each[term] for each in found])[hardest, rivals] for term in found[0]}
+
+        return whole, worst
+
+
+def core_attention(heads: int) -> Maker:
+    """`softmax(Q K^T / sqrt(head_dim)) V` of [q | k | v]."""
+
+    def at(x: Box) -> Core:
+        n, width = x.shape[0], x.shape[1] // (3 * heads)
+        eye, none = np.eye(3 * width), Box.exact(np.zeros((1, width)))
+        Wq, Wk, Wv = (Box.exact(eye[None, :, i * width : (i + 1) * width]) for i in range(3))
+        weights: Any = Selectors(
+            Wq, Wk, Wv, Box.exact(eye[None, :width]), none, none, none, Box.exact(np.zeros(3 * width)), False,
+            Box.exact(np.ones(1)), None,
+        )  # fmt: skip
+        each = x.moved(lambda a: a.reshape(n, 3, heads, width).transpose(2, 0, 1, 3).reshape(heads, n, -1))
+        return Core(tuple(CoreHead(weights, each[i]) for i in range(heads)), width)
+
+    return at

@@ -1,0 +1,60 @@
+"""Queries and keys that are normalised head by head, in boxes."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from specguard.checker.enclosure import Box, joined
+from specguard.checker.layers.norms import Scaled
+from specguard.checker.node import Maker, Remainder
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """[q | k | v]: heads of q and of k as tokens that are scaled by their own lengths, v as it is."""
+
+    x: Box
+    R: float
+    stretch: float
+    gain: Box  # of queries, of keys
+    shift: Box
+    heads: int
+    centred: bool
+    affine = False
+
+    @cached_property
+    def _given(self) -> Box:
+        return self.x.moved(lambda a: a.reshape(len(a), 3, self.heads, -1))
+
+    def _scaled(self, parts: slice) -> Scaled:
+        part = self._given[:, parts]
+        gain, shift = (
+            each[parts][None, :, None].moved(lambda a: np.broadcast_to(a, part.shape).reshape(-1, part.shape[-1]))
+            for each in (self.gain, self.shift)
+        )
+        return Scaled(part, self.R, self.stretch, gain, shift, hard=False, centred=self.centred)
+
+    @cached_property
+    def _both(self) -> Scaled:
+        return self._scaled(slice(0, 2))
+
+    @property
+    def output(self) -> Box:
+        return joined([self._both.output, self._given[:, 2:]], 1).moved(lambda a: a.reshape(len(a), -1))
+
+    def spread(self, radius: float, method: str) -> float:
+        normed = [self._scaled(slice(i, i + 1)).spread(radius, method) for i in (0, 1)]
+        return float(np.max([radius, *normed]))  # which hands on what is no number
+
+    def pull(self, g: Box) -> tuple[Box, Remainder]:
+        parts = g.moved(lambda a: a.reshape(len(a), *self._given.shape))
+        back, remainder = self._both.pull(parts[:, :, :2])
+        whole = joined([back, parts[:, :, 2:]], 2)
+        return whole.moved(lambda a: a.reshape(g.shape)), remainder
+
+
+def head_norm(gain: Box, shift: Box, heads: int, eps: float, centred: bool) -> Maker:
+    R, stretch = math.sqrt(gain.shape[1] * eps), 1 / math.sqrt(eps)
+    return lambda x: HeadNorms(x, R, stretch, gain, shift, heads, centred)

@@ -1,0 +1,285 @@
+"""The checker's table of layers: from the exact type of a layer to a function that reads its weights and settings.
+
+Settings are checked where they are read, and shapes where a layer meets its input: nothing may be repeated by
+broadcasting.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from specguard import nn as own
+from specguard.checker.attention.core import core_attention
+from specguard.checker.attention.point import Attention
+from specguard.checker.attention.weights import Weights
+from specguard.checker.enclosure import Box, outward
+from specguard.checker.layers import activations, affine, convolution, curves, gated, norms, pooling, qk_norm
+from specguard.checker.layers.activations import Map
+from specguard.checker.layers.sll import sll
+from specguard.checker.node import Maker, Point
+from specguard.checker.shapes import for_shape, keeping, of_tokens
+from specguard.errors import ConfigError
+from specguard.nn.settings import (
+    bias_of,
+    choice,
+    count,
+    fraction,
+    heads_and_dim,
+    kernel_width,
+    number,
+    patch_side,
+    positive,
+    width_of_norm,
+)
+
+_GELUS: dict[object, curves.Curve] = {"none": curves.GELU, "tanh": curves.TANH_GELU}
+_CURVES: dict[type[nn.Module], Callable[[Any], curves.Curve]] = {
+    nn.GELU: lambda layer: _GELUS[choice("approximate", layer.approximate, *_GELUS)],
+    nn.ReLU: lambda layer: _not_in_place(layer, curves.RELU),
+    nn.SiLU: lambda layer: _not_in_place(layer, curves.SILU),
+    nn.Tanh: lambda layer: curves.TANH,
+    own.Softplus: lambda layer: curves.softplus(positive("beta", layer.beta)),
+    own.Squareplus: lambda layer: curves.squareplus(positive("b", layer.b)),
+}
+_SLOPES_TO_ONE = (nn.ReLU, nn.Tanh, own.Softplus, own.Squareplus)  # those whose slopes lie in [0, 1]
+
+
+def rule(name: str, layer: Any) -> Maker:
+    """The rule of a layer; what is not in the table raises an error that names it."""
+    kind = type(layer)
+    if kind not in RULES:
+        raise ConfigError(f"{name or 'the model'} is a {kind.__name__}, which the checker cannot read")
+    if kind is own.SLL and (inner := type(layer.activation)) not in _SLOPES_TO_ONE:
+        raise ConfigError(f"{name} is an SLL with {inner.__name__}, whose slopes may leave [0, 1]")
+    return RULES[kind](layer)
+
+
+def pair(one: nn.Module, other: nn.Module) -> Maker | None:
+    """The rule of two layers in a row that have one together, else None."""
+    if type(one) is nn.Linear and type(other) in (*_CURVES, own.MaxMin, own.GatedUnit):
+        return _neurons(other, Map(_box(one.weight), _bias(one)))
+    if type(one) is own.Normalise and type(other) is own.PatchEmbedding:
+        return _patches(other, _box(one.mean), _std(one))
+    return None
+
+
+def _box(tensor: Tensor) -> Box:
+    return Box.exact(tensor.detach().cpu().double().numpy())
+
+
+def _bias(layer: Any) -> Box:
+    return _box(bias_of(layer))
+
+
+def _the_same_for_all(tokens: Tensor) -> Box:
+    if tokens.ndim != 3 or tokens.shape[0] != 1:
+        raise ConfigError(f"tokens of shape {tuple(tokens.shape)} are not the same for all images")
+    return _box(tokens)[0]
+
+
+def _std(layer: own.Normalise) -> Box:
+    if not (layer.std > 0).all():
+        raise ConfigError("std must be positive")
+    return _box(layer.std)
+
+
+def _not_in_place(layer: Any, curve: curves.Curve) -> curves.Curve:
+    if layer.inplace:
+        raise ConfigError("an activation that overwrites its input cannot be checked")
+    return curve
+
+
+def _flatten(layer: nn.Flatten) -> Maker:
+    choice("start_dim", layer.start_dim, 1)
+    choice("end_dim", layer.end_dim, -1)
+    return affine.flattened
+
+
+def _normalise(layer: own.Normalise) -> Maker:
+    std = _std(layer)
+    return keeping(std, affine.diagonal(Box.exact(1.0) / std, -_box(layer.mean) / std))
+
+
+def _positions(layer: own.Positions) -> Maker:
+    table = _the_same_for_all(layer.table)
+    return keeping(table, lambda x: affine.Linear(x + table, 1.0, lambda g: g))
+
+
+def _mean_pool(layer: own.MeanPool) -> Maker:
+    skip = count("skip", layer.skip)
+    return of_tokens(skip + 1, pooling.mean_token(skip))
+
+
+def _first_tokens(layer: own.FirstTokens) -> Maker:
+    first = count("count", layer.count, 1)
+    return of_tokens(first, pooling.first_tokens(first))
+
+
+def _class_and_mean(layer: own.ClassAndMean) -> Maker:
+    skip = count("skip", layer.skip)
+    return of_tokens(skip + 1, pooling.class_and_mean(skip))
+
+
+def _core_attention(layer: own.CoreAttention) -> Maker:
+    heads = count("heads", layer.heads, 1)
+    return for_shape(lambda s: len(s) == 2 and s[1] > 0 and s[1] % (3 * heads) == 0, core_attention(heads))
+
+
+def _token_convolution(layer: Any) -> Maker:
+    for conv in layer.kernels:
+        kernel_width(conv)
+    kernels = [(_box(conv.weight), _bias(conv)) for conv in layer.kernels]
+    return convolution.token_convolution(kernels, _box(layer.out.weight), _bias(layer.out))
+
+
+def _head_norm(layer: own.HeadNorm) -> Maker:
+    heads, eps = count("heads", layer.heads, 1), positive("eps", layer.eps)
+    centred = choice("centred", layer.centred, True, False) is True
+    width = 3 * heads * layer.gain.shape[1]
+    made = qk_norm.head_norm(_box(layer.gain), _box(layer.shift), heads, eps, centred)
+    return for_shape(lambda s: len(s) == 2 and s[1] == width, made)
+
+
+def _neurons(layer: nn.Module, before: Map) -> Maker:
+    if type(layer) in (own.MaxMin, own.GatedUnit):
+        kind = activations.MaxMin if type(layer) is own.MaxMin else gated.Gated
+
+        def halves(x: Box) -> Point:
+            H = before(x)
+            if H.shape[-1] % 2:
+                raise ConfigError(f"{H.shape[-1]} channels cannot be halved")
+            return kind(before, H)
+
+        return halves
+    curve = _CURVES[type(layer)](layer)
+    return lambda x: activations.Neurons(before, curve, before(x))
+
+
+def _alone(layer: nn.Module) -> Maker:
+    """An activation without a matrix before it."""
+    return _neurons(layer, Map(None, Box.exact(0.0)))
+
+
+def _sll(layer: own.SLL) -> Maker:
+    before = Map(_box(layer.weight), _bias(layer))
+    return sll(before, _box(layer.log_q), _CURVES[type(layer.activation)](layer.activation))
+
+
+def _patches(layer: Any, mean: Box, std: Box) -> Maker:
+    W, side = _box(layer.map.weight), patch_side(layer.map)
+    made = affine.patches(W, _bias(layer.map), mean, std)
+    return for_shape(lambda s: len(s) == 3 and s[0] == W.shape[1] and min(s[1:]) >= side, made)
+
+
+def _batch_norm(norm: nn.BatchNorm1d) -> Maker:
+    if norm.running_mean is None or norm.running_var is None:
+        raise ConfigError("batch normalisation without stored statistics cannot be checked")
+    size = norm.running_var.shape
+    weight = Box.exact(np.ones(size)) if norm.weight is None else _box(norm.weight)
+    bias = Box.exact(np.zeros(size)) if norm.bias is None else _box(norm.bias)
+    spread = _box(norm.running_var) + number("eps", norm.eps)
+    if not (spread.mid > outward(spread.rad)).all():
+        raise ConfigError("batch normalisation needs variances above zero")
+    factor = weight / spread.root()
+    return keeping(factor, affine.diagonal(factor, bias - _box(norm.running_mean) * factor))
+
+
+def _scaled(layer: Any) -> Maker:
+    kind = type(layer)
+    one, zero = Box.exact(1.0), Box.exact(0.0)
+    if kind in (own.LayerProject, own.SmoothProject):
+        hard, radius = kind is own.LayerProject, positive("radius", layer.radius)
+        return lambda x: norms.Scaled(x, radius, 1.0, one, zero, hard, centred=False)
+    gain = one if layer.weight is None else _box(layer.weight)
+    shift = zero if getattr(layer, "bias", None) is None else _box(layer.bias)
+    width, eps = width_of_norm(layer), positive("eps", layer.eps)
+    R, stretch, centred = float(np.sqrt(width * eps)), float(1 / np.sqrt(eps)), kind is nn.LayerNorm
+    return for_shape(
+        lambda s: s[-1] == width, lambda x: norms.Scaled(x, R, stretch, gain, shift, hard=False, centred=centred)
+    )
+
+
+def attention(layer: Any, residual: float | None = None) -> Maker:
+    """Attention, or with `residual` the map `x + residual attention(x)`."""
+    heads, dim = heads_and_dim(layer.heads, layer.qkv, layer.out)
+    Wq, Wk, Wv = (
+        part.moved(lambda a: a.reshape(heads, dim // heads, dim).transpose(0, 2, 1))
+        for part in _thirds(_box(layer.qkv.weight), dim)
+    )
+    bq, bk, bv = (part.moved(lambda a: a.reshape(heads, -1)) for part in _thirds(_bias(layer.qkv), dim))
+    scale = 1.0 if residual is None else residual
+    Wo = _box(layer.out.weight).moved(lambda a: a.T.reshape(heads, dim // heads, dim)) * scale
+    mix, fixed = _mixture(layer)
+    logits = None if getattr(layer, "bias", None) is None else _box(layer.bias)
+
+    def at(x: Box) -> Attention:
+        bo, rest = _bias(layer.out) * scale, fixed(x.shape[0])
+        for positions in (logits, rest):
+            if positions is not None and positions.shape != (heads, x.shape[0], x.shape[0]):
+                raise ConfigError(f"its positions are of shape {positions.shape}, for {x.shape[0]} tokens")
+        weights = Weights(Wq, Wk, Wv, Wo, bq, bk, bv, bo, residual is not None, mix, rest, logits)
+        return Attention(known.setdefault(x.shape[0], weights), x)
+
+    known: dict[int, Weights] = {}  # their norms are found once
+    return for_shape(lambda s: len(s) == 2 and s[1] == dim, at)
+
+
+def _thirds(x: Box, dim: int) -> list[Box]:
+    return [x[i * dim : (i + 1) * dim] for i in range(3)]
+
+
+def _mixture(layer: Any) -> tuple[Box, Callable[[int], Box | None]]:
+    """The softmax's share of P per head, and the rest of P."""
+    heads = layer.heads
+    if type(layer) is own.SkipAttention:
+        mix = fraction("mix", layer.mix)
+        rest = Box.exact(1.0) - mix
+        return Box.exact(np.full(heads, mix)), lambda n: Box.exact(np.broadcast_to(np.eye(n), (heads, n, n))) * rest
+    if type(layer) is own.GatedPositionalAttention:
+        if tuple(layer.gate.shape) != (heads,):
+            raise ConfigError(f"{heads} heads need as many gates, not {tuple(layer.gate.shape)}")
+        gate = _box(layer.gate).through(curves.logistic, 0.25)
+        logits = _box(layer.offsets) @ _box(layer.position.weight).T + _bias(layer.position)
+        positional = logits.moved(lambda a: a.transpose(2, 0, 1)).softmax() * gate[:, None, None]
+        return Box.exact(np.ones(heads)) - gate, lambda n: positional
+    return Box.exact(np.ones(heads)), lambda n: None
+
+
+RULES: dict[type[nn.Module], Callable[[Any], Maker]] = {
+    nn.Linear: lambda layer: affine.linear(_box(layer.weight), _bias(layer)),
+    nn.Identity: lambda layer: affine.unchanged,
+    nn.Dropout: lambda layer: affine.unchanged,
+    nn.Flatten: _flatten,
+    nn.LayerNorm: _scaled,
+    nn.RMSNorm: _scaled,
+    nn.GELU: _alone,
+    nn.ReLU: _alone,
+    nn.SiLU: _alone,
+    nn.Tanh: _alone,
+    own.Softplus: _alone,
+    own.Squareplus: _alone,
+    own.MaxMin: _alone,
+    own.GatedUnit: _alone,
+    own.Normalise: _normalise,
+    own.Resize: lambda layer: for_shape(lambda s: len(s) == 3, affine.resize(count("size", layer.size, 1))),
+    own.PatchEmbedding: lambda layer: _patches(layer, Box.exact(0.0), Box.exact(np.ones((1, 1, 1)))),
+    own.ClassToken: lambda layer: of_tokens(0, affine.prepended(_the_same_for_all(layer.token))),
+    own.Positions: _positions,
+    own.ClassPool: lambda layer: of_tokens(1, pooling.first_token),
+    own.MeanPool: _mean_pool,
+    own.FirstTokens: _first_tokens,
+    own.ClassAndMean: _class_and_mean,
+    own.LayerScale: lambda layer: keeping(_box(layer.scale), affine.diagonal(_box(layer.scale), Box.exact(0.0))),
+    own.TokenBatchNorm: lambda layer: _batch_norm(layer.norm),
+    own.TokenConvolution: _token_convolution,
+    own.LayerProject: _scaled,
+    own.SmoothProject: _scaled,
+    own.HeadNorm: _head_norm,
+    own.CoreAttention: _core_attention,
+    own.SLL: _sll,
+    own.Attention: attention,
+    own.GatedPositionalAttention: attention,
+    own.SkipAttention: attention,
+}

@@ -1,0 +1,64 @@
+"""Attention with normalised queries and keys, in parts.
+
+It is a sequence of four layers: a linear map to [q | k | v], `HeadNorm`, `CoreAttention`, and a linear map.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm, rms_norm
+
+from specguard.errors import ConfigError
+from specguard.nn.dot_product import Heads, Maps, attention_probabilities, mixed_values, queries_keys_values
+
+
+class HeadNorm(nn.Module):
+    """[q | k | v] with every head of q and of k normalised over its channels: LayerNorm if `centred`, else RMSNorm.
+
+    Heads share their gains and shifts, as in timm; v is left as it is.
+    """
+
+    def __init__(self, dim: int, heads: int, eps: float = 1e-6, centred: bool = True) -> None:
+        super().__init__()
+        if heads < 1 or dim % heads:
+            raise ConfigError(f"dim {dim} cannot be divided among {heads} heads")
+        self.heads, self.eps, self.centred = heads, eps, centred
+        self.gain = nn.Parameter(torch.ones(2, dim // heads))  # of queries, of keys
+        self.shift = nn.Parameter(torch.zeros(2, dim // heads))
+
+    def forward(self, x: Float[Tensor, "batch token qkv"]) -> Float[Tensor, "batch token qkv"]:
+        q, k, v = x.unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        return torch.stack([self._normalised(q, 0), self._normalised(k, 1), v], -3).flatten(-3)
+
+    def _normalised(self, x: Tensor, which: int) -> Tensor:
+        size = (x.shape[-1],)
+        if self.centred:
+            return layer_norm(x, size, self.gain[which], self.shift[which], self.eps)
+        return rms_norm(x, size, self.gain[which], self.eps) + self.shift[which]
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, eps={self.eps}, centred={self.centred}"
+
+
+class CoreAttention(nn.Module):
+    """softmax(Q K^T / sqrt(head_dim)) V of every head of [q | k | v], concatenated: attention without its maps."""
+
+    def __init__(self, heads: int, fused: bool = True) -> None:
+        super().__init__()
+        self.heads, self.fused = heads, fused
+
+    def probabilities(self, x: Float[Tensor, "batch token qkv"]) -> Maps:
+        """The attention maps, one per head; rows sum to one."""
+        q, k, _ = self._parts(x)
+        return attention_probabilities(q, k)
+
+    def forward(self, x: Float[Tensor, "batch token qkv"]) -> Float[Tensor, "batch token dim"]:
+        return mixed_values(*self._parts(x), self.fused).transpose(1, 2).flatten(2)
+
+    def _parts(self, x: Tensor) -> tuple[Heads, Heads, Heads]:
+        if x.shape[-1] % (3 * self.heads):
+            raise ConfigError(f"{x.shape[-1]} channels cannot be divided into q, k and v of {self.heads} heads")
+        return queries_keys_values(x, self.heads)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, fused={self.fused}"
