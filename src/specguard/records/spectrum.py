@@ -60,7 +60,7 @@ class PartRecord(Record):
 
     group: Name
     kind: Name
-    sigma: tuple[Length, ...]
+    sigma: Annotated[tuple[Length, ...], Meta(min_length=1)]
     residual: tuple[Length, ...]
     converged: bool
     step: Length
@@ -118,7 +118,7 @@ class WeightNorms(Record):
 
     layer: Name
     kind: Name
-    sigma: tuple[Size, ...]
+    sigma: Annotated[tuple[Size, ...], Meta(min_length=1)]
 
 
 class WeightSpectra(Record):
