@@ -49,6 +49,7 @@ _SECTIONS = {
     "blocks": "Blocks",
     "weights": "Weights",
     "proofs": "Proofs",
+    "smoothing": "Smoothing",
     "classes": "Classes",
     "flags": "Warnings",
     "work": "How it was made",
@@ -106,6 +107,7 @@ def _page(runs: Sequence[Run], title: str) -> str:
         "any_classes": any(view.classes for view in views),
         "attack_balls": sections.chosen(sorted({ball for view in views for ball in view.robust}), 6),
         "certified_balls": sections.chosen(sorted({ball for view in views for ball in view.certified}), 6),
+        "smoothed": [(view, study) for view, run in zip(views, runs, strict=True) for study in run.smoothing],
         "flagged": [
             (view, study) for view, run in zip(views, runs, strict=True) for study in run.attacks
             if study.summary.flags or study.summary.warnings
@@ -133,6 +135,7 @@ def _contents(context: Mapping[str, Any]) -> list[tuple[str, str]]:
         "blocks": context["violin"],
         "weights": context["weights"],
         "proofs": context["proofs"],
+        "smoothing": context["smoothed"],
         "classes": context["any_classes"],
         "flags": context["flagged"],
     }
