@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import to_builtins
 from torch import Tensor, nn
 
 from specguard.attacks import APGD, PGD
@@ -116,7 +117,7 @@ def main() -> None:
         "images_per_second": {side: len(images) / statistics.median(values) for side, values in times.items()},
         "over_torchattacks": {},
         "over_foolbox": {},
-        "environment": environment(device),
+        "environment": to_builtins(environment(device)),
     }
     for side in calls:
         for library in ("torchattacks", "foolbox"):

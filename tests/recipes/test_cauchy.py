@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 from scipy.stats import spearmanr, ttest_1samp
+from specguard.studies.spectral_summary import spectral_summary
 
 from cauchy.claims import MEASURES, cauchy_claims, diagnoses, diagnosis
 from specguard.errors import RunError
-from specguard.studies.spectral_summary import spectral_summary
 
 RADII = (0.25, 0.5)
 

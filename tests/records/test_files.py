@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from specguard.studies.shards import Place
 
 import specguard as package
 from helpers import companions
@@ -33,7 +34,6 @@ from specguard.records import files
 from specguard.records import store as runs
 from specguard.report import read_run, write_report
 from specguard.studies import Shard
-from specguard.studies.shards import Place
 
 SOURCE = Path(package.__file__).parent
 

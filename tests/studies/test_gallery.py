@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from specguard.studies.folder import Progress
 
 from helpers.studies import STUDIES
 from specguard.attacks import PGD, Suite
@@ -14,7 +15,6 @@ from specguard.geometry import Ball
 from specguard.nn import Attention, ViT, preset
 from specguard.records.store import read_json, read_lines, read_tensors
 from specguard.studies import Evaluation, attention_rollout, evaluate, gallery, identity, timed
-from specguard.studies.folder import Progress
 
 CPU = torch.device("cpu")
 BALLS = (Ball("linf", 0.1), Ball("linf", 0.5))

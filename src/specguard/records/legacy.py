@@ -16,9 +16,9 @@ from specguard.records.certificate import CertificateRecord, CertificateSummary,
 from specguard.records.check import CheckStudy, CheckSummary
 from specguard.records.io import LARGEST_FILE, each_record, read_json, read_lines, read_record
 from specguard.records.sensitivity import SensitivityStudy, SensitivitySummary
+from specguard.records.shards import STUDY
 from specguard.records.smoothing import SmoothStudy, SmoothSummary
-from specguard.records.spectrum import SpectrumRecord, SpectrumStudy, SpectrumSummary
-from specguard.records.study import STUDY
+from specguard.records.spectrum import SpectrumStudy, SpectrumSummary
 from specguard.records.training import TrainingSummary
 
 AnyStudy = AttackStudy | CertifyStudy | SmoothStudy | SpectrumStudy | SensitivityStudy | CheckStudy
@@ -107,7 +107,7 @@ def old_records(file: Path, kind: type[Any], *, digest: Any = None) -> Iterable[
     if kind is AttackRecord:
         lines = read_lines(file)
         return [convert(record, AttackRecord, file) for record in _tolerant(_attack_records, lines, file)]
-    change = {CertificateRecord: _certificate_record, SpectrumRecord: dict}[kind]
+    change: Any = _certificate_record if kind is CertificateRecord else dict
     return (
         convert(_tolerant(change, line, file), kind, f"a record of {file}")
         for line in each_record(file, dict[str, Any], digest=digest)
@@ -132,7 +132,7 @@ def _tolerant(change: Any, record: Any, what: object) -> Any:
 
 
 def _about(settings: Json) -> Json:
-    known = {
+    known: Json = {
         name: settings[name] for name in ("model", "data", "n", "weights_fingerprint", "subset") if name in settings
     }
     return {**known, "dataset": settings.get("dataset", "unknown")}
@@ -147,7 +147,7 @@ def _end(record: Json, seconds: Json | None = None) -> Json:
 
 
 def _certify_study(settings: Json) -> Json:
-    kept = {name: settings[name] for name in ("radii", "norm", "batch", "seed") if name in settings}
+    kept: Json = {name: settings[name] for name in ("radii", "norm", "batch", "seed") if name in settings}
     early = "verifiers" in settings
     return {
         "kind": "certify",
@@ -194,7 +194,7 @@ def _certify_summary(record: Json) -> Json:
     seconds = {("forward" if name == "network" else name): value * record["n"] for name, value in stages.items()}
     if seconds:
         seconds["total"] = sum(seconds.values())
-    kept = {name: record[name] for name in ("n", "clean", "largest", "limits") if name in record}
+    kept: Json = {name: record[name] for name in ("n", "clean", "largest", "limits") if name in record}
     kept |= {name: record[name] for name in ("growth", "vacuous_below") if name in record}
     return {
         "kind": "certify",
@@ -298,7 +298,7 @@ def _spectrum_study(settings: Json) -> Json:
 
 def _spectrum_summary(record: Json) -> Json:
     names = ("n", "parts", "exponent", "log_product", "growth", "weights")
-    known = {name: record[name] for name in names if name in record}
+    known: Json = {name: record[name] for name in names if name in record}
     return {"kind": "spectrum", "study": _spectrum_study(record["settings"]), **known, **_end(record)}
 
 

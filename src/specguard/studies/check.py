@@ -67,7 +67,7 @@ def run_check(
     data: str,
     device: torch.device,
     attack: Attack = ATTACK,
-    settings: CheckSettings = CheckSettings(),
+    settings: CheckSettings,
     resume: bool = False,
     watch: Watcher = lambda progress: None,
 ) -> tuple[CheckSummary, int]:
