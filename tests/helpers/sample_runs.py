@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from helpers.lines import append_lines, rewrite_lines
 from specguard.records.accuracy import Proportion
-from specguard.records.store import append_lines, rewrite_lines, write_json
+from specguard.records.io import write_json
 
 Json = dict[str, Any]
 MODEL = "c0ffee" * 10 + "abcd"

@@ -19,12 +19,7 @@ from safetensors import SafetensorError
 from specguard.errors import CheckpointError, RunError
 from specguard.records.base import Environment, Json
 from specguard.records.files import folder_below, open_file, read_file, reading, sync_folder
-from specguard.records.files import locked as locked
-from specguard.records.files import write_file as write_file
-from specguard.records.files import writing as writing
-from specguard.records.io import LARGEST_LINES, RecordFile
-from specguard.records.io import read_json as read_json
-from specguard.records.io import write_json as write_json
+from specguard.records.io import LARGEST_LINES, RecordFile, read_json, write_json
 from specguard.version import __version__
 
 if TYPE_CHECKING:  # records are read where there is no need of torch: it is imported by what handles tensors

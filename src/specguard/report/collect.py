@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from specguard.errors import RunError
+from specguard.records.base import Json
 from specguard.records.files import file_lines, reading
-from specguard.records.store import LARGEST_LINES, Json, read_json, read_lines
+from specguard.records.io import read_json, read_lines
+from specguard.records.store import LARGEST_LINES
 from specguard.report.fields import Malformed, count, field, path_text, shortened, size, table
 from specguard.report.galleries import read_gallery
 from specguard.report.margins import looked_records, margins_of

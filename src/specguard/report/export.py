@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from specguard.printable import printable
 from specguard.records.accuracy import Proportion
-from specguard.records.store import Json
+from specguard.records.base import Json
 from specguard.report.robustbench import robustbench_record
 from specguard.report.studies import Attacked, AttackRow, Run
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from specguard.records.accuracy import Proportion
-from specguard.records.store import Json
+from specguard.records.base import Json
 
 Value = TypeVar("Value")
 _LONGEST = 400  # letters of a name that is shown

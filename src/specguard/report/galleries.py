@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
+from specguard.records.base import Json
 from specguard.records.files import read_file, reading
-from specguard.records.store import Json, read_json
+from specguard.records.io import read_json
 from specguard.report.fields import Malformed, count, field, many, norm, number, size, table, text
 from specguard.report.studies import Gallery, Picture
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from specguard.records.base import Json
 from specguard.records.files import file_lines, reading
-from specguard.records.store import LARGEST_LINES, Json
+from specguard.records.store import LARGEST_LINES
 from specguard.report.fields import Malformed, count, field, many, optional, size, table, text
 from specguard.report.studies import Certified, Looked, Margins
 

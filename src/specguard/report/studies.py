@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from specguard.records.accuracy import Proportion
-from specguard.records.store import Json
+from specguard.records.base import Json
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specguard.records.accuracy import Proportion
-from specguard.records.store import Json
+from specguard.records.base import Json
 from specguard.report.fields import Malformed, count, field, many, norm, number, optional, share, size, table, text
 from specguard.report.studies import (
     Attacked,

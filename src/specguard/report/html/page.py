@@ -18,7 +18,8 @@ from markupsafe import Markup
 
 from specguard.errors import ConfigError
 from specguard.records.accuracy import Proportion
-from specguard.records.store import Json, write_file
+from specguard.records.base import Json
+from specguard.records.files import write_file
 from specguard.report.collect import read_run
 from specguard.report.export import accuracy_rows, architecture, csv_bytes, robustbench_entries
 from specguard.report.figures.curves import (

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specguard.records.accuracy import Proportion
-from specguard.records.store import Json
+from specguard.records.base import Json
 from specguard.report.export import class_rows
 from specguard.report.studies import Attacked, Certified, Checked, Looked, Run, Training
 
