@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.lines import append_lines, rewrite_lines
+from helpers.lines import rewrite_lines
 from specguard.data import Augmentation, Data, Dataset, digits
 from specguard.errors import RunError
 from specguard.nn import ViT, preset
@@ -410,7 +410,8 @@ def test_files_written_in_place_are_noticed(tmp_path, monkeypatch, uninterrupted
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as handle:
             handle.write(content)
 
-    monkeypatch.setattr(runs, "write_file", in_place)
+    for module in (store, io):
+        monkeypatch.setattr(module, "write_file", in_place)
     found = deaths_at_every_request(monkeypatch, tmp_path, expected)
     assert any(what == "write /run.json" and wrong for what, wrong in found)
 

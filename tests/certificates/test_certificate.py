@@ -10,8 +10,8 @@ from torch import nn
 
 from helpers.proofs import NAMES, posed
 from specguard.attacks import APGD, PGD
-from specguard.certificates import certificate, certify, program
-from specguard.certificates import problem as families
+from specguard.certificates import certify, problem, program
+from specguard.certificates.methods import MIXED, losses_of
 from specguard.certificates.problem import lower_radius
 from specguard.data import digits
 from specguard.errors import ConfigError, DataError
@@ -252,24 +252,23 @@ def test_the_largest_radius_is_certified_and_little_more_is_not(models):
                 assert not beyond.any()
 
 
-def test_a_radius_does_not_depend_on_where_the_search_starts_and_a_near_start_saves_steps(models, monkeypatch):
+def test_a_radius_does_not_depend_on_where_the_search_starts_and_a_near_start_saves_steps(models):
     images, labels = some_images(4)
     p = posed(program(models("smooth")), images, labels, ("mixed",))
-    wanted = lower_radius(p, "mixed")
-    asked, falls = [], certificate.upper_losses
-    monkeypatch.setattr(certificate, "upper_losses", lambda *given: asked.append(1) or falls(*given))
+    losses, asked = losses_of(MIXED, p), []
+    wanted = lower_radius(p, losses)
     for factor, most in ((0.0, 18), (1e-9, 18), (0.9, 15), (1.0, 15), (1.1, 18), (1e9, 18)):
         asked.clear()
-        found = lower_radius(p, "mixed", wanted * factor)
+        found = lower_radius(p, lambda radius: asked.append(1) or losses(radius), wanted * factor)
         torch.testing.assert_close(found, wanted, rtol=1.2e-3, atol=0)
-        assert (p.margins > falls(p, found, ("mixed",))["mixed"].total).all(0)[found > 0].all()
+        assert (p.margins > losses(found).total).all(0)[found > 0].all()
         assert len(asked) <= most, factor
 
 
 def test_the_terms_of_the_best_family_add_up_to_the_fall(models):
     model, (images, labels) = models("two blocks"), some_images(5)
     given = certify(model, images, labels, Ball("l2", 0.02), search=False)
-    for number, (family, terms) in enumerate(zip(given.family, given.terms, strict=True)):
+    for number, (family, terms) in enumerate(zip(given.method, given.terms, strict=True)):
         rival = int(given.lower[family][number].argmin())
         fall = float(given.margins[number, rival] - given.lower[family][number, rival])
         assert math.isclose(sum(terms.values()), fall, rel_tol=1e-9)
@@ -320,7 +319,7 @@ def test_models_of_any_type_are_certified_as_the_function_of_their_stored_weight
 
 def refused(error, *given, **settings):
     model, images = linear_classifier()
-    arguments = dict(zip(("images", "labels", "ball", "families"), given, strict=False))
+    arguments = dict(zip(("images", "labels", "ball", "methods"), given, strict=False))
     images = arguments.pop("images", None) if arguments.get("images") is not None else images
     arguments.pop("images", None)
     labels = arguments.pop("labels", None)
@@ -436,8 +435,8 @@ def linear_maps(classes=70):
 
 def test_the_adjoint_runs_for_every_rival_that_the_local_bound_leaves_open_and_for_no_other(monkeypatch):
     model, images, labels, exact = linear_maps()
-    asked, part = [], families.Backward.part
-    monkeypatch.setattr(families.Backward, "part", lambda self, number: asked.append(number) or part(self, number))
+    asked, part = [], problem.Backward.part
+    monkeypatch.setattr(problem.Backward, "part", lambda self, number: asked.append(number) or part(self, number))
     given = certify(model, images, labels, Ball("l2", float(exact.min()) * 0.9), ("local", "adjoint"), search=False)
     left = (given.lower["local"] <= 0).sum(1)
     assert (left > 64).any()  # more than two parts of 32 are open

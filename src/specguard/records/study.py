@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from specguard.errors import RunError
-from specguard.records.base import Count, Environment, Record, Size, nearly_equal
+from specguard.records.base import Count, Environment, Record, Size, nearly_equal, plain
 from specguard.records.io import RecordFile, read_record, write_record
 from specguard.records.ledger import RECORDS, Ledger, RecordType
 from specguard.records.shards import WHOLE, Place, Shard, opened
@@ -163,9 +163,12 @@ def _ended(study: Study[RecordType, SummaryType], ledger: Ledger[RecordType], de
 
 def check_summary(stored: Summary, expected: Summary, path: Path, apart: tuple[str, ...] = ()) -> None:
     """Refuse a stored summary that says anything else than its records do."""
-    one, other = (msgspec.to_builtins(each) for each in (stored, expected))
-    for name in one.keys() | other.keys():
-        if name not in ("seconds", "environment", *apart) and not nearly_equal(one.get(name), other.get(name)):
+    # Field by field: what equals its default may or may not be left out of the whole.
+    one, other = (
+        {name: plain(getattr(each, name)) for name in each.__struct_fields__} for each in (stored, expected)
+    )
+    for name in one:
+        if name not in ("seconds", "environment", *apart) and not nearly_equal(one[name], other[name]):
             raise RunError(f"{path} does not hold the summary of this study: {name} differs from its records")
 
 
