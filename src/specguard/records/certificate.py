@@ -1,6 +1,7 @@
 """Certificates on disk: settings, the proof of one image by every method, and what all images say together."""
 
 import itertools
+import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -44,6 +45,10 @@ class CertifySettings(Record, frozen=True):
             raise ConfigError("the same radius or method was given twice")
         if unknown := [name for name in self.methods if name not in METHOD_NAMES]:
             raise ConfigError(f"method {unknown[0]!r} is unknown; choose among {', '.join(METHOD_NAMES)}")
+        if self.norm not in get_args(Norm):
+            raise ConfigError(f"norm {self.norm!r} is unknown; choose one of {', '.join(get_args(Norm))}")
+        if bad := [radius for radius in self.radii if not (math.isfinite(radius) and radius >= 0)]:
+            raise ConfigError(f"radius must be finite and not negative, not {bad[0]}")
 
 
 class CertifyStudy(Record, frozen=True, tag_field="kind", tag="certify", omit_defaults=True):
@@ -54,6 +59,12 @@ class CertifyStudy(Record, frozen=True, tag_field="kind", tag="certify", omit_de
     attack: Description
     verifiers: dict[Name, Name] = {}
     arithmetic: Literal["float64, rounding included"] = ARITHMETIC
+
+    def __post_init__(self) -> None:
+        if taken := [name for name in self.verifiers if name in METHOD_NAMES or not name]:
+            raise ConfigError(f"a verifier of others cannot be called {taken[0]!r}: that name is taken")
+        if self.verifiers and not self.settings.stop_early:
+            raise ConfigError("verifiers look at what is left, so that they need stop_early")
 
     @property
     def stages(self) -> tuple[str, ...]:

@@ -114,7 +114,7 @@ def fits(record: SensitivityRecord, study: SensitivityStudy, first: int) -> bool
     return (
         record.layer.name == study.layer
         and [row.radius for row in record.radii] == list(s.radii)
-        and sorted((row.radius, row.factor) for row in record.head) == sorted(heads)
+        and [(row.radius, row.factor) for row in record.head] == heads
         and [(r.input_norm, r.radius) for r in record.input_norms]
         == [(x, r) for x in s.input_norms for r in s.radii]
         and all(tuple(row.bounds) == BOUNDS for row in (*record.radii, *record.input_norms))

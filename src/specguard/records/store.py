@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 
 from specguard.errors import CheckpointError, RunError
 from specguard.records.base import Environment, Json
-from specguard.records.files import folder_below, open_file, read_file, reading, sync_folder
+from specguard.records.files import folder_below, open_file, read_file, reading, sync_folder, write_file, writing
 from specguard.records.io import LARGEST_LINES, RecordFile, read_json, write_json
 from specguard.version import __version__
 

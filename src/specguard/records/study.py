@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from specguard.errors import RunError
-from specguard.records.base import Count, Environment, Record, Size, nearly_equal, plain
+from specguard.records.base import Count, Environment, Record, Size, nearly_equal
 from specguard.records.io import RecordFile, read_record, write_record
 from specguard.records.ledger import RECORDS, Ledger, RecordType
 from specguard.records.shards import WHOLE, Place, Shard, opened
@@ -107,7 +107,7 @@ def complete(
     """
     place = Place(folder, shard)
     with opened(place, study.header):
-        if not resume and any((folder / name).exists() for name in (RECORDS, SUMMARY)):
+        if not resume and any((each / name).exists() for each in place.folders() for name in (RECORDS, SUMMARY)):
             raise RunError(f"{folder} holds a check, which is not believed: resume it, or name another folder")
         ledger = Ledger(place, study.labels, study.batch, study.record, study.fits)
         ledger.read()
@@ -163,12 +163,9 @@ def _ended(study: Study[RecordType, SummaryType], ledger: Ledger[RecordType], de
 
 def check_summary(stored: Summary, expected: Summary, path: Path, apart: tuple[str, ...] = ()) -> None:
     """Refuse a stored summary that says anything else than its records do."""
-    # Field by field: what equals its default may or may not be left out of the whole.
-    one, other = (
-        {name: plain(getattr(each, name)) for name in each.__struct_fields__} for each in (stored, expected)
-    )
-    for name in one:
-        if name not in ("seconds", "environment", *apart) and not nearly_equal(one[name], other[name]):
+    for name in type(expected).__struct_fields__:
+        same = type(stored) is type(expected) and nearly_equal(getattr(stored, name), getattr(expected, name))
+        if name not in ("seconds", "environment", *apart) and not same:
             raise RunError(f"{path} does not hold the summary of this study: {name} differs from its records")
 
 
