@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import to_builtins
 from torch import Tensor, nn
 
 from specguard.attacks import APGD, PGD
 from specguard.cli.names import named_data, number
 from specguard.geometry import Ball
 from specguard.models import from_run
-from specguard.records.store import environment, read_json
+from specguard.records.io import read_json
+from specguard.records.store import environment
 
 STEPS, APGD_STEPS = 20, 50
 
@@ -116,7 +118,7 @@ def main() -> None:
         "images_per_second": {side: len(images) / statistics.median(values) for side, values in times.items()},
         "over_torchattacks": {},
         "over_foolbox": {},
-        "environment": environment(device),
+        "environment": to_builtins(environment(device)),
     }
     for side in calls:
         for library in ("torchattacks", "foolbox"):

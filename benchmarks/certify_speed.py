@@ -17,14 +17,14 @@ import time
 from pathlib import Path
 
 import torch
+from msgspec import to_builtins
 
-from specguard.certificates import Family, program
-from specguard.certificates.certificate import posed
-from specguard.certificates.problem import upper_falls
+from specguard.certificates import certify, program
+from specguard.geometry import Ball
 from specguard.nn import ViT, ViTConfig
 from specguard.records.store import environment
 
-FAMILIES: tuple[Family, ...] = ("lofast", "local", "adjoint", "mixed")
+METHODS = ("lofast", "local", "adjoint", "mixed")
 RADIUS = 0.1
 
 
@@ -54,10 +54,9 @@ def measured(size: str, batch: int, rounds: int, device: torch.device) -> dict[s
     images = torch.rand(shape, generator=torch.Generator().manual_seed(1)).to(device)
     with torch.no_grad():
         labels = made(images).argmax(1)
-    radius = torch.full((batch,), RADIUS, dtype=torch.float64, device=device)
     found: dict[str, object] = {"batch": batch}
     milliseconds, memory = {}, {}
-    for family in FAMILIES:
+    for name in METHODS:
         times = []
         for number in range(rounds + 1):
             if device.type == "cuda":
@@ -65,13 +64,13 @@ def measured(size: str, batch: int, rounds: int, device: torch.device) -> dict[s
                 torch.cuda.reset_peak_memory_stats()
                 start = torch.cuda.memory_allocated()
             begun = time.perf_counter()
-            upper_falls(posed(steps, images, labels, (family,)), radius, (family,))
+            certify(steps, images, labels, Ball("l2", RADIUS), (name,), stop_early=True)
             if device.type == "cuda":
                 torch.cuda.synchronize()
-                memory[family] = (torch.cuda.max_memory_allocated() - start) / batch
+                memory[name] = (torch.cuda.max_memory_allocated() - start) / batch
             if number:  # the first finds the weights' norms
                 times.append(1e3 * (time.perf_counter() - begun) / batch)
-        milliseconds[family] = statistics.median(times)
+        milliseconds[name] = statistics.median(times)
     found["milliseconds_per_image"] = milliseconds
     if memory:
         found["bytes_per_image"] = memory
@@ -93,7 +92,7 @@ def main() -> None:
         size, _, batch = text.partition(":")
         sizes[size] = measured(size, int(batch or arguments.batch), arguments.rounds, device)
         print(size, json.dumps(sizes[size]), flush=True)
-        record[device.type] = {"sizes": sizes, "environment": environment(device)}
+        record[device.type] = {"sizes": sizes, "environment": to_builtins(environment(device))}
         arguments.out.write_text(json.dumps(record, indent=2) + "\n")
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from msgspec import to_builtins
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -65,7 +66,7 @@ def main() -> None:
         "seed": 0,
         "rounds": options.rounds,
         "sizes": {size: measured(size, options.rounds) for size in options.sizes.split(",")},
-        "environment": environment(torch.device("cpu")),
+        "environment": to_builtins(environment(torch.device("cpu"))),
     }
     print(json.dumps(record, indent=2))
     if options.out:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import to_builtins
 from torch import Tensor, nn
 from torch.func import jacrev, jvp
 
@@ -196,7 +197,7 @@ def main() -> None:
         "tolerance": TOLERANCE,
         "seed": 0,
         "sizes": {},
-        "environment": environment(device),
+        "environment": to_builtins(environment(device)),
     }
     for size in options.sizes.split(","):
         found = measured(size, size in options.dense.split(","), options.batch, options.rounds, device)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import to_builtins
 from torch import Tensor, nn
 
 from specguard.data import Data, Dataset
@@ -131,7 +132,7 @@ def main() -> None:
         "rounds": options.rounds,
         "steps_per_round": options.steps,
         "seed": 0,
-        "environment": environment(device),
+        "environment": to_builtins(environment(device)),
     }
     for mode in options.modes:
         chosen = replace(training, compile=None if mode == "eager" else mode)

@@ -18,17 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import to_builtins
 
 from specguard.data import Dataset
 from specguard.nn import ViT, ViTConfig
+from specguard.records.base import About
+from specguard.records.certificate import CertifySettings
+from specguard.records.shards import Shard
 from specguard.records.store import environment
-from specguard.studies import Certification, Progress, Shard, certification
+from specguard.records.study import Progress
+from specguard.studies import run_certify
 
 CPU = torch.device("cpu")
 CONFIG = ViTConfig(
     image=32, patch=16, dim=128, depth=3, heads=4, norm="smoothproject", activation="squareplus", pool="mean"
 )
-SETTINGS = Certification(radii=(0.01,), families=("local", "adjoint"), search=False, batch=4)
+SETTINGS = CertifySettings(radii=(0.01,), methods=("local", "adjoint"), search=False, batch=4)
 
 
 def certified(index: int, count: int, images: int, folder: str, together: Any, found: Any) -> None:
@@ -44,8 +49,9 @@ def certified(index: int, count: int, images: int, folder: str, together: Any, f
             together.wait()
             begun.append((time.monotonic(), time.process_time()))
 
+    about = About(model="random", data="noise", dataset="noise", n=images)
     shard = Shard(index, count)
-    certification(model, split, Path(folder), SETTINGS, identity={}, device=CPU, shard=shard, watch=watch)
+    run_certify(model, split, Path(folder), SETTINGS, about=about, device=CPU, shard=shard, watch=watch)
     (wall, cpu), *_ = begun
     found.put((wall, time.monotonic(), time.process_time() - cpu))
 
@@ -85,7 +91,7 @@ def main() -> None:
     for number, name in enumerate(("seconds", "cpu_seconds")):
         one, two = (statistics.median(pair[i][number] for pair in rounds) for i in range(2))
         record[name] = {"one process": one, "two processes": two, "ratio": one / two}
-    record["environment"] = environment(CPU)
+    record["environment"] = to_builtins(environment(CPU))
     arguments.out.write_text(json.dumps(record, indent=2) + "\n")
     print(json.dumps(record, indent=2))
 

@@ -27,6 +27,10 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from PIL import Image
 from scipy.io import savemat
+from specguard.studies.certified_summary import is_record as is_certificate
+from specguard.studies.shards import Ledger, Place
+from specguard.studies.spectral_summary import PartForm
+from specguard.studies.spectral_summary import is_record as is_spectrum
 
 from helpers import companions
 from helpers.sample_runs import sample_run
@@ -44,10 +48,6 @@ from specguard.records import store as runs
 from specguard.report import read_run
 from specguard.studies import Certification, Evaluation, Shard, Spectra, certification, evaluate, spectra
 from specguard.studies import attack as run_module
-from specguard.studies.certified_summary import is_record as is_certificate
-from specguard.studies.shards import Ledger, Place
-from specguard.studies.spectral_summary import PartForm
-from specguard.studies.spectral_summary import is_record as is_spectrum
 from specguard.train.state import TrainingState
 
 CASES = int(os.environ.get("SPECGUARD_FUZZ", "40"))

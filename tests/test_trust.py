@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from certificates.layers import LAYERS, made
 from specguard.certificates import certify, program
-from specguard.certificates.propagate import located
+from specguard.certificates.propagate import forward_pass
 from specguard.checker import Image, read
 from specguard.checker.propagate import walked
 from specguard.errors import ConfigError, SoundnessError, SpecGuardError
@@ -179,7 +179,7 @@ def test_no_setting_of_a_layer_can_be_changed_into_a_false_reading(name):
 
 
 def _proved(found, points):
-    return located(found.steps, points)[1]
+    return forward_pass(found.steps, points)[1]
 
 
 def _checked(found, points):

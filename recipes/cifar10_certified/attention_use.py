@@ -19,10 +19,11 @@ from specguard.attacks import PGD
 from specguard.data import Data, cifar10, digits
 from specguard.models import from_run
 from specguard.nn import SkipAttention, attention_maps
-from specguard.studies import Certification, certification, identity
+from specguard.records.certificate import CertifySettings
+from specguard.studies import about_study, run_certify
 
 CURVE = (0.02, 0.05, 0.1, 36 / 255, 0.25)
-FAMILIES: Final = ("lofast", "local")
+METHODS: Final = ("lofast", "local")
 
 
 def contents(model: torch.nn.Module, images: Tensor, batch: int = 250) -> list[list[Tensor]]:
@@ -56,9 +57,9 @@ def main(run: Path, data: Data, out: Path, images: int) -> None:
             for tensor in (layer.qkv.weight, layer.qkv.bias):
                 tensor.view(3, -1)[:2] = 0  # neither queries nor keys
     attack = PGD(steps=10, loss="margin")
-    settings = Certification(CURVE, "l2", FAMILIES, search=False, attack=attack, batch=100, seed=0)
+    settings = CertifySettings(CURVE, "l2", METHODS, search=False, batch=100)
     split = data.test.select(slice(images))
-    certification(fixed, split, out, settings, identity=identity(fixed, data), device=device)
+    run_certify(fixed, split, out, settings, attack=attack, about=about_study(fixed, data, split), device=device)
     record = {
         "n": len(train),
         "median_entropy": float(entropies.median()),

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import torch
+from msgspec import to_builtins
 
 from specguard.data import digits
 from specguard.records.store import environment
@@ -13,7 +14,8 @@ from specguard.studies import linear_baseline
 
 def main(radii: list[float], path: Path) -> None:
     data = digits()
-    record = {**linear_baseline(data, data.test, radii), "environment": environment(torch.device("cpu"))}
+    baseline = to_builtins(linear_baseline(data, data.test, radii))
+    record = {**baseline, "environment": to_builtins(environment(torch.device("cpu")))}
     path.write_text(json.dumps(record, indent=2) + "\n")
 
 

@@ -10,18 +10,23 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from specguard import studies as evaluate
 from specguard.attacks import PGD, Suite
 from specguard.data import Data, digits
 from specguard.geometry import Ball
 from specguard.models import from_run
 from specguard.nn import ViT, preset
 from specguard.penalties import MSVP, SpectralNorm
-from specguard.records.accuracy import Proportion
-from specguard.records.files import check_below
-from specguard.records.store import Json, derived_seed, read_lines, write_file
-from specguard.report import certification_tables, certification_verdict, save_figure, violin_figure, write_report
+from specguard.records.attack import AttackSettings, AttackSummary
+from specguard.records.base import BallRecord
+from specguard.records.certificate import CertificateSummary, CertifySettings
+from specguard.records.files import check_below, write_file
+from specguard.records.io import each_record
+from specguard.records.spectrum import PartSummary, SpectrumRecord, SpectrumSettings, SpectrumSummary
+from specguard.records.store import derived_seed
+from specguard.records.study import Progress as Piece
+from specguard.report import certificate_tables, certificate_verdict, save_figure, violin_figure, write_report
 from specguard.spectrum import exact_weight_spectra
+from specguard.studies import about_study, linear_baseline, run_attack, run_certify, run_spectrum, write_gallery
 from specguard.train import AdamW, Progress, Training, train
 
 _NAMES = ("plain", "msvp", "certified")
@@ -31,7 +36,7 @@ _RADII = (0.02, 0.05, 0.1)  # l2
 _SEEN = 100  # digits whose Jacobians are looked at
 _DEVICE = torch.device("cpu")
 Bar = Callable[[], AbstractContextManager[Callable[[Progress], None]]]
-Watcher = Callable[[evaluate.Progress], None]
+Watcher = Callable[[Piece], None]
 StudyBar = Callable[[str], AbstractContextManager[Watcher]]
 
 
@@ -45,7 +50,7 @@ def demo(run: Path, epochs: int, out: Console, bar: Bar, study_bar: StudyBar) ->
     data, depth = digits(), preset("tiny").depth
     numbers = [f"block {i}" for i in range(depth)]
     blocks = Table("", *numbers, title=f"sigma_max of the blocks' Jacobians J_F, mean and std over {_SEEN} digits")
-    records: dict[str, list[Json]] = {}
+    records: dict[str, list[SpectrumRecord]] = {}
     accuracies = Table("", "clean", *attacked, title=f"Test accuracy (95 %), n = {len(data.test)}")
     for name, penalties in (("plain", ()), ("msvp", (MSVP(strength, strength, strength),))):
         out.print(f"training {name} on {len(data.train)} digits ...")
@@ -64,10 +69,10 @@ def demo(run: Path, epochs: int, out: Console, bar: Bar, study_bar: StudyBar) ->
         out.print(f"looking into {name} at {_SEEN} digits ...")
         with study_bar("parts") as watch_spectra:
             found = _looked_into(trained, start, data, run / name / "spectrum" / "demo", watch_spectra)
-        blocks.add_row(name, *(_brief(part) for part in found["parts"] if part["group"] == "block"))
-        records[name] = read_lines(run / name / "spectrum" / "demo" / "records.jsonl")
-        shares = [result["clean"], *(row["accuracy"] for row in result["worst_case"])]
-        accuracies.add_row(name, *(Proportion.from_record(record).brief() for record in shares))
+        blocks.add_row(name, *(_brief(part) for part in found.parts if part.group == "block"))
+        records[name] = list(each_record(run / name / "spectrum" / "demo" / "records.jsonl", SpectrumRecord))
+        shown = [result.clean, *(row.accuracy for row in result.worst_case)]
+        accuracies.add_row(name, *(accuracy.brief() for accuracy in shown))
         norms.add_row(name, *_largest(trained))
     out.print(norms)
     out.print(accuracies)
@@ -98,52 +103,46 @@ def _certified(run: Path, data: Data, epochs: int, out: Console, bar: Bar, study
         _looked_into(trained, start, data, run / "spectrum" / "demo", watch_spectra)
     out.print(f"certifying it on {len(data.test)} digits ...")
     folder = run / "certificates" / "demo"
-    with study_bar("batches") as bar_proofs, evaluate.timed(folder, bar_proofs) as watch_proofs:
-        result = evaluate.certification(
+    with study_bar("batches") as watch_proofs:
+        result = run_certify(
             trained,
             data.test,
             folder,
-            evaluate.Certification(_RADII),
-            identity=evaluate.identity(trained, data),
+            CertifySettings(_RADII),
+            about=about_study(trained, data, data.test),
             device=_DEVICE,
             watch=watch_proofs,
         )
-    for table in certification_tables(result, evaluate.linear_baseline(data, data.test, _RADII)):
+    assert isinstance(result, CertificateSummary)  # there are no other shards
+    for table in certificate_tables(result, linear_baseline(data, data.test, _RADII)):
         out.print(table)
-    for line in certification_verdict(result):
+    for line in certificate_verdict(result):
         out.print(line, soft_wrap=True)
 
 
-def _attacked(model: ViT, data: Data, folder: Path, balls: tuple[Ball, ...], watch: Watcher) -> Json:
-    evaluation = evaluate.Evaluation(Suite((("pgd", PGD(steps=20)),)), balls, diagnose=False)
-    with evaluate.timed(folder, watch) as told:
-        result = evaluate.evaluate(
-            model,
-            data.test,
-            data.classes,
-            folder,
-            evaluation,
-            identity=evaluate.identity(model, data),
-            device=_DEVICE,
-            watch=told,
-        )
-        evaluate.gallery(model, data.test, data.classes, folder, evaluation, device=_DEVICE)
+def _attacked(model: ViT, data: Data, folder: Path, balls: tuple[Ball, ...], watch: Watcher) -> AttackSummary:
+    suite, settings = Suite((("pgd", PGD(steps=20)),)), AttackSettings(diagnose=False)
+    about = about_study(model, data, data.test)
+    result = run_attack(
+        model, data.test, data.classes, folder, suite, balls, settings, about=about, device=_DEVICE, watch=watch
+    )
+    assert isinstance(result, AttackSummary)
+    write_gallery(model, data.test, data.classes, folder, suite, balls, settings, device=_DEVICE)
     return result
 
 
-def _looked_into(model: ViT, start: ViT, data: Data, folder: Path, watch: Watcher) -> Json:
+def _looked_into(model: ViT, start: ViT, data: Data, folder: Path, watch: Watcher) -> SpectrumSummary:
     split = data.test.select(slice(_SEEN))
-    settings = evaluate.Spectra("embedding,block,head", ball=_BALLS[-1])
-    known = evaluate.identity(model, data)
-    with evaluate.timed(folder, watch) as told:
-        return evaluate.spectra(
-            model, split, folder, settings, identity=known, device=_DEVICE, untrained=start, watch=told
-        )
+    ball = BallRecord(norm=_BALLS[-1].norm, radius=_BALLS[-1].radius)
+    settings, about = SpectrumSettings("embedding,block,head", ball=ball), about_study(model, data, split)
+    result = run_spectrum(model, split, folder, settings, about=about, device=_DEVICE, untrained=start, watch=watch)
+    assert isinstance(result, SpectrumSummary)
+    return result
 
 
-def _brief(part: Json) -> str:
-    sigma = part["sigma"][0]
-    return f"{sigma['mean']:.2f} ± {sigma['std']:.2f}"
+def _brief(part: PartSummary) -> str:
+    sigma = part.sigma[0]
+    return f"{sigma.mean:.2f} ± {sigma.std:.2f}"
 
 
 def _largest(model: ViT) -> list[str]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import jvp, vjp
 
 from specguard.certificates.node import Method
-from specguard.certificates.propagate import Path, located, pulled, upper_radii
+from specguard.certificates.propagate import Path, backward_pass, forward_pass, upper_radii
 from specguard.certificates.rules import program
 from specguard.nn import explicit, materialised
 
@@ -47,7 +47,7 @@ def check_rule(
     """
     generator = generator or torch.Generator().manual_seed(0)
     points = points.detach().double()
-    path, output = located(program(layer).steps, points)
+    path, output = forward_pass(program(layer).steps, points)
     function = materialised(explicit(layer)).double().requires_grad_(False)  # a copy: the layer stays as it is
     _same_output(function, points, output, path)
     _nothing_spreads_at_zero(path, points, methods)
@@ -90,7 +90,7 @@ def _nothing_spreads_at_zero(path: Path, points: Tensor, methods: Sequence[Metho
 
 
 def _same_adjoint(function: nn.Module, path: Path, points: Tensor, g: Tensor) -> None:
-    found = pulled(path, g)
+    found = backward_pass(path, g)
     transpose = vjp(function, points)[1]
     wanted = torch.stack([transpose(each)[0] for each in g])
     wrong = _length((wanted - found.adjoint).flatten(0, 1)).view(g.shape[:2])
@@ -109,7 +109,7 @@ def _remainder_holds(
     generator: torch.Generator,
     steps: int,
 ) -> None:
-    found = pulled(path, g)
+    found = backward_pass(path, g)
     radii = upper_radii(path, _full(points, radius), "local")
     bound = torch.zeros(g.shape[:2], dtype=torch.float64)
     for name, pull in found.pulls.items():

@@ -1,31 +1,34 @@
 """A study of certificates: three verdicts, never two at once; killed at any moment, it ends the same."""
 
 import json
-import math
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
-from specguard.certificates import FAMILIES, certify
+from specguard.certificates import certify
+from specguard.certificates.methods import local
 from specguard.data import Dataset
 from specguard.errors import ConfigError, RunError, SoundnessError
 from specguard.geometry import Ball
 from specguard.nn import ViT, ViTConfig
-from specguard.studies import Certification, certification, certified_summary
+from specguard.records.base import About
+from specguard.records.certificate import METHOD_NAMES, CertificateSummary, CertifySettings
+from specguard.records.io import read_record
+from specguard.records.study import Progress
+from specguard.studies import certify as module
+from specguard.studies import run_certify
 
-module = sys.modules[certification.__module__]
 CPU = torch.device("cpu")
 CONFIG = ViTConfig(
     image=4, patch=2, channels=1, classes=5, dim=6, depth=1, heads=2, mlp_ratio=2.0, mean=(0.4,), std=(0.3,),
     norm="none", activation="squareplus", pool="mean",
 )  # fmt: skip
-IDENTITY = {"model": "abc", "data": "def", "dataset": "noise"}
-SETTINGS = Certification(radii=(0.0, 0.01, 0.5), batch=3)
-QUICK = replace(SETTINGS, families=("local",), search=False)
+SETTINGS = CertifySettings(radii=(0.0, 0.01, 0.5), batch=3)
+QUICK = msgspec.structs.replace(SETTINGS, methods=("local",), search=False)
 
 
 def model() -> ViT:
@@ -45,13 +48,23 @@ def data(count: int = 8) -> Dataset:
     return Dataset((images * 255).round().to(torch.uint8), labels)
 
 
-def start(folder: Path, settings: Certification = SETTINGS, split: Dataset | None = None, **changes):
-    identity = IDENTITY | changes
-    return certification(model(), split or data(), folder, settings, identity=identity, device=CPU)
+def about(**changes) -> About:
+    return About(**{"model": "abc", "data": "def", "dataset": "noise", "n": 8} | changes)
 
 
-def lines(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+def start(folder: Path, settings: CertifySettings = SETTINGS, split: Dataset | None = None, **changes):
+    split = split or data()
+    options = {name: changes.pop(name) for name in ("memory", "watch") if name in changes}
+    known = about(n=len(split), **changes)
+    return run_certify(model(), split, folder, settings, about=known, device=CPU, **options)
+
+
+def lines(folder: Path, name: str = "records") -> list[dict]:
+    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+
+
+def rewritten(folder: Path, records: list[dict]) -> None:
+    (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +82,10 @@ def test_records_say_what_certify_says(complete):
         for i, record in enumerate(lines(complete)):
             row = record["radii"][number]
             assert (row["verdict"] == "certified") == bool(found.certified[i])
-            for family in FAMILIES:
-                bound, wanted = row["lower"][family], float(found.lower[family][i].min())
+            for method in METHOD_NAMES:
+                bound, wanted = row["lower"][method], float(found.lower[method][i].min())
                 assert bound == pytest.approx(wanted, rel=1e-6, abs=1e-9)
-                assert record["largest"][family] == pytest.approx(float(found.largest[family][i]), rel=2e-3)
+                assert record["largest"][method] == pytest.approx(float(found.largest[method][i]), rel=2e-3)
 
 
 def test_every_verdict_occurs_and_the_wrong_image_is_broken_from_the_start(complete):
@@ -88,21 +101,33 @@ def test_every_verdict_occurs_and_the_wrong_image_is_broken_from_the_start(compl
 def test_the_summary_counts_what_the_records_say(complete):
     summary = json.loads((complete / "summary.json").read_text())
     records = lines(complete)
+    assert summary["kind"] == "certify"
     assert summary["clean"]["count"] == sum(r["label"] == r["predicted"] for r in records)
     for number, row in enumerate(summary["radii"]):
         verdicts = [record["radii"][number]["verdict"] for record in records]
         assert row["certified"]["count"] == verdicts.count("certified")
-        assert row["attacked"]["count"] == len(records) - verdicts.count("broken")
+        assert row["robust"]["count"] == len(records) - verdicts.count("broken")
         assert row["broken"] + row["unknown"] + row["certified"]["count"] == len(records)
-        for family in FAMILIES:
-            assert row["by"][family]["count"] <= row["certified"]["count"]
-    assert set(summary["seconds_per_image"]) >= {"network", *FAMILIES}
+        for method in METHOD_NAMES:
+            assert row["by"][method]["count"] <= row["certified"]["count"]
+    assert set(summary["seconds"]) >= {"total", "attack", "forward", "backward", *METHOD_NAMES}
+    assert summary["seconds"]["total"] >= sum(v for n, v in summary["seconds"].items() if n != "total") > 0
+
+
+def test_a_study_is_these_files_and_returns_what_it_has_written(tmp_path):
+    result = start(tmp_path / "study", QUICK)
+    assert isinstance(result, CertificateSummary)
+    assert sorted(path.name for path in (tmp_path / "study").iterdir()) == [
+        ".lock", "environment.jsonl", "records.jsonl", "study.json", "summary.json", "timing.jsonl",
+    ]  # fmt: skip
+    assert read_record(tmp_path / "study" / "summary.json", CertificateSummary) == result
+    assert [line["begin"] for line in lines(tmp_path / "study", "timing")] == [0, 3, 6]
 
 
 def test_started_again_it_is_what_it_was(complete, tmp_path):
     folder = shutil.copytree(complete, tmp_path / "study")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert start(folder) == json.loads((complete / "summary.json").read_text())
+    assert start(folder) == read_record(complete / "summary.json", CertificateSummary)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -120,8 +145,12 @@ def test_a_study_that_was_cut_short_ends_with_the_same_records(complete, tmp_pat
 @pytest.mark.parametrize(
     "change",
     [
-        {"sample": 3}, {"label": 9}, {"margin": None}, {"margin": "1"}, {"family": "magic"}, {"largest": {}},
-        {"largest": dict.fromkeys(FAMILIES, -1.0)}, {"loses": {"head": "much"}}, {"radii": []}, {"extra": 1},
+        {"sample": 3}, {"label": 9}, {"margin": None}, {"margin": "1"}, {"method": "magic"}, {"largest": {}},
+        {"largest": dict.fromkeys(METHOD_NAMES, -1.0)}, {"losses": {"head": "much"}}, {"radii": []}, {"extra": 1},
+        {"sample": 8}, {"sample": True}, {"label": None}, {"method": None}, {"method": "naive"},
+        {"failures": {"local": "none"}}, {"family": "local"}, {"predicted": -1}, {"input": 7},
+        {"largest": dict.fromkeys(METHOD_NAMES[::-1], 1.0)}, {"norms": {"head": {"norm": -1.0}}},
+        {"proofs": {"magic": {}}}, {"proofs": {"local": {}}},
     ],
     ids=str,
 )  # fmt: skip
@@ -129,23 +158,55 @@ def test_a_record_that_cannot_be_is_refused(complete, tmp_path, change):
     folder = shutil.copytree(complete, tmp_path / "study")
     found = lines(folder)
     found[0] |= change
-    (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in found))
-    with pytest.raises(RunError, match="does not belong to this study"):
+    rewritten(folder, found)
+    with pytest.raises(RunError, match=r"does not belong to this study|line 1 of .* is not a record of its kind"):
         start(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"verdict": "certified"}, {"verdict": "perhaps"}, {"radius": 0.4}, {"lower": {}}, {"extra": 1},
+        {"lower": dict.fromkeys(METHOD_NAMES, 1.0)},
+        {"proved": [{"method": "local", "classes": [1], "lower": 1.0}]},
+        {"stages": [{"method": "local", "classes": 4, "left": 4}]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_row_that_cannot_be_is_refused(complete, tmp_path, change):
+    folder = shutil.copytree(complete, tmp_path / "study")
+    found = lines(folder)
+    assert found[1]["radii"][2]["verdict"] == "broken"
+    found[1]["radii"][2] |= change
+    rewritten(folder, found)
+    with pytest.raises(RunError, match=r"does not belong to this study|line 2 of .* is not a record of its kind"):
+        start(folder)
+
+
+def test_a_summary_that_says_something_else_is_refused(complete, tmp_path):
+    folder = shutil.copytree(complete, tmp_path / "study")
+    summary = json.loads((folder / "summary.json").read_text())
+    for change in (
+        {"limits": []}, {"n": 7}, {"kind": "smooth"}, {"extra": 1}, {"study": summary["study"] | {"attack": {}}},
+        {"clean": summary["clean"] | {"count": 8}}, {"vacuous_below": 1.0}, {"radii": summary["radii"][:2]},
+    ):  # fmt: skip
+        (folder / "summary.json").write_text(json.dumps(summary | change))
+        with pytest.raises(RunError, match=r"summary\.json"):
+            start(folder)
 
 
 def test_a_verdict_that_its_bounds_deny_is_refused(complete, tmp_path):
     folder = shutil.copytree(complete, tmp_path / "study")
     found = lines(folder)
     found[1]["radii"][2]["verdict"] = "certified"
-    (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in found))
+    rewritten(folder, found)
     with pytest.raises(RunError, match="does not belong"):
         start(folder)
 
 
 def test_other_settings_another_model_and_fewer_images_are_refused(complete):
     with pytest.raises(RunError, match="another folder"):
-        start(complete, replace(SETTINGS, radii=(0.1,)))
+        start(complete, msgspec.structs.replace(SETTINGS, radii=(0.1,)))
     with pytest.raises(RunError, match="another folder"):
         start(complete, model="xyz")
     with pytest.raises(RunError, match="n: 8 before, 4 now"):
@@ -154,7 +215,7 @@ def test_other_settings_another_model_and_fewer_images_are_refused(complete):
 
 def test_an_image_that_is_certified_and_broken_ends_everything(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        module._Prover, "_broken", lambda self, group, ball: torch.ones(len(group.labels), dtype=torch.bool)
+        module._Prover, "_broken", lambda self, batch, ball: torch.ones(len(batch.labels), dtype=torch.bool)
     )
     with pytest.raises(SoundnessError, match="image 0 is certified by local and broken at radius 0"):
         start(tmp_path / "study", QUICK)
@@ -163,23 +224,24 @@ def test_an_image_that_is_certified_and_broken_ends_everything(tmp_path, monkeyp
 
 def test_an_unsound_bound_is_caught_by_the_attack(tmp_path, monkeypatch):
     """The test of the tester: margins that can lose nothing are refuted at once."""
-    falls = module.upper_falls
+    true = local.Local.upper_loss
 
-    def nothing(p, radius, families, largest_entry=math.inf):
-        return {f: replace(fall, total=0 * fall.total) for f, fall in falls(p, radius, families).items()}
+    def nothing(self, problem, reach):
+        loss = true(self, problem, reach)
+        return replace(loss, total=0 * loss.total)
 
-    monkeypatch.setattr(module, "upper_falls", nothing)
+    monkeypatch.setattr(local.Local, "upper_loss", nothing)
     with pytest.raises(SoundnessError, match="broken at radius 2"):
-        start(tmp_path / "study", replace(QUICK, radii=(2.0,)))
+        start(tmp_path / "study", msgspec.structs.replace(QUICK, radii=(2.0,)))
 
 
 def test_linf_is_certified_through_the_l2_ball_around_it(tmp_path, complete):
     """Images of 16 numbers: an linf radius of r lies in an l2 radius of 4 r."""
-    start(tmp_path / "study", replace(SETTINGS, norm="linf", radii=(0.0025,)))
+    start(tmp_path / "study", msgspec.structs.replace(SETTINGS, norm="linf", radii=(0.0025,)))
     for linf, l2 in zip(lines(tmp_path / "study"), lines(complete), strict=True):
-        for family in FAMILIES:
-            square, around = linf["radii"][0]["lower"][family], l2["radii"][1]["lower"][family]
-            if family in ("adjoint", "mixed"):  # whose first order is that of the linf ball itself
+        for method in METHOD_NAMES:
+            square, around = linf["radii"][0]["lower"][method], l2["radii"][1]["lower"][method]
+            if method in ("adjoint", "mixed"):  # whose first order is that of the linf ball itself
                 assert square >= around - 1e-9
             else:
                 assert square == pytest.approx(around, abs=1e-9)
@@ -189,46 +251,26 @@ def test_linf_is_certified_through_the_l2_ball_around_it(tmp_path, complete):
     ("changes", "named"),
     [
         ({"radii": ()}, "at least one radius"), ({"radii": (0.1, 0.1)}, "twice"), ({"radii": (-0.1,)}, "negative"),
-        ({"families": ()}, "one family"), ({"families": ("magic",)}, "magic"), ({"batch": 0}, "batch"),
-        ({"norm": "l1"}, "l1"),
+        ({"methods": ()}, "one method"), ({"methods": ("magic",)}, "magic"), ({"batch": 0}, "batch"),
+        ({"norm": "l1"}, "l1"), ({"methods": ("local", "local")}, "twice"), ({"radii": (float("nan"),)}, "finite"),
+        ({"radii": (float("inf"),)}, "finite"),
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense_are_refused(changes, named):
     with pytest.raises(ConfigError, match=named):
-        Certification(**changes)
-
-
-def test_a_summary_names_the_step_at_which_radii_grow_most_and_counts_vacuous_radii():
-    radii = {"patches": 1.0, "blocks.0.mlp": 2.0, "blocks.0.mlp.branch.norm": 2.0, "head": 10.0, "end": 20.0}
-    proof = {"radius": 1.0, "rival": 1, "margin": 1.0, "fall": 0.5, "radii": radii, "terms": {}}
-    record = {"predicted": 0, "label": 0, "radii": [{"verdict": "unknown", "lower": {"local": -1.0}}], "loses": {}}
-    records = [
-        record | {"largest": {"local": size}, "proofs": {"local": proof} if size else {}}
-        for size in (0.0, 1e-9, 2.0**-24)
-    ]
-    found = certified_summary(records, (0.1,), ("local",))
-    assert found["growth"] == [{"step": "blocks.0.mlp", "images": 2, "factor": 5.0}]
-    assert found["largest"]["local"] == {"median": 1e-9, "vacuous": 2}
-
-
-def test_a_summary_of_no_right_image_has_no_median():
-    wrong = {"predicted": 1, "label": 0, "radii": [{"verdict": "broken", "lower": {"local": -1.0}}], "loses": {}}
-    found = certified_summary([wrong | {"largest": {"local": 0.0}}], (0.1,), ("local",))
-    assert found["largest"]["local"] == {"median": None, "vacuous": 0}
-    assert found["limits"] == []
+        CertifySettings(**changes)
 
 
 def test_a_study_within_a_budget_of_memory_is_taken_in_parts_and_is_the_same_study(tmp_path, monkeypatch):
     start(tmp_path / "whole", QUICK)
-    taken, proved = [], module._Prover.proved
+    taken, proved = [], module._Prover._whole
 
-    def noted(self, group):
-        taken.append(len(group.samples))
-        return proved(self, group)
+    def noted(self, batch, broken_at):
+        taken.append(len(batch.samples))
+        return proved(self, batch, broken_at)
 
-    monkeypatch.setattr(module._Prover, "proved", noted)
-    options = {"identity": IDENTITY, "device": CPU}
-    certification(model(), data(), tmp_path / "parts", QUICK, memory=150_000, **options)
+    monkeypatch.setattr(module._Prover, "_whole", noted)
+    start(tmp_path / "parts", QUICK, memory=150_000)
     assert sum(taken) == len(data())
     assert max(taken) < QUICK.batch
     for whole, parts in zip(lines(tmp_path / "whole"), lines(tmp_path / "parts"), strict=True):
@@ -237,14 +279,41 @@ def test_a_study_within_a_budget_of_memory_is_taken_in_parts_and_is_the_same_stu
             assert one["verdict"] == other["verdict"]
             assert one["lower"]["local"] == pytest.approx(other["lower"]["local"], rel=1e-9, abs=1e-9)
     with pytest.raises(ConfigError, match="one image alone takes about"):
-        certification(model(), data(), tmp_path / "none", QUICK, memory=1000, **options)
+        start(tmp_path / "none", QUICK, memory=1000)
 
 
 @pytest.mark.filterwarnings("ignore:radius")
 def test_what_is_infinite_is_named_and_not_taken_for_rounding(tmp_path):
     """At an absurd radius remainders are infinite; the summary says whose."""
-    huge = replace(QUICK, radii=(1e300,), families=("adjoint",))
+    huge = msgspec.structs.replace(QUICK, radii=(1e300,), methods=("adjoint",))
     summary = start(tmp_path / "study", huge)
     assert all(record["radii"][0]["lower"]["adjoint"] is None for record in lines(tmp_path / "study"))
-    assert any(None in record["loses"].values() for record in lines(tmp_path / "study"))
-    assert "rounding" not in [entry["term"] for entry in summary["limits"]]
+    assert any(None in record["losses"].values() for record in lines(tmp_path / "study"))
+    assert "rounding" not in [entry.term for entry in summary.limits]
+    assert start(tmp_path / "study", huge) == summary
+
+
+def test_radii_that_are_whole_numbers_are_the_same_study_again(tmp_path):
+    settings = msgspec.structs.replace(QUICK, radii=(0, 1))
+    assert start(tmp_path / "study", settings) == start(tmp_path / "study", settings)
+
+
+def test_killed_it_keeps_whole_batches_and_ends_the_same(complete, tmp_path):
+    def dying(progress: Progress) -> None:
+        if progress.done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "study", watch=dying)
+    assert len(lines(tmp_path / "study")) == 6
+    start(tmp_path / "study")
+    assert (tmp_path / "study" / "records.jsonl").read_bytes() == (complete / "records.jsonl").read_bytes()
+
+
+def test_verifiers_need_methods_that_stop_early(tmp_path):
+    class Nobody:
+        name, rests_on, deterministic = "nobody", "nothing", True
+
+    with pytest.raises(ConfigError, match="need stop_early"):
+        run_certify(model(), data(), tmp_path / "x", QUICK, about=about(), device=CPU, verifiers=(Nobody(),))
+    assert not (tmp_path / "x").exists()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from specguard.studies.certified_summary import is_record
 
 from specguard.attacks import APGD
 from specguard.certificates import certificate
@@ -23,7 +24,6 @@ from specguard.data import Dataset
 from specguard.errors import RunError, SoundnessError
 from specguard.nn import CertifiableConfig, Network, ViT, ViTConfig, fingerprint
 from specguard.studies import Certification, certification, verification
-from specguard.studies.certified_summary import is_record
 from specguard.studies.recheck import proved_claims
 
 CPU = torch.device("cpu")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from specguard.studies.cascade_summary import is_cascade_record
+from specguard.studies.certified_summary import is_record
 
 from specguard.certificates import Smoothing
 from specguard.errors import ConfigError, RunError
 from specguard.report import cascade_tables, certification_tables, smoothing_table, smoothing_verdict
 from specguard.studies import SmoothingStudy, certified_summary, smoothing, smoothing_summary, verification
-from specguard.studies.cascade_summary import is_cascade_record
-from specguard.studies.certified_summary import is_record
 from studies.test_certify import CPU, data, lines, model
 
 SETTINGS = SmoothingStudy(Smoothing(sigma=0.1, n0=20, n=200, alpha=0.01), (0.01, 0.1), batch=64)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from specguard.studies.spectral_summary import path_of, spectral_summary, spread
 from torch import Tensor
 from torch.func import jacrev
 
@@ -27,7 +28,6 @@ from specguard.nn import ViT, ViTConfig, explicit
 from specguard.records import store as runs
 from specguard.spectrum import part_names
 from specguard.studies import Progress, Spectra, shards, spectra
-from specguard.studies.spectral_summary import path_of, spectral_summary, spread
 
 module = sys.modules[spectra.__module__]  # the package's own name for it is the function's
 CPU = torch.device("cpu")

@@ -1,13 +1,15 @@
 """Everything that ends in a proof: rules for layers, radii and adjoints for networks, certificates for images."""
 
-from specguard.certificates.certificate import Certificate, certify
+from specguard.certificates.certificate import certify
 from specguard.certificates.crown import CROWN
 from specguard.certificates.linear import fitted_linear, lower_linear_radii
 from specguard.certificates.methods import METHODS, Method, named_methods
 from specguard.certificates.node import Node, Pull, length, up
 from specguard.certificates.rules import program, register_rule
-from specguard.certificates.smoothing import Smoothed, Smoothing, smoothed
+from specguard.certificates.smoothing import Smoothed, smoothed
+from specguard.certificates.value import Certificate
 from specguard.certificates.verifier import Attempt, Verifier
+from specguard.records.smoothing import Smoothing
 
 __all__ = [
     "CROWN",

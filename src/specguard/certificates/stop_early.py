@@ -68,7 +68,8 @@ class EarlyStop:
         self.asked[name] = torch.zeros_like(self.labels)
         self.asked[name][left] = wanted.sum(1)
         self.lower[name] = torch.full_like(self.margins, -torch.inf).scatter(1, self.labels[:, None], torch.inf)
-        self.lower[name][left] = torch.where(wanted, found, self.lower[name][left])
+        known = wanted & (found > -torch.inf)  # NaN is no bound
+        self.lower[name][left] = torch.where(known, found, self.lower[name][left])
         self.best = torch.maximum(self.best, self.lower[name])
 
     def _proved(self, method: Method, left: Tensor) -> Float[Tensor, "left class_"]:

@@ -23,7 +23,7 @@ class Certificate:
     model: the fingerprint of that function; images: a SHA-256 of the entries of every image.
     lower: `lower[name][b, j]` bounds `f_y - f_j` from below for every perturbation of image b in the ball; infinite
         at the label, and -inf where a method was not tried because a cheaper one had excluded the class.
-    largest: by method, the largest certified l2 radius; 0 where nothing is certified, the image is wrong already, or
+    largest: by method, the largest certified l2 radius; 0 where nothing is certified, the image is wrong, or
         rounding alone could change the verdict.
     terms: for the method that certifies most and the class closest to winning, what the margin can lose where.
     proofs: the same with radii at all layers, for the largest radius that each method certifies.

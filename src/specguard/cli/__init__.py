@@ -23,7 +23,7 @@ _VERBS = {  # name: module, function
     "demo": ("demo", "demo_command"),
     "models": ("presets", "models_command"),
 }
-_ONE_PROCESS = ("demo", "sensitivity", "smooth", "verify-certificates")
+_ONE_PROCESS = ("demo", "verify-certificates")
 
 
 class _Verbs(TyperGroup):

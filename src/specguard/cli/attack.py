@@ -6,24 +6,23 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
-from rich.table import Table
 
 from specguard.attacks import Suite, named_attack, named_suite
 from specguard.attacks.model import Precision
 from specguard.attacks.suites import AttackName, SuiteName
 from specguard.cli.console import err, interruptible, option, out, plain_warnings, study_bar
-from specguard.cli.launch import ShardText, chosen_shard, own_device, unfinished
+from specguard.cli.launch import ShardText, chosen_shard, own_device, tell_pending
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
 from specguard.cli.names import DATA_HELP, DataName, number, settings_hash
 from specguard.cli.subset import IMAGES_HELP, First, choice, taken, tell_of_first
 from specguard.data import Dataset
 from specguard.errors import ConfigError
 from specguard.geometry import Norm
-from specguard.records import store as runs
-from specguard.records.accuracy import Proportion
-from specguard.report import robustbench_record, subset_lines
-from specguard.studies import Evaluation, balls_of, evaluate, gallery, identity, timed
-from specguard.studies.shards import Place
+from specguard.records.attack import AttackSettings, AttackStudy
+from specguard.records.io import write_json
+from specguard.records.study import Pending
+from specguard.report import attack_table, robustbench_record, subset_lines
+from specguard.studies import about_study, attack_study, balls_of, run_attack, write_gallery
 
 _WHAT, _HOW, _WHERE = "Attacks", "Images and arithmetic", "Output"
 
@@ -69,37 +68,48 @@ def attack_command(
     model, loaded = about.model, about.data
     chosen = _suite(attack, suite, model.classes, steps=steps, step_size=step_size, restarts=restarts)
     balls = balls_of(model, norm, tuple(number(text, "--radius") for text in radius))
-    evaluation = Evaluation(chosen, balls, seed, batch, precision, diagnose, save_images)
+    settings = AttackSettings(
+        seed=seed, batch=batch, precision=precision, diagnose=diagnose, save_images=save_images
+    )
     split = taken(loaded, len(loaded.test) if images is None else images, first)
+    known = about_study(model, loaded, split)
+    plan = attack_study(chosen, balls, settings, known)
     where, of_first = (
-        folder or about.folder(f"attacks/{_folder_name(evaluation, [len(split), *more])}", None)
+        folder or about.folder(f"attacks/{_folder_name(plan, [len(split), *more])}", None)
         for more in (choice(split), [])
     )
     tell_of_first(where, of_first, split)
-    target, known = own_device(device), identity(model, loaded)
+    target = own_device(device)
     err.print(f"{run} on {len(split)} images, {target}, records in {where}", markup=False, soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
-    own = Place(where, part).own
-    with interruptible(advice), plain_warnings(), study_bar("batches") as bar, timed(own, bar) as watch:
-        result = evaluate(
+    with interruptible(advice), plain_warnings(), study_bar("batches") as watch:
+        result = run_attack(
             model.to(target),
             split,
             loaded.classes,
             where,
-            evaluation,
-            identity=known,
+            chosen,
+            balls,
+            settings,
+            about=known,
             device=target,
             shard=part,
             watch=watch,
         )
-        if unfinished(result, part):
-            return
+        if isinstance(result, Pending):
+            return tell_pending(result, part)
         if isinstance(split, Dataset):
-            gallery(model, split, loaded.classes, where, evaluation, device=target, shard=part)
-    _print(result)
+            write_gallery(model, split, loaded.classes, where, chosen, balls, settings, device=target, shard=part)
+    out.print(attack_table(result))
+    for line in subset_lines(result.study.about):
+        out.print(line, soft_wrap=True)
+    for flag in result.flags:
+        err.print(f"warning, {flag.name}: {flag.message}", style="yellow", markup=False, soft_wrap=True)
+    for text in result.warnings:
+        err.print(f"warning, autoattack: {text}", style="yellow", markup=False, soft_wrap=True)
     if robustbench is not None:
         entry = robustbench_record(result, name=about.label, architecture=about.architecture, dataset=loaded.name)
-        runs.write_json(robustbench, entry)
+        write_json(robustbench, entry)
     out.print(f"summary in {where / 'summary.json'}", markup=False, soft_wrap=True)
 
 
@@ -116,27 +126,9 @@ def _suite(names: list[str], suite: SuiteName | None, classes: int, **changes: A
     return Suite(tuple((name, named_attack(name, classes, **given)) for name in dict.fromkeys(names)))
 
 
-def _folder_name(evaluation: Evaluation, chosen: list[object]) -> str:
+def _folder_name(study: AttackStudy, samples: list[object]) -> str:
     """Readable, and another one for other settings."""
-    attacks = "+".join(name for name, _ in evaluation.suite.attacks)
-    radii = "+".join(f"{ball.radius:.4g}" for ball in evaluation.balls)
-    norm = evaluation.balls[0].norm
-    return f"{attacks}-{norm}-{radii}-{settings_hash([evaluation.settings(), *chosen])}"[-200:]
-
-
-def _print(result: dict[str, Any]) -> None:
-    after = ", each on what was left" if result["cascade"] else ""
-    table = Table("", "norm", "radius", f"accuracy (95 %){after}")
-    table.add_row("clean", "", "", str(Proportion.from_record(result["clean"])))
-    rows = [(row["attack"], row) for row in result["attacks"]]
-    rows += [("worst case", row) for row in result["worst_case"]]
-    for name, row in rows:
-        accuracy = str(Proportion.from_record(row["accuracy"]))
-        table.add_row(name, row["norm"], f"{row['radius']:.4g}", accuracy)
-    out.print(table)
-    for line in subset_lines(result):
-        out.print(line, soft_wrap=True)
-    for flag in result["flags"]:
-        err.print(f"warning, {flag['name']}: {flag['message']}", style="yellow", markup=False, soft_wrap=True)
-    for text in result["warnings"]:
-        err.print(f"warning, autoattack: {text}", style="yellow", markup=False, soft_wrap=True)
+    attacks = "+".join(attack.name for attack in study.attacks)
+    radii = "+".join(f"{ball.radius:.4g}" for ball in study.balls)
+    known = settings_hash([study.attacks, study.stop_early, study.balls, study.settings, *samples])
+    return f"{attacks}-{study.balls[0].norm}-{radii}-{known}"[-200:]

@@ -3,13 +3,13 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import typer
 
-from specguard.certificates import CROWN, FAMILIES, Family, Verifier
+from specguard.certificates import CROWN, Verifier
 from specguard.cli.console import err, interruptible, option, out, plain_warnings, study_bar
-from specguard.cli.launch import ShardText, chosen_shard, own_device, unfinished
+from specguard.cli.launch import ShardText, chosen_shard, own_device, tell_pending
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
 from specguard.cli.names import DATA_HELP, DataName, number, settings_hash
 from specguard.cli.subset import IMAGES_HELP, First, choice, taken, tell_of_first
@@ -17,9 +17,10 @@ from specguard.data import Data, Dataset
 from specguard.errors import ConfigError
 from specguard.geometry import Norm
 from specguard.nn import Classifier, TextEncoder
-from specguard.report import cascade_tables, cascade_verdict, certification_tables, certification_verdict
-from specguard.studies import Cascading, Certification, cascading, certification, identity, stored_baseline, timed
-from specguard.studies.shards import Place
+from specguard.records.certificate import METHOD_NAMES, CertifySettings
+from specguard.records.study import Pending
+from specguard.report import certificate_tables, certificate_verdict
+from specguard.studies import about_study, run_certify, stored_baseline
 
 _WHAT, _HOW, _WHERE = "Proofs", "Images and arithmetic", "Output"
 _IMAGES = 1000
@@ -31,7 +32,7 @@ def certify_command(
     curve: Annotated[str | None, option("several radii, with commas: 0.02,0.05,36/255", _WHAT)] = None,
     norm: Annotated[Norm, option("linf is certified through the l2 ball around it", _WHAT)] = "l2",
     families: Annotated[
-        str, option(f"all, or a list with commas of {', '.join(get_args(Family))}", _WHAT, "--families")
+        str, option(f"all, or a list with commas of {', '.join(METHOD_NAMES)}", _WHAT, "--families")
     ] = "all",
     search: Annotated[
         bool | None, option("also the largest certified radius of every image [default: yes]", _WHAT)
@@ -70,11 +71,14 @@ def certify_command(
     if verifiers is not None and not cascade:
         raise ConfigError("--verifier has no effect without --cascade")
     part = chosen_shard(shard)
-    plan = (_radii(radius, curve), norm, _families(families))
-    settings = (
-        Cascading(*plan, batch=batch, seed=seed)
-        if cascade
-        else Certification(*plan, search is not False, batch=batch, seed=seed)
+    settings = CertifySettings(
+        radii=_radii(radius, curve),
+        norm=norm,
+        methods=_methods(families),
+        search=search is not False and not cascade,
+        stop_early=cascade,
+        batch=batch,
+        seed=seed,
     )
     about = subject(run, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)
     model, loaded = about.model, about.data
@@ -87,29 +91,31 @@ def certify_command(
         for more in (choice(split), [])
     )
     tell_of_first(folder, of_first, split)
-    target, known = own_device(device), identity(model, loaded)
+    target, known = own_device(device), about_study(model, loaded, split)
     err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
-    own = Place(folder, part).own
-    with interruptible(advice), plain_warnings(), study_bar("batches") as bar, timed(own, bar) as watch:
-        options: Any = {"identity": known, "device": target, "memory": _bytes(memory), "watch": watch}
-        options["shard"] = part
-        if isinstance(settings, Cascading):
-            result = cascading(model, split, folder, settings, verifiers=further, **options)
-        else:
-            result = certification(model, split, folder, settings, **options)
-        if unfinished(result, part):
-            return
+    with interruptible(advice), plain_warnings(), study_bar("batches") as watch:
+        result = run_certify(
+            model,
+            split,
+            folder,
+            settings,
+            about=known,
+            device=target,
+            verifiers=further,
+            memory=_bytes(memory),
+            shard=part,
+            watch=watch,
+        )
+        if isinstance(result, Pending):
+            return tell_pending(result, part)
         straight = None
         if isinstance(pictures, Data) and isinstance(split, Dataset):
             err.print(f"a linear classifier of {len(pictures.train)} training images is fitted or read ...")
             straight = stored_baseline(folder / "baseline.json", pictures, split, settings.radii, norm)
-    tables, verdict = (
-        (cascade_tables, cascade_verdict) if cascade else (certification_tables, certification_verdict)
-    )
-    for table in tables(result, straight):
+    for table in certificate_tables(result, straight):
         out.print(table)
-    for line in verdict(result):
+    for line in certificate_verdict(result):
         out.print(line, soft_wrap=True)
     out.print(f"summary in {folder / 'summary.json'}", soft_wrap=True)
 
@@ -121,11 +127,10 @@ def _radii(radius: str | None, curve: str | None) -> tuple[float, ...]:
     return tuple(found) or (0.1,)
 
 
-def _families(text: str) -> tuple[Family, ...]:
+def _methods(text: str) -> tuple[Any, ...]:
     if text == "all":
-        return FAMILIES
-    words: list[Any] = [word.strip() for word in text.split(",")]  # Certification refuses what is no family
-    return tuple(dict.fromkeys(words))
+        return METHOD_NAMES
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",")))  # the settings refuse what is no method
 
 
 def _bytes(gibibytes: float | None) -> int | None:
@@ -146,5 +151,5 @@ def _verifiers(text: str | None, model: Classifier) -> tuple[Verifier, ...]:
     return (CROWN(model, model.shape),)
 
 
-def _folder_name(settings: Certification | Cascading, count: int, further: list[object]) -> str:
-    return f"certificates/{count}-{settings_hash([str(settings), count, *further])}"
+def _folder_name(settings: CertifySettings, count: int, further: list[object]) -> str:
+    return f"certificates/{count}-{settings_hash([settings, count, *further])}"

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
+from msgspec.structs import asdict
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -28,7 +29,7 @@ from specguard.printable import printable
 if TYPE_CHECKING:  # a report is written without importing torch
     import torch
 
-    from specguard.studies import Progress as Piece
+    from specguard.records.study import Progress as Piece
     from specguard.train import Progress as Step
 
 
@@ -183,9 +184,9 @@ def progress_bar() -> "Iterator[Callable[[Step], None]]":
             if step.loss is not None:
                 progress.update(task, description=f"loss {step.loss:.3f}")
             if step.record is not None:
-                line = f"epoch {step.record['epoch']}: loss {step.loss:.4f}"
-                for key, value in step.record.items():
-                    if key.endswith("_accuracy"):
+                line = f"epoch {step.record.epoch}: loss {step.loss:.4f}"
+                for key, value in asdict(step.record).items():
+                    if key.endswith("_accuracy") and value is not None:
                         line += f", {key.removesuffix('_accuracy').replace('_', ' ')} {100 * value:.1f} %"
                 err.print(line)
 

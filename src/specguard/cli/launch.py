@@ -8,8 +8,8 @@ import torch
 
 from specguard.cli.console import chosen_device, err, option
 from specguard.errors import ConfigError
-from specguard.records.store import Json
-from specguard.studies import Shard
+from specguard.records.shards import Shard
+from specguard.records.study import Pending
 
 ShardText = Annotated[
     str | None,
@@ -67,13 +67,10 @@ def only_one_process(verb: str) -> None:
         raise ConfigError(f"{verb} is the work of one process; start it without torchrun")
 
 
-def unfinished(result: Json, shard: Shard) -> bool:
-    """Say so, if a study waits for other shards."""
-    if "pending" not in result:
-        return False
+def tell_pending(result: Pending, shard: Shard) -> None:
+    """Say that a study waits for other shards."""
     err.print(
-        f"shard {shard.index}/{shard.count} is done; {result['pending']} of {result['of']} batches are left to the "
+        f"shard {shard.index}/{shard.count} is done; {result.left} of {result.of} batches are left to the "
         "others, and the last to finish sums up",
         soft_wrap=True,
     )
-    return True

@@ -19,7 +19,7 @@ from specguard.models.pretrained import huggingface_config, huggingface_statisti
 from specguard.models.source import Kind, native_size
 from specguard.models.zoo import timm_statistics
 from specguard.nn import Classifier, Network, TextEncoder, ViT, weights_fingerprint
-from specguard.records import store as runs
+from specguard.records import io
 from specguard.records.files import check_below
 
 RUN_HELP = "directory of a finished training run, or a model: timm:NAME, torchvision:NAME, hf:FOLDER"
@@ -210,4 +210,4 @@ def _spread(numbers: tuple[float, ...], channels: int) -> tuple[float, ...]:
 
 def _trained_name(run: Path) -> str:
     path = run / "arguments.json"
-    return str(runs.read_json(path).get("model")) if path.exists() else "ViT"
+    return str(io.read_json(path).get("model")) if path.exists() else "ViT"

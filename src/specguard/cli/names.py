@@ -5,11 +5,13 @@ import json
 import math
 from pathlib import Path
 
+import msgspec
+
 from specguard.cli.text import TEXT_DATA, run_text
 from specguard.data import AnyData, Data, cifar10, cifar100, digits, image_folder, svhn
 from specguard.errors import ConfigError, RunError
 from specguard.nn import Classifier, TextEncoder
-from specguard.records import store as runs
+from specguard.records import io
 
 DATA = ("digits", "cifar10", "cifar100", "svhn", "folder", *TEXT_DATA)
 DataName = str  # one of these, or the folder itself
@@ -52,7 +54,7 @@ def number(text: str, option: str) -> float:
 def run_data(run: Path, model: Classifier, name: DataName | None, root: Path | None, verify: bool) -> AnyData:
     """The data a run was trained on, or the one named instead."""
     path = run / "arguments.json"
-    stored = runs.read_json(path) if path.exists() else {}
+    stored = io.read_json(path) if path.exists() else {}
     if name is None:
         known = stored.get("data")
         if not isinstance(known, str) or not (known in DATA or Path(known).is_dir()):
@@ -60,7 +62,7 @@ def run_data(run: Path, model: Classifier, name: DataName | None, root: Path | N
         place = stored.get("data_root")
         root = root if root is not None or place is None else Path(str(place))
         found = _taken(run, model, known, used_root(root, known), verify)
-        match runs.read_json(run / "run.json"):
+        match io.read_json(run / "run.json"):
             case {"data": {"fingerprint": trained}} if trained == found.fingerprint():
                 pass
             case _:
@@ -91,7 +93,8 @@ def used_root(root: Path | None, name: object) -> Path | None:
 
 def settings_hash(settings: object) -> str:
     """Eight letters that are others for other settings."""
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    plain = json.dumps(msgspec.to_builtins(settings), sort_keys=True)
+    return hashlib.sha256(plain.encode()).hexdigest()[:8]
 
 
 def folder_within(name: str) -> str:

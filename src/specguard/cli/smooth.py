@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
-from specguard.certificates import Smoothing
-from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
+from specguard.cli.console import err, interruptible, option, out, plain_warnings, study_bar
+from specguard.cli.launch import ShardText, chosen_shard, own_device, tell_pending
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
 from specguard.cli.names import DataName, number, settings_hash
 from specguard.cli.subset import IMAGES_HELP, First, choice, tell_of_first
+from specguard.records.smoothing import Smoothing, SmoothSettings
+from specguard.records.study import Pending
 from specguard.report import smoothing_table, smoothing_verdict
-from specguard.studies import SmoothingStudy, identity, smoothing
+from specguard.studies import about_study, run_smooth
 
 _WHAT, _HOW, _WHERE = "Smoothing", "Images and arithmetic", "Output"
 _IMAGES = 500
@@ -37,6 +39,7 @@ def smooth_command(
     out_name: Annotated[
         str | None, option("folder for the records, within a run [default: smoothing/...]", _WHERE, "--out")
     ] = None,
+    shard: ShardText = None,
     weights: Weights = None,
     classes: Classes = None,
     image_size: ImageSize = None,
@@ -48,21 +51,24 @@ def smooth_command(
     The smoothed classifier is another function than the model. Started again, it continues where it was.
     """
     radii = tuple(sorted({number(text.strip(), "--curve") for text in curve.split(",")}))
-    settings = SmoothingStudy(Smoothing(number(sigma, "--sigma"), select, samples, alpha), radii, batch, seed)
+    smoothing = Smoothing(number(sigma, "--sigma"), select, samples, alpha)
+    settings, part = SmoothSettings(smoothing, radii, batch, seed), chosen_shard(shard)
     about = subject(run, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)
     model, loaded = about.of_images("smooth")
     split = loaded.take(min(_IMAGES, len(loaded.test)) if images is None else images, first=first)
     folder, of_first = (
-        about.folder(f"smoothing/{len(split)}-{settings_hash([str(settings), len(split), *more])}", out_name)
+        about.folder(f"smoothing/{len(split)}-{settings_hash([settings, len(split), *more])}", out_name)
         for more in (choice(split), [])
     )
     tell_of_first(folder, of_first, split)
-    target = chosen_device(device)
+    target = own_device(device)
     err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
     with interruptible(advice), plain_warnings(), study_bar("images") as watch:
-        known = identity(model, loaded)
-        result = smoothing(model, split, folder, settings, identity=known, device=target, watch=watch)
+        known = about_study(model, loaded, split)
+        result = run_smooth(model, split, folder, settings, about=known, device=target, shard=part, watch=watch)
+    if isinstance(result, Pending):
+        return tell_pending(result, part)
     out.print(smoothing_table(result))
     for line in smoothing_verdict(result):
         out.print(line, soft_wrap=True)

@@ -5,11 +5,10 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
-from rich.table import Table
 
 from specguard.cli.console import (
     err,
@@ -21,7 +20,7 @@ from specguard.cli.console import (
 )
 from specguard.cli.figure import check_figure, write_figure
 from specguard.cli.labels import labelled
-from specguard.cli.launch import ShardText, chosen_shard, own_device, unfinished
+from specguard.cli.launch import ShardText, chosen_shard, own_device, tell_pending
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, source_kind, subject
 from specguard.cli.names import DATA_HELP, DataName, number, settings_hash
 from specguard.cli.subset import IMAGES_HELP, First, choice, tell_of_first
@@ -30,12 +29,14 @@ from specguard.errors import ConfigError
 from specguard.geometry import Ball, Norm
 from specguard.models import untrained
 from specguard.nn import Network, ViT
-from specguard.records.store import Json, read_lines
-from specguard.report import direction_figure, subset_lines, violin_figure
-from specguard.studies import Shard, Spectra, identity, spectra, timed
-from specguard.studies.folder import Watcher
-from specguard.studies.shards import Place
-from specguard.studies.spectrum import Precision, stored_directions
+from specguard.records.base import About, BallRecord
+from specguard.records.io import each_record
+from specguard.records.shards import Place, Shard
+from specguard.records.spectrum import SpectrumRecord, SpectrumSettings, SpectrumSummary
+from specguard.records.study import Pending, Watcher
+from specguard.report import direction_figure, spectrum_lines, spectrum_table, subset_lines, violin_figure
+from specguard.studies import about_study, run_spectrum
+from specguard.studies.spectrum import stored_directions
 
 _WHAT, _HOW, _WHERE = "Spectra", "Images and arithmetic", "Output"
 _GROUPS = ("embedding", "block", "head")
@@ -51,7 +52,7 @@ class _Study:
     start: ViT | Network | None
     split: Dataset
     classes: tuple[str, ...]
-    identity: Json
+    about: About
     folder: Path
 
 
@@ -74,7 +75,7 @@ def spectrum_command(
     data_root: Annotated[Path | None, option("where the data set lies [default: as in training]", _HOW)] = None,
     verify_data: Annotated[bool, option("check the official checksums", _HOW)] = True,
     batch: Annotated[int, option("images looked at together", _HOW, min=1)] = 50,
-    precision: Annotated[Precision, option("arithmetic", _HOW)] = "float32",
+    precision: Annotated[Literal["float32", "float64"], option("arithmetic", _HOW)] = "float32",
     seed: Annotated[int, option("the only source of randomness", _HOW)] = 0,
     device: Annotated[str, option("auto, cpu, cuda or cuda:N", _HOW)] = "auto",
     out_name: Annotated[
@@ -94,8 +95,19 @@ def spectrum_command(
     std: Std = None,
 ) -> None:
     """Measure the singular values of every block at every image; started again, it continues where it was."""
-    ball = Ball(norm, number(radius, "--radius"))
-    settings = Spectra(blocks, top, tolerance, most, dense, ball, directions, batch, seed, precision)
+    ball = Ball(norm, number(radius, "--radius"))  # which refuses what is none
+    settings = SpectrumSettings(
+        blocks,
+        top,
+        tolerance,
+        most,
+        dense,
+        BallRecord(norm=ball.norm, radius=ball.radius),
+        directions,
+        batch,
+        seed,
+        precision,
+    )
     labels = labelled(runs)
     if figure is None and len(runs) > 1:
         raise ConfigError("a comparison of several runs needs --figure, the name of the figure's files")
@@ -117,24 +129,25 @@ def spectrum_command(
             about.folder(_folder_name(settings, [len(split), *more]), out_name) for more in (choice(split), [])
         )
         tell_of_first(folder, of_first, split)
-        known = identity(model, loaded)
+        known = about_study(model, loaded, split)
         studies.append(_Study(label, model, start, split, loaded.classes, known, folder))
         err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
-    results: list[Json] = []
+    results: list[SpectrumSummary | Pending] = []
     with interruptible(advice), plain_warnings():
         for study in studies:
-            with study_bar("parts") as bar, timed(Place(study.folder, part).own, bar) as watch:
+            with study_bar("parts") as watch:
                 results.append(_looked_at(study, settings, target, part, watch))
-        if any("pending" in result for result in results):  # others may have finished meanwhile
+        if any(isinstance(result, Pending) for result in results):  # others may have finished meanwhile
             results = [_looked_at(study, settings, target, part) for study in studies]
-    if any(unfinished(result, part) for result in results):
-        return
     with Place(studies[0].folder, part).together():  # two shards may be the last at once
-        found: dict[str, list[Json]] = {}
+        if pending := [result for result in results if isinstance(result, Pending)]:
+            return tell_pending(pending[0], part)
+        found: dict[str, list[SpectrumRecord]] = {}
         for study, result in zip(studies, results, strict=True):
+            assert isinstance(result, SpectrumSummary)
             _print(study.label, result)
-            found[study.label] = read_lines(study.folder / "records.jsonl")
+            found[study.label] = list(each_record(study.folder / "records.jsonl", SpectrumRecord))
             if directions:
                 _write_directions(study, settings, found[study.label])
         drawn = violin_figure(found, _shown(found.values()))
@@ -143,17 +156,17 @@ def spectrum_command(
 
 def _looked_at(
     study: _Study,
-    settings: Spectra,
+    settings: SpectrumSettings,
     device: torch.device,
     shard: Shard,
     watch: Watcher = lambda progress: None,
-) -> Json:
-    return spectra(
+) -> SpectrumSummary | Pending:
+    return run_spectrum(
         study.model,
         study.split,
         study.folder,
         settings,
-        identity=study.identity,
+        about=study.about,
         device=device,
         untrained=study.start,
         shard=shard,
@@ -161,41 +174,30 @@ def _looked_at(
     )
 
 
-def _write_directions(study: _Study, settings: Spectra, records: list[Json]) -> None:
+def _write_directions(study: _Study, settings: SpectrumSettings, records: list[SpectrumRecord]) -> None:
     """The directions of the first images, of the whole network and of the parts that are shown of it."""
-    parts, groups = records[0]["parts"], (*_shown([records]), "network")
+    parts, groups = records[0].parts, (*_shown([records]), "network")
     kept = stored_directions(study.folder, study.split, settings, list(parts))
     images = kept["images"][:_ROWS].numpy()
-    directions = {n: kept[n][:_ROWS].numpy() for n, part in parts.items() if part["group"] in groups}
-    labels = [study.classes[record["label"]] for record in records[: len(images)]]
+    directions = {n: kept[n][:_ROWS].numpy() for n, part in parts.items() if part.group in groups}
+    labels = [study.classes[record.label] for record in records[: len(images)]]
     write_figure(direction_figure(images, directions, labels), study.folder / "directions")
 
 
-def _shown(studies: Iterable[list[Json]]) -> tuple[str, ...]:
+def _shown(studies: Iterable[list[SpectrumRecord]]) -> tuple[str, ...]:
     """The groups of a figure: embedding, blocks and head, or whatever there is if none of these was asked for."""
-    groups = dict.fromkeys(part["group"] for records in studies for part in records[0]["parts"].values())
+    groups = dict.fromkeys(part.group for records in studies for part in records[0].parts.values())
     return tuple(g for g in groups if g in _GROUPS) or tuple(groups)
 
 
-def _folder_name(settings: Spectra, chosen: list[Any]) -> str:
+def _folder_name(settings: SpectrumSettings, chosen: list[Any]) -> str:
     """Where the records go: another place for other settings."""
-    return f"spectrum/{chosen[0]}-{settings_hash([str(settings), *chosen])}"
+    return f"spectrum/{chosen[0]}-{settings_hash([settings, *chosen])}"
 
 
-def _print(label: str, result: Json) -> None:
-    title = f"{label}: largest singular values, n = {result['n']}"
-    table = Table("part", "J_F, mean ± std", "median", "I + J_F", title=title)
-    for part in result["parts"]:
-        sigma, step = part["sigma"][0], part["step"]
-        both = f"{step['mean']:.3g}" if part["kind"] == "residual" else ""
-        row = (f"{sigma['mean']:.3g} ± {sigma['std']:.2g}", f"{sigma['quantiles']['50']:.3g}", both)
-        table.add_row(part["name"], *row)
-    out.print(table)
-    for line in subset_lines(result):
+def _print(label: str, result: SpectrumSummary) -> None:
+    out.print(spectrum_table(label, result))
+    for line in (*subset_lines(result.study.about), *spectrum_lines(result)):
         out.print(line, soft_wrap=True)
-    if "exponent" in result and result["growth"]["n"]:
-        lines = {"exponent": "Eq. 15", "log_product": "product of the steps", "growth": "PGD-20"}
-        text = ", ".join(f"{name} {result[key]['mean']:.3g}" for key, name in lines.items())
-        out.print(f"logarithm of the growth through the blocks: {text}")
-    if lost := sum(part["unconverged"] for part in result["parts"]):
+    if lost := sum(part.unconverged for part in result.parts):
         err.print(f"warning: {lost} values did not converge; --most allows more products", style="yellow")

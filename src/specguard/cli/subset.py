@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 from specguard.cli.console import err, option
-from specguard.data import AnyData, Data, Split
-from specguard.studies.chosen import first_samples, samples_settings
+from specguard.data import AnyData, Data, Dataset, Split
+from specguard.studies import first_samples
 
 IMAGES_HELP = "N test images: the first, or of a folder of images a subset with each class's share"
 First = Annotated[
@@ -23,8 +23,7 @@ def taken(data: AnyData, count: int, first: bool) -> Split:
 
 def choice(split: Split) -> list[object]:
     """What the name of a study's folder depends on beyond the number of images: nothing for the first."""
-    subset = samples_settings(split).get("subset")
-    return [] if subset is None else [subset]
+    return [split.subset.record()] if isinstance(split, Dataset) and split.subset is not None else []
 
 
 def tell_of_first(folder: Path, of_first: Path, split: Split) -> None:

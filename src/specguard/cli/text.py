@@ -10,7 +10,7 @@ import torch
 from specguard.data import Text, Vocabulary, sst2
 from specguard.errors import ConfigError, RunError
 from specguard.nn import TEXT_PRESETS, TextEncoder, text_config_from_json, text_encoder, text_record
-from specguard.records import store as runs
+from specguard.records import io
 
 TEXT_DATA = ("sst2",)
 _FROM_DATA = ("kind", "words", "classes", "vocabulary")
@@ -44,7 +44,7 @@ def changed_fields(record: dict[str, Any], changes: list[str], from_data: tuple[
 def run_text(run: Path, model: TextEncoder, name: str, root: Path | None) -> Text:
     """Data in the numbers of the words that the run was trained with, which it has kept."""
     path = run / "vocabulary.json"
-    vocabulary = Vocabulary.from_record(runs.read_json(path), path)
+    vocabulary = Vocabulary.from_record(io.read_json(path), path)
     if vocabulary.fingerprint != model.config.vocabulary:
         raise RunError(f"{path} is not the vocabulary that the model was trained with")
     return _data(name, root, model.config.tokens, vocabulary)

@@ -35,8 +35,8 @@ from specguard.nn import (
     preset,
 )
 from specguard.penalties import MSVP, SingularValuePenalty, SpectralNorm
-from specguard.records import store as runs
-from specguard.records.accuracy import Proportion
+from specguard.records import io
+from specguard.records.store import derived_seed
 from specguard.train import SAM, SGD, AdamW, Cosine, OneCycle, Training, train
 from specguard.train.distributed import ALONE, joined
 from specguard.train.settings import Compile, Precision
@@ -190,7 +190,7 @@ def _resumed(run: Path, options: dict[str, Any], given: set[str]) -> dict[str, A
         started = os.path.exists(run / "run.json")
         found = "was not started by this command" if started else "holds no run to resume"
         raise RunError(f"{run} {found}")
-    stored, hints = runs.read_json(path), get_type_hints(train_command)
+    stored, hints = io.read_json(path), get_type_hints(train_command)
     result = dict(options)
     for name in (stored.keys() & options.keys()) - given:
         try:
@@ -220,7 +220,7 @@ def _restored(hint: Any, value: Any) -> Any:
 def _train(run: Path, resume: bool, o: dict[str, Any]) -> None:
     device, launch = own_device(o["device"]), launched()
     training = _training(o)
-    model, data = _model_and_data(o, runs.derived_seed(training.seed, "weights"))
+    model, data = _model_and_data(o, derived_seed(training.seed, "weights"))
     arguments = {k: str(v) if isinstance(v, Path) else v for k, v in o.items() if k not in ("run", "resume")}
     starter = "specguard train --run" if launch is None else "the same torchrun and -m specguard train --run-dir"
     advice = f"continue with: {starter} {shlex.quote(str(run))} --resume"
@@ -234,7 +234,7 @@ def _train(run: Path, resume: bool, o: dict[str, Any]) -> None:
             told["watch"] = stack.enter_context(progress_bar())
         result = train(model, data, run, training, device=device, resume=resume, arguments=arguments, **told)
     if distributed.is_main:
-        out.print(f"test accuracy {Proportion.from_record(result['test_accuracy'])}", markup=False)
+        out.print(f"test accuracy {result.test_accuracy}", markup=False)
         out.print(f"result in {run / 'result.json'}", markup=False, soft_wrap=True)
 
 

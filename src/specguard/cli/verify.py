@@ -10,11 +10,9 @@ import typer
 from specguard.cli.console import chosen_device, err, interruptible, option, out, plain_warnings, study_bar
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
 from specguard.cli.names import DATA_HELP, DataName, settings_hash
-from specguard.errors import RunError
-from specguard.records.store import read_lines
+from specguard.records.check import CheckSettings
 from specguard.report import subset_lines
-from specguard.studies import claimed_samples, identity, timed, verification
-from specguard.studies.chosen import samples_settings
+from specguard.studies import about_study, checked_study, run_check, stated_samples
 
 _HOW, _WHERE = "Images and arithmetic", "Output"
 
@@ -41,41 +39,41 @@ def verify_command(
 ) -> None:
     """Check every certificate of a file again, independently; any disagreement is an error. It can be continued."""
     records = Path(file) / "records.jsonl" if Path(file).is_dir() else Path(file)
-    count = len(read_lines(records))
-    if not count:
-        raise RunError(f"{records} holds no certificates")
+    claimed = checked_study(records)
+    count = len(claimed.records)
     about = subject(model, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)
-    split = claimed_samples(records, about.data, count)
+    split = stated_samples(claimed.study.about, about.data)
     name = f"verification/{count}-{settings_hash([str(records.resolve()), seed])}"
     folder = about.folder(name, out_name)
     err.print(f"{records}: {count} records, what is found goes to {folder}", soft_wrap=True)
     arguments = [word for word in sys.argv[1:] if word != "--resume"]
     advice = f"continue with: {shlex.join(['specguard', *arguments, '--resume'])}"
-    with interruptible(advice), plain_warnings(), study_bar("images") as bar, timed(folder, bar) as watch:
-        result = verification(
-            records,
+    with interruptible(advice), plain_warnings(), study_bar("images") as watch:
+        result, believed = run_check(
+            claimed,
             about.model,
             split,
             folder,
-            data=identity(about.model, about.data)["data"],
+            data=about_study(about.model, about.data, split).data,
             device=chosen_device(device),
-            seed=seed,
+            settings=CheckSettings(seed),
             resume=resume,
             watch=watch,
         )
-    if taken := result["taken"]:
-        err.print(f"{taken} of {result['n']} records were checked before, and are believed", soft_wrap=True)
+    if believed:
+        err.print(f"{believed} of {result.n} records were checked before, and are believed", soft_wrap=True)
     out.print(
-        f"{result['n']} records right: {result['claims']:,} claims proved again, "
-        f"{result['attacked']} certified images attacked, none broken",
+        f"{result.n} records right: {result.claims:,} claims proved again, "
+        f"{result.attacked} certified images attacked, none broken",
         soft_wrap=True,
     )
-    for line in subset_lines({"n": count, "settings": samples_settings(split)}):
+    for line in subset_lines(claimed.study.about):
         out.print(line, soft_wrap=True)
-    if theirs := result.get("third_party"):
+    if result.third_party:
         out.print(
-            f"{theirs} certificates rest on a third party: attacked, but not proved again by anyone", soft_wrap=True
+            f"{result.third_party} certificates rest on a third party: attacked, but not proved again by anyone",
+            soft_wrap=True,
         )
-    if result["least_room"] is not None:
-        out.print(f"the closest margin that is certified keeps {result['least_room']:.3g}")
+    if result.least_room is not None:
+        out.print(f"the closest margin that is certified keeps {result.least_room:.3g}")
     out.print(f"summary in {folder / 'summary.json'}", soft_wrap=True)

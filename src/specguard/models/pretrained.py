@@ -16,7 +16,8 @@ from specguard.errors import CheckpointError, ConfigError
 from specguard.models.checkpoint import load_weights
 from specguard.models.library import library, unusable
 from specguard.models.zoo import square
-from specguard.records.store import Json, read_json
+from specguard.records.base import Json
+from specguard.records.io import read_json
 
 _HEADS = ("classifier.", "cls_classifier.", "distillation_classifier.")
 _FILES = ("model.safetensors", "pytorch_model.bin")  # or either in parts, with an index

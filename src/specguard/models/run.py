@@ -23,7 +23,9 @@ from specguard.nn import (
     text_encoder,
     weights_fingerprint,
 )
-from specguard.records.store import derived_seed, read_json, read_tensors
+from specguard.records.io import read_record
+from specguard.records.store import derived_seed, read_tensors
+from specguard.records.training import ModelRecord, TrainingSettings
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -34,22 +36,22 @@ def from_run(run: Path) -> Classifier:
     Its architecture comes from model.json and its weights from model.safetensors; weights of another
     architecture, and weights that are not the ones the hash was taken of, are refused.
     """
-    record, path = read_json(run / "model.json"), run / "model.safetensors"
-    source = _source(record.get("config"), run / "model.json")
+    record, path = _model_record(run), run / "model.safetensors"
+    source = _source(record.config, run / "model.json")
     tensors = read_tensors(path)
     model: Classifier
     if source is not None:
         model = _network(source, tensors, path)
     else:
         with torch.device("meta"):  # a config that does not fit its weights is refused before it takes memory
-            check_architecture(_own(record.get("config")), tensors, path)
-        model = _own(record.get("config"))
+            check_architecture(_own(record.config), tensors, path)
+        model = _own(record.config)
     dtype = tensors["head.weight"].dtype
     if dtype not in _DTYPES:
         raise CheckpointError(f"{path} holds weights of type {dtype}, in which no model can be computed")
     model = model.to(dtype).eval()
     model.load_state_dict(tensors)
-    if not answers_to(model, record.get("fingerprint")):
+    if not answers_to(model, record.fingerprint):
         raise CheckpointError(f"{path} does not match the fingerprint in {run / 'model.json'}")
     return model
 
@@ -67,25 +69,30 @@ def _is_text(config: Any) -> bool:
 
 def untrained(run: Path) -> Classifier | None:
     """The model as it was before training, made again from the run's seed; None if it began in another way."""
-    record = read_json(run / "run.json")
-    match record:
-        case {"model": dict(model_record), "training": {"seed": int(seed)}, "initial_weights": str(wanted)}:
-            trained, seed = read_json(run / "model.json").get("config"), derived_seed(seed, "weights")
-            source = _source(model_record, run / "run.json")
-            model: Classifier
-            if source is not None:
-                _same(model_record == trained, run)
-                model = source.fresh(seed)
-            elif _is_text(model_record):
-                _same(model_record == trained, run)
-                generator = torch.Generator().manual_seed(seed)
-                model = text_encoder(text_config_from_json(model_record), generator).eval()
-            else:
-                config = config_from_json(model_record)
-                _same(config == config_from_json(trained), run)
-                model = ViT(config, torch.Generator().manual_seed(seed)).eval()
-            return model if weights_fingerprint(model) == wanted else None
-    raise RunError(f"{run / 'run.json'} does not hold the settings of a run")
+    settings: TrainingSettings = read_record(run / "run.json", TrainingSettings)
+    given = settings.training.get("seed")
+    if type(given) is not int or settings.initial_weights is None:
+        raise RunError(f"{run / 'run.json'} does not hold the settings of a run")
+    trained, seed = _model_record(run).config, derived_seed(given, "weights")
+    source = _source(settings.model, run / "run.json")
+    model: Classifier
+    if source is not None:
+        _same(settings.model == trained, run)
+        model = source.fresh(seed)
+    elif _is_text(settings.model):
+        _same(settings.model == trained, run)
+        generator = torch.Generator().manual_seed(seed)
+        model = text_encoder(text_config_from_json(settings.model), generator).eval()
+    else:
+        config = config_from_json(settings.model)
+        _same(config == config_from_json(trained), run)
+        model = ViT(config, torch.Generator().manual_seed(seed)).eval()
+    return model if weights_fingerprint(model) == settings.initial_weights else None
+
+
+def _model_record(run: Path) -> ModelRecord:
+    record: ModelRecord = read_record(run / "model.json", ModelRecord)
+    return record
 
 
 def _same(same: bool, run: Path) -> None:

@@ -17,7 +17,7 @@ from specguard.models.load import Fitted, load_into
 from specguard.models.pretrained import huggingface_model, huggingface_size, load_folder
 from specguard.models.zoo import TORCHVISION_SIZE, timm_model, timm_size, torchvision_model
 from specguard.nn import Network, Resize
-from specguard.records.store import Json
+from specguard.records.base import Json
 
 Kind = Literal["timm", "torchvision", "hf"]
 _LARGEST = 2**16  # far beyond any real model: a source may come from an untrusted file

@@ -6,7 +6,7 @@ from functools import lru_cache
 from specguard.records.base import Count, Fraction, Record, Size
 
 
-class Accuracy(Record):
+class Accuracy(Record, frozen=True):
     """`count` out of `n`, with the Wilson 95 % interval. Made by `Accuracy.of`; a record that contradicts itself is
     refused.
     """
@@ -37,7 +37,7 @@ class Accuracy(Record):
         return f"{self.brief()}, n = {self.n}"
 
 
-class RadiusAccuracy(Record):
+class RadiusAccuracy(Record, frozen=True):
     """The certified accuracy at one radius."""
 
     radius: Size

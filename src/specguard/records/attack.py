@@ -7,13 +7,14 @@ from typing import Literal
 from specguard.errors import ConfigError
 from specguard.records.accuracy import Accuracy
 from specguard.records.base import About, BallRecord, Count, Description, Fraction, Name, Norm, Record, Seed, Size
-from specguard.records.study import SampleRecord, Summary
+from specguard.records.ledger import SampleRecord
+from specguard.records.study import Summary
 
 _QUANTILES = (10, 25, 50, 75, 90)
 Ball = tuple[Norm, float]
 
 
-class AttackSettings(Record):
+class AttackSettings(Record, frozen=True):
     """How to attack. `batch` images are attacked, and recorded, together; `diagnose` looks for signs of obfuscated
     gradients; `save_images` keeps the adversarial images.
     """
@@ -29,12 +30,12 @@ class AttackSettings(Record):
             raise ConfigError(f"batch must be at least 1, not {self.batch}")
 
 
-class NamedAttack(Record):
+class NamedAttack(Record, frozen=True):
     name: Name
     settings: Description
 
 
-class AttackStudy(Record, tag_field="kind", tag="attack"):
+class AttackStudy(Record, frozen=True, tag_field="kind", tag="attack"):
     """What is attacked, with what. With `stop_early`, each attack sees what those before have not broken."""
 
     about: About
@@ -55,7 +56,7 @@ class AttackStudy(Record, tag_field="kind", tag="attack"):
         return [(ball.norm, ball.radius) for ball in self.balls]
 
 
-class Outcome(Record):
+class Outcome(Record, frozen=True):
     """What an attack found in a ball around one image.
 
     `closest` is the distance of the nearest misclassified point that it has seen, within the ball or not.
@@ -70,7 +71,7 @@ class Outcome(Record):
     closest: Size | None
 
 
-class AttackRecord(SampleRecord, omit_defaults=True):
+class AttackRecord(SampleRecord, frozen=True, omit_defaults=True):
     """One image: the class of the clean image, and the outcome of every attack that was tried."""
 
     clean: Count
@@ -93,7 +94,7 @@ def fits(record: AttackRecord, study: AttackStudy) -> bool:
     return [(o.norm, o.radius, o.attack) for o in record.outcomes] == expected
 
 
-class Picture(Record):
+class Picture(Record, frozen=True):
     """One adversarial example that people can look at: the classes and confidences before and after."""
 
     sample: Count
@@ -106,7 +107,7 @@ class Picture(Record):
     confidence: tuple[Fraction, Fraction]
 
 
-class Gallery(Record):
+class Gallery(Record, frozen=True):
     """gallery/pictures.json; gallery/images.safetensors has the images in the same order."""
 
     pictures: tuple[Picture, ...]
@@ -115,7 +116,7 @@ class Gallery(Record):
 # What all images say together ------------------------------------------------------------------------------------
 
 
-class BallAccuracy(Record):
+class BallAccuracy(Record, frozen=True):
     """The accuracy that is left in a ball."""
 
     norm: Norm
@@ -123,13 +124,13 @@ class BallAccuracy(Record):
     accuracy: Accuracy
 
 
-class AttackAccuracy(BallAccuracy):
+class AttackAccuracy(BallAccuracy, frozen=True):
     """The accuracy that one attack leaves."""
 
     attack: Name
 
 
-class ClassAccuracy(Record, omit_defaults=True):
+class ClassAccuracy(Record, frozen=True, omit_defaults=True):
     """One class; nothing but its name where no image of it was attacked."""
 
     name: Name
@@ -138,7 +139,7 @@ class ClassAccuracy(Record, omit_defaults=True):
     worst_case: tuple[BallAccuracy, ...] = ()
 
 
-class Distances(Record):
+class Distances(Record, frozen=True):
     """Upper bounds on the distance to the nearest error: how many are known, and their quantiles among all images.
 
     An image without a known one counts as infinitely far, so a quantile may be None.
@@ -149,14 +150,14 @@ class Distances(Record):
     quantiles: dict[str, Size | None]
 
 
-class FlagRecord(Record):
+class FlagRecord(Record, frozen=True):
     """A sign of obfuscated gradients."""
 
     name: Name
     message: str
 
 
-class AttackSummary(Summary, tag_field="kind", tag="attack"):
+class AttackSummary(Summary, frozen=True, tag_field="kind", tag="attack"):
     """Every accuracy with n and interval: clean, per attack and radius, worst case, per class; minimal distances.
 
     The worst case at a radius counts an image as broken if any attack broke it there or at a smaller radius, or

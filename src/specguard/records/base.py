@@ -1,6 +1,7 @@
 """What all records are made of: structs that refuse unknown fields, and numbers with their ranges."""
 
 import json
+import math
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -23,7 +24,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A value on disk. Fields that are not declared are refused, and so are numbers out of range."""
 
 
-class BallRecord(Record):
+class BallRecord(Record, frozen=True):
     """A ball of perturbations: its norm and radius, and whether pixels stay in [0, 1]."""
 
     norm: Norm
@@ -31,7 +32,7 @@ class BallRecord(Record):
     box: bool = True
 
 
-class Subset(Record):
+class Subset(Record, frozen=True):
     """Which images were chosen, where they are not the first of the data set."""
 
     rule: Literal["stratified"]
@@ -39,7 +40,7 @@ class Subset(Record):
     of: Count
 
 
-class About(Record, omit_defaults=True):
+class About(Record, frozen=True, omit_defaults=True):
     """Which model and which data a study is about: their fingerprints, and how many samples of them."""
 
     model: Name
@@ -50,7 +51,7 @@ class About(Record, omit_defaults=True):
     subset: Subset | None = None
 
 
-class Environment(Record, omit_defaults=True):
+class Environment(Record, frozen=True, omit_defaults=True):
     """Where and with what a number was measured."""
 
     hardware: dict[str, Any] = {}
@@ -70,6 +71,11 @@ def encode(record: object) -> bytes:
 def encode_pretty(record: object) -> bytes:
     """A record as JSON for people to read."""
     return json.dumps(msgspec.to_builtins(record), indent=2, allow_nan=False).encode() + b"\n"
+
+
+def plain(record: object) -> Any:
+    """A record as it will be read back: dictionaries, lists, numbers and texts."""
+    return json.loads(encode(record))
 
 
 def convert(value: object, kind: Any, what: object) -> Any:
@@ -97,3 +103,16 @@ def difference(old: Any, new: Any, path: str = "") -> str | None:
                 return found
         return None
     return None if old == new else f"{path}: {json.dumps(old)} before, {json.dumps(new)} now"
+
+
+def nearly_equal(one: Any, other: Any) -> bool:
+    """Whether two records, or JSON values, are the same but for the rounding of their numbers."""
+    if isinstance(one, msgspec.Struct):  # by its fields: which of them are left out on disk says nothing
+        return type(one) is type(other) and nearly_equal(*map(msgspec.structs.asdict, (one, other)))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(nearly_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(nearly_equal, one, other))
+    if {type(one), type(other)} in ({float}, {float, int}):
+        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
+    return type(one) is type(other) and one == other

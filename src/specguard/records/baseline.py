@@ -6,7 +6,7 @@ from specguard.records.accuracy import Accuracy, RadiusAccuracy
 from specguard.records.base import Count, Name, Norm, Record, Size
 
 
-class BaselineAbout(Record):
+class BaselineAbout(Record, frozen=True):
     """Which data a baseline was fitted to, and at which radii it was certified."""
 
     data: Name
@@ -15,7 +15,7 @@ class BaselineAbout(Record):
     norm: Norm
 
 
-class LinearBaseline(Record, omit_defaults=True):
+class LinearBaseline(Record, frozen=True, omit_defaults=True):
     """Clean and certified accuracy of logistic regression on the pixels; its radii are exact."""
 
     norm: Norm

@@ -1,25 +1,27 @@
 """Certificates on disk: settings, the proof of one image by every method, and what all images say together."""
 
 import itertools
+import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from specguard.errors import ConfigError
 from specguard.records.accuracy import Accuracy
 from specguard.records.base import About, Count, Description, Finite, Name, Norm, Record, Seed, Size
-from specguard.records.study import SampleRecord, Summary
+from specguard.records.ledger import SampleRecord
+from specguard.records.study import Summary
 
 MethodName = Literal["naive", "specformer", "lofast", "local", "adjoint", "mixed"]
 METHOD_NAMES: tuple[MethodName, ...] = get_args(MethodName)
 Verdict = Literal["certified", "broken", "unknown"]
-ARITHMETIC = "float64, rounding included"
+ARITHMETIC: Literal["float64, rounding included"] = "float64, rounding included"
 VACUOUS = 2.0**-24  # a radius below this says nothing: so much rounding a pixel to float32 can move it
 LARGEST_LOSSES = 8  # of a margin that a record keeps, the largest first
 
 
-class CertifySettings(Record):
+class CertifySettings(Record, frozen=True):
     """What to prove. A norm of linf is certified through the l2 ball around the linf ball.
 
     `search` also looks for the largest l2 radius of every image. With `stop_early`, one verdict per image is all
@@ -43,9 +45,13 @@ class CertifySettings(Record):
             raise ConfigError("the same radius or method was given twice")
         if unknown := [name for name in self.methods if name not in METHOD_NAMES]:
             raise ConfigError(f"method {unknown[0]!r} is unknown; choose among {', '.join(METHOD_NAMES)}")
+        if self.norm not in get_args(Norm):
+            raise ConfigError(f"norm {self.norm!r} is unknown; choose one of {', '.join(get_args(Norm))}")
+        if bad := [radius for radius in self.radii if not (math.isfinite(radius) and radius >= 0)]:
+            raise ConfigError(f"radius must be finite and not negative, not {bad[0]}")
 
 
-class CertifyStudy(Record, tag_field="kind", tag="certify", omit_defaults=True):
+class CertifyStudy(Record, frozen=True, tag_field="kind", tag="certify", omit_defaults=True):
     """What a certification is about. `verifiers` say in words what the proofs of others rest on, by their names."""
 
     about: About
@@ -54,13 +60,19 @@ class CertifyStudy(Record, tag_field="kind", tag="certify", omit_defaults=True):
     verifiers: dict[Name, Name] = {}
     arithmetic: Literal["float64, rounding included"] = ARITHMETIC
 
+    def __post_init__(self) -> None:
+        if taken := [name for name in self.verifiers if name in METHOD_NAMES or not name]:
+            raise ConfigError(f"a verifier of others cannot be called {taken[0]!r}: that name is taken")
+        if self.verifiers and not self.settings.stop_early:
+            raise ConfigError("verifiers look at what is left, so that they need stop_early")
+
     @property
     def stages(self) -> tuple[str, ...]:
         """The names of all that may prove something, in order."""
         return (*self.settings.methods, *self.verifiers)
 
 
-class Stage(Record):
+class Stage(Record, frozen=True):
     """A method that was tried on an image: of how many other classes, and how many it left open."""
 
     method: Name
@@ -68,7 +80,7 @@ class Stage(Record):
     left: Count
 
 
-class Claim(Record):
+class Claim(Record, frozen=True):
     """The classes that a method proves cannot win, and the least of the margins' lower bounds over them."""
 
     method: Name
@@ -76,7 +88,7 @@ class Claim(Record):
     lower: Finite
 
 
-class RadiusRecord(Record, omit_defaults=True):
+class RadiusRecord(Record, frozen=True, omit_defaults=True):
     """What is known of an image at one radius.
 
     `lower` bounds its worst margin from below, by method; None is minus infinity. Where methods stop early,
@@ -90,7 +102,7 @@ class RadiusRecord(Record, omit_defaults=True):
     proved: tuple[Claim, ...] = ()
 
 
-class Proof(Record, kw_only=True, omit_defaults=True):
+class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What the largest certified radius rests on: radii at all layers, and what the closest margin loses where.
 
     `lower` bounds the margin over every class, None at the label itself.
@@ -105,7 +117,7 @@ class Proof(Record, kw_only=True, omit_defaults=True):
     terms: dict[Name, Size]
 
 
-class CertificateRecord(SampleRecord, omit_defaults=True):
+class CertificateRecord(SampleRecord, frozen=True, omit_defaults=True):
     """The certificate of one image.
 
     `input` is a SHA-256 of its entries in float64. `method` has the best worst margin at the last radius, and
@@ -178,7 +190,7 @@ def _fits_early(row: RadiusRecord, study: CertifyStudy) -> bool:
 # What all images say together ------------------------------------------------------------------------------------
 
 
-class StageSummary(Record):
+class StageSummary(Record, frozen=True):
     """A method's part: how many images and classes it was tried on, and how many images it finished."""
 
     method: Name
@@ -187,7 +199,7 @@ class StageSummary(Record):
     certified: Count
 
 
-class RadiusSummary(Record, omit_defaults=True):
+class RadiusSummary(Record, frozen=True, omit_defaults=True):
     """Accuracies at one radius: under attack, and certified, by all proofs of our own and `by` each method.
 
     `with_verifiers` counts what rests on verifiers of others too.
@@ -203,21 +215,21 @@ class RadiusSummary(Record, omit_defaults=True):
     stages: tuple[StageSummary, ...] = ()
 
 
-class LargestRadius(Record):
+class LargestRadius(Record, frozen=True):
     """Over the images that are classified correctly: the median certified radius, and how many are vacuous."""
 
     median: Size | None
     vacuous: Count
 
 
-class Limit(Record):
+class Limit(Record, frozen=True):
     """The term that takes most of a margin, and of how many images."""
 
     term: Name
     images: Count
 
 
-class Growth(Record):
+class Growth(Record, frozen=True):
     """The step of the network at which the radius grows most, of how many images, and by which median factor."""
 
     step: Name
@@ -225,13 +237,13 @@ class Growth(Record):
     factor: Finite
 
 
-class Failure(Record):
+class Failure(Record, frozen=True):
     method: Name
     reason: str
     images: Count
 
 
-class CertificateSummary(Summary, tag_field="kind", tag="certify", omit_defaults=True):
+class CertificateSummary(Summary, frozen=True, tag_field="kind", tag="certify", omit_defaults=True):
     """Clean, robust and certified accuracy at every radius; certified radii; what limits the certificates."""
 
     study: CertifyStudy
@@ -253,7 +265,7 @@ def summarize(records: Sequence[CertificateRecord], study: CertifyStudy) -> Cert
     """The summary of all records of a study."""
     n, correct = len(records), [record for record in records if record.correct]
     counts = Counter((name, why) for record in records for name, why in record.failures.items())
-    common = {
+    common: dict[str, Any] = {
         "study": study,
         "n": n,
         "clean": Accuracy.of(len(correct), n),

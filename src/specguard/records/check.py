@@ -6,16 +6,17 @@ from typing import Annotated
 from msgspec import Meta
 
 from specguard.records.base import About, Count, Description, Name, Record, Seed, Size
-from specguard.records.study import SampleRecord, Summary
+from specguard.records.ledger import SampleRecord
+from specguard.records.study import Summary
 
 
-class CheckSettings(Record):
+class CheckSettings(Record, frozen=True):
     """The seed of the attack on every certified image."""
 
     seed: Seed = 1
 
 
-class CheckStudy(Record, tag_field="kind", tag="check"):
+class CheckStudy(Record, frozen=True, tag_field="kind", tag="check"):
     """Which file of records is checked, by its SHA-256, and with which attack."""
 
     about: About
@@ -24,7 +25,7 @@ class CheckStudy(Record, tag_field="kind", tag="check"):
     attack: Description
 
 
-class CheckRecord(SampleRecord):
+class CheckRecord(SampleRecord, frozen=True):
     """How many claims of a record were proved again, the least of the proved margins, and the radius of the attack.
 
     `third_party`: whether a certificate rests on a verifier of others, which nobody can prove again.
@@ -36,7 +37,7 @@ class CheckRecord(SampleRecord):
     third_party: bool
 
 
-class CheckSummary(Summary, tag_field="kind", tag="check"):
+class CheckSummary(Summary, frozen=True, tag_field="kind", tag="check"):
     study: CheckStudy
     n: Count
     claims: Count

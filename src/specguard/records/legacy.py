@@ -13,13 +13,13 @@ from typing import Any
 from specguard.errors import RunError
 from specguard.records.attack import AttackRecord, AttackStudy, AttackSummary
 from specguard.records.base import Json, Record, Size, convert
-from specguard.records.certificate import CertificateRecord, CertificateSummary, CertifyStudy
+from specguard.records.certificate import ARITHMETIC, CertificateRecord, CertificateSummary, CertifyStudy
 from specguard.records.check import CheckStudy, CheckSummary
 from specguard.records.io import LARGEST_FILE, each_record, read_json, read_lines, read_record
 from specguard.records.sensitivity import SensitivityStudy, SensitivitySummary
+from specguard.records.shards import STUDY
 from specguard.records.smoothing import SmoothStudy, SmoothSummary
-from specguard.records.spectrum import SpectrumRecord, SpectrumStudy, SpectrumSummary
-from specguard.records.study import STUDY
+from specguard.records.spectrum import SpectrumStudy, SpectrumSummary
 from specguard.records.training import TrainingSummary
 
 AnyStudy = AttackStudy | CertifyStudy | SmoothStudy | SpectrumStudy | SensitivityStudy | CheckStudy
@@ -43,7 +43,7 @@ OLD_STUDIES = {  # the settings that a study of an earlier version begins with, 
 _KINDS = ("attack", "certify", "smooth", "spectrum", "sensitivity", "check", "training")
 
 
-class _Elapsed(Record):
+class _Elapsed(Record, frozen=True):
     seconds: Size
 
 
@@ -112,7 +112,7 @@ def old_records(file: Path, kind: type[Any], *, links: bool = True, digest: Any 
     if kind is AttackRecord:
         lines = read_lines(file, links=links)
         return [convert(record, AttackRecord, file) for record in _tolerant(_attack_records, lines, file)]
-    change = {CertificateRecord: _certificate_record, SpectrumRecord: dict}[kind]
+    change: Any = _certificate_record if kind is CertificateRecord else dict
     return (
         convert(_tolerant(change, line, file), kind, f"a record of {file}")
         for line in each_record(file, dict[str, Any], links=links, digest=digest)
@@ -150,7 +150,7 @@ def _tolerant(change: Any, record: Any, what: object) -> Any:
 
 
 def _about(settings: Json) -> Json:
-    known = {
+    known: Json = {
         name: settings[name] for name in ("model", "data", "n", "weights_fingerprint", "subset") if name in settings
     }
     return {**known, "dataset": settings.get("dataset", "unknown")}
@@ -164,8 +164,15 @@ def _end(record: Json, seconds: Json | None = None) -> Json:
 # Certificates ----------------------------------------------------------------------------------------------------
 
 
+def _renamed(record: Json, names: Json) -> Json:
+    """A record with some of its fields called otherwise; what is not known stays, and is refused later."""
+    return {names.get(name, name): value for name, value in record.items()}
+
+
 def _certify_study(settings: Json) -> Json:
-    kept = {name: settings[name] for name in ("radii", "norm", "batch", "seed") if name in settings}
+    if settings.get("failure_probability", 0) != 0:
+        raise RunError("certificates that hold with a probability are no proofs, and nobody can prove them again")
+    kept: Json = {name: settings[name] for name in ("radii", "norm", "batch", "seed") if name in settings}
     early = "verifiers" in settings
     return {
         "kind": "certify",
@@ -178,12 +185,12 @@ def _certify_study(settings: Json) -> Json:
         },
         "attack": settings.get("attack", {}),
         "verifiers": settings.get("verifiers", {}),
+        "arithmetic": settings.get("arithmetic", ARITHMETIC),
     }
 
 
 def _certificate_record(line: Json) -> Json:
-    names = {"family": "method", "loses": "losses", "reasons": "failures"}
-    record = {names.get(name, name): value for name, value in line.items()}
+    record = _renamed(line, {"family": "method", "loses": "losses", "reasons": "failures"})
     record["radii"] = [_radius_record(row) for row in line["radii"]]
     if "proofs" in line:
         record["proofs"] = {name: _proof(proof) for name, proof in line["proofs"].items()}
@@ -191,20 +198,13 @@ def _certificate_record(line: Json) -> Json:
 
 
 def _radius_record(row: Json) -> Json:
-    stages = [
-        {"method": stage["stage"], "classes": stage["rivals"], "left": stage["left"]}
-        for stage in row.get("stages", [])
-    ]
-    proved = [
-        {"method": claim["by"], "classes": claim["rivals"], "lower": claim["lower"]}
-        for claim in row.get("proved", [])
-    ]
-    return {**row, **({"stages": stages, "proved": proved} if "stages" in row else {})}
+    names = {"stage": "method", "by": "method", "rivals": "classes"}
+    lists = {name: [_renamed(each, names) for each in row[name]] for name in ("stages", "proved") if name in row}
+    return {**row, **lists}
 
 
 def _proof(proof: Json) -> Json:
-    names = {"rival": "other_class", "fall": "loss"}
-    return {names.get(name, name): value for name, value in proof.items()}
+    return _renamed(proof, {"rival": "other_class", "fall": "loss"})
 
 
 def _certify_summary(record: Json) -> Json:
@@ -212,15 +212,12 @@ def _certify_summary(record: Json) -> Json:
     seconds = {("forward" if name == "network" else name): value * record["n"] for name, value in stages.items()}
     if seconds:
         seconds["total"] = sum(seconds.values())
-    kept = {name: record[name] for name in ("n", "clean", "largest", "limits") if name in record}
-    kept |= {name: record[name] for name in ("growth", "vacuous_below") if name in record}
+    changed = ("settings", "seconds_per_image")
     return {
+        **{name: value for name, value in record.items() if name not in changed},
         "kind": "certify",
         "study": _certify_study(record["settings"]),
-        **kept,
-        "radii": [
-            {"robust" if name == "attacked" else name: v for name, v in row.items()} for row in record["radii"]
-        ],
+        "radii": [_renamed(row, {"attacked": "robust"}) for row in record["radii"]],
         **_end(record, seconds),
     }
 
@@ -232,20 +229,20 @@ def _early_summary(record: Json) -> Json:
     names = {"attacked": "robust", "with_third_party": "with_verifiers"}
     rows = []
     for row in record["radii"]:
-        stages = [
-            {"method": s["stage"], "images": s["images"], "classes": s["rivals"], "certified": s["certified"]}
-            for s in row["stages"]
-        ]
-        rows.append({**{names.get(name, name): value for name, value in row.items()}, "stages": stages})
+        stages = [_renamed(stage, {"stage": "method", "rivals": "classes"}) for stage in row["stages"]]
+        rows.append({**_renamed(row, names), "stages": stages})
     seconds: dict[str, float] = {}
     for entry in record.get("seconds", []):
         seconds[entry["stage"]] = seconds.get(entry["stage"], 0.0) + entry["seconds"]
-    failures = [{"method": r["stage"], "reason": r["reason"], "images": r["images"]} for r in record["reasons"]]
+    failures = [_renamed(reason, {"stage": "method"}) for reason in record["reasons"]]
+    study = _certify_study(record["settings"])
+    if study["verifiers"] != record["rests_on"]:
+        raise ValueError("it rests on other verifiers than its settings say")
+    changed = ("settings", "rests_on", "reasons")
     return {
+        **{name: value for name, value in record.items() if name not in changed},
         "kind": "certify",
-        "study": _certify_study(record["settings"]),
-        "n": record["n"],
-        "clean": record["clean"],
+        "study": study,
         "radii": rows,
         "failures": failures,
         **_end(record, {**seconds, "total": sum(seconds.values())}),
@@ -316,7 +313,7 @@ def _spectrum_study(settings: Json) -> Json:
 
 def _spectrum_summary(record: Json) -> Json:
     names = ("n", "parts", "exponent", "log_product", "growth", "weights")
-    known = {name: record[name] for name in names if name in record}
+    known: Json = {name: record[name] for name in names if name in record}
     return {"kind": "spectrum", "study": _spectrum_study(record["settings"]), **known, **_end(record)}
 
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 
 from specguard.errors import ConfigError
 from specguard.records.base import About, Count, Name, Record, Seed, Size
-from specguard.records.study import SampleRecord, Summary
+from specguard.records.ledger import SampleRecord
+from specguard.records.study import Summary
 
 BOUNDS = ("naive", "specformer", "specformer_tight", "lofast1", "lofast2", "t1", "t2", "best")
 HEAD_BOUNDS = {"maps": ("lofast1", "lofast2", "ours"), "values": ("lofast1", "naive")}
@@ -13,7 +14,7 @@ WEIGHT_BOUNDS = ("lofast2", "t1")
 ELEMENTS = ("q", "k", "v", "o", "x")  # what is changed in the last study: a matrix, or the input
 
 
-class SensitivitySettings(Record):
+class SensitivitySettings(Record, frozen=True):
     """What to look at: the attention layer of that number, at what the images give it.
 
     Four studies: the change of the output over `radii`; the two factors of LoFAST's second part, for the first
@@ -50,7 +51,7 @@ class SensitivitySettings(Record):
             raise ConfigError(f"weight_radius must be positive and finite, not {self.weight_radius}")
 
 
-class Layer(Record):
+class Layer(Record, frozen=True):
     """The attention layer that is looked at."""
 
     name: Name
@@ -59,13 +60,13 @@ class Layer(Record):
     heads: Count
 
 
-class SensitivityStudy(Record, tag_field="kind", tag="sensitivity"):
+class SensitivityStudy(Record, frozen=True, tag_field="kind", tag="sensitivity"):
     about: About
     settings: SensitivitySettings
     layer: Name
 
 
-class Change(Record):
+class Change(Record, frozen=True):
     """The largest change that was found within a radius, and every bound on it; None where there is none."""
 
     radius: Size
@@ -73,19 +74,19 @@ class Change(Record):
     bounds: dict[Name, Size | None]
 
 
-class HeadChange(Change):
+class HeadChange(Change, frozen=True):
     """The same of one factor of the first head."""
 
     factor: Name
 
 
-class ScaledChange(Change):
+class ScaledChange(Change, frozen=True):
     """The same at an input that was brought to this spectral norm."""
 
     input_norm: Size
 
 
-class WeightChange(Record):
+class WeightChange(Record, frozen=True):
     """Bounds where one element has moved by a fraction of its norm, one for every random direction."""
 
     element: Name
@@ -93,7 +94,7 @@ class WeightChange(Record):
     bounds: dict[Name, tuple[Size | None, ...]]
 
 
-class SensitivityRecord(SampleRecord, omit_defaults=True):
+class SensitivityRecord(SampleRecord, frozen=True, omit_defaults=True):
     """One image. The changes of weights are looked at at the first image only."""
 
     layer: Layer
@@ -113,7 +114,7 @@ def fits(record: SensitivityRecord, study: SensitivityStudy, first: int) -> bool
     return (
         record.layer.name == study.layer
         and [row.radius for row in record.radii] == list(s.radii)
-        and sorted((row.radius, row.factor) for row in record.head) == sorted(heads)
+        and [(row.radius, row.factor) for row in record.head] == heads
         and [(r.input_norm, r.radius) for r in record.input_norms]
         == [(x, r) for x in s.input_norms for r in s.radii]
         and all(tuple(row.bounds) == BOUNDS for row in (*record.radii, *record.input_norms))
@@ -130,7 +131,7 @@ def fits(record: SensitivityRecord, study: SensitivityStudy, first: int) -> bool
 # What all images say together ------------------------------------------------------------------------------------
 
 
-class Extent(Record):
+class Extent(Record, frozen=True):
     """Mean, least and largest."""
 
     mean: Size
@@ -138,7 +139,7 @@ class Extent(Record):
     max: Size
 
 
-class ChangeSummary(Record, omit_defaults=True):
+class ChangeSummary(Record, frozen=True, omit_defaults=True):
     """A row over all images or samples; None where a value is missing or infinite.
 
     `radius`, `factor`, `input_norm`, or `element` and `change`, say what the row is about.
@@ -153,7 +154,7 @@ class ChangeSummary(Record, omit_defaults=True):
     change: Size | None = None
 
 
-class SensitivitySummary(Summary, tag_field="kind", tag="sensitivity"):
+class SensitivitySummary(Summary, frozen=True, tag_field="kind", tag="sensitivity"):
     study: SensitivityStudy
     n: Count
     layer: Layer

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from specguard.errors import ConfigError
 from specguard.records.accuracy import Accuracy, RadiusAccuracy
 from specguard.records.base import About, Count, Fraction, Name, Record, Seed, Size
-from specguard.records.study import SampleRecord, Summary
+from specguard.records.ledger import SampleRecord
+from specguard.records.study import Summary
 
 ABOUT = "the smoothed classifier argmax_c P[model(x + noise) = c], which is another function than the model"
 ASSUMED = "noise that is exactly normal: it is pseudo-random, and rounded to the model's precision"
 
 
-class Smoothing(Record):
+class Smoothing(Record, frozen=True):
     """Noise of standard deviation `sigma` in pixels; `n0` draws choose a class, `n` others say how likely it is.
 
     `alpha` is the probability, for every image by itself, that what is returned is false.
@@ -34,7 +35,7 @@ class Smoothing(Record):
             raise ConfigError(f"alpha must lie between 0 and 0.5, not {self.alpha}")
 
 
-class SmoothSettings(Record):
+class SmoothSettings(Record, frozen=True):
     """How to smooth, and at which radii to count; `batch` noisy images go through the model at once."""
 
     smoothing: Smoothing = Smoothing()
@@ -51,7 +52,7 @@ class SmoothSettings(Record):
             raise ConfigError(f"radius must be finite and not negative, not {bad[0]}")
 
 
-class SmoothStudy(Record, tag_field="kind", tag="smooth"):
+class SmoothStudy(Record, frozen=True, tag_field="kind", tag="smooth"):
     """What is smoothed. `function` says that certificates are not about the model itself."""
 
     about: About
@@ -59,7 +60,7 @@ class SmoothStudy(Record, tag_field="kind", tag="smooth"):
     function: str = ABOUT
 
 
-class SmoothRecord(SampleRecord):
+class SmoothRecord(SampleRecord, frozen=True):
     """One image: `count` of `draws` noisy images were of the class `selected`, from which all else follows.
 
     `predicted` is None where the smoothed classifier abstains. The certificate is false with probability
@@ -93,12 +94,12 @@ def fits(
     )
 
 
-class FailureProbability(Record):
+class FailureProbability(Record, frozen=True):
     per_image: Fraction
     any_of_all: Fraction
 
 
-class SmoothSummary(Summary, kw_only=True, tag_field="kind", tag="smooth"):
+class SmoothSummary(Summary, frozen=True, kw_only=True, tag_field="kind", tag="smooth"):
     """Fractions of images on which the smoothed classifier is correct, correct within each radius, and abstains.
 
     Every fraction is of certificates that are each false with probability `per_image` at most: that none of n is

@@ -3,20 +3,21 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta
 
 from specguard.errors import ConfigError
 from specguard.records.base import About, BallRecord, Count, Finite, Name, Record, Seed, Size
-from specguard.records.study import SampleRecord, Summary
+from specguard.records.ledger import SampleRecord
+from specguard.records.study import Summary
 
 _QUANTILES = (5, 25, 50, 75, 95)
 Length = Annotated[float, Meta(ge=0, lt=1e150)]  # its square is a number, too
 
 
-class SpectrumSettings(Record):
+class SpectrumSettings(Record, frozen=True):
     """How to look: the `top` singular values of J_F of each part, to a residual of `tolerance` of the largest.
 
     `parts` names parts, or groups of them. `dense` is the largest number of entries of a part's input for which the
@@ -45,13 +46,13 @@ class SpectrumSettings(Record):
             raise ConfigError(f"precision {self.precision!r} is unknown; choose float32, float64")
 
 
-class SpectrumStudy(Record, tag_field="kind", tag="spectrum"):
+class SpectrumStudy(Record, frozen=True, tag_field="kind", tag="spectrum"):
     about: About
     settings: SpectrumSettings
     parts: tuple[Name, ...]
 
 
-class PartRecord(Record):
+class PartRecord(Record, frozen=True):
     """A part at one image: singular values of J_F and their residuals; `step` is the largest of I + J_F.
 
     `entering` and `leaving` are the lengths of a perturbation before and behind the part; `row_column` is the bound
@@ -69,11 +70,11 @@ class PartRecord(Record):
     row_column: Length | None
 
 
-class SpectrumRecord(SampleRecord):
+class SpectrumRecord(SampleRecord, frozen=True):
     parts: dict[Name, PartRecord]
 
 
-class PartForm(Record):
+class PartForm(Record, frozen=True):
     """What is known of a part's records beforehand; `dense` where there is a `row_column`."""
 
     group: Name
@@ -94,7 +95,7 @@ def fits(record: SpectrumRecord, forms: Mapping[str, PartForm]) -> bool:
 # What all images say together ------------------------------------------------------------------------------------
 
 
-class Distribution(Record):
+class Distribution(Record, frozen=True):
     """Mean, standard deviation and quantiles of what is finite, and of how many values that is."""
 
     n: Count
@@ -103,7 +104,7 @@ class Distribution(Record):
     quantiles: dict[str, Finite] | None
 
 
-class PartSummary(Record):
+class PartSummary(Record, frozen=True):
     name: Name
     group: Name
     kind: Name
@@ -113,7 +114,7 @@ class PartSummary(Record):
     unconverged: Count
 
 
-class WeightNorms(Record):
+class WeightNorms(Record, frozen=True):
     """The largest singular value of a weight, or of each head of one."""
 
     layer: Name
@@ -121,14 +122,14 @@ class WeightNorms(Record):
     sigma: Annotated[tuple[Size, ...], Meta(min_length=1)]
 
 
-class WeightSpectra(Record):
+class WeightSpectra(Record, frozen=True):
     """Of all weights, after training and before it, where that is known."""
 
     after: tuple[WeightNorms, ...] = ()
     before: tuple[WeightNorms, ...] | None = None
 
 
-class SpectrumSummary(Summary, tag_field="kind", tag="spectrum", omit_defaults=True):
+class SpectrumSummary(Summary, frozen=True, tag_field="kind", tag="spectrum", omit_defaults=True):
     """Every part's singular values over the images, and what the blocks do together.
 
     `sigma` is of J_F and `step` of I + J_F; for a part without a skip connection both are of its Jacobian. Of the
@@ -155,7 +156,9 @@ def summarize(records: Sequence[SpectrumRecord], study: SpectrumStudy) -> Spectr
     parts = tuple(_part(name, [record.parts[name] for record in records]) for name in study.parts)
     blocks = [part.name for part in parts if part.group == "block"]
     found = [path_of(record, blocks) for record in records] if blocks else []
-    together = {key: distribution([path[key] for path in found]) for key in found[0]} if found else {}
+    together: dict[str, Any] = (
+        {key: distribution([path[key] for path in found]) for key in found[0]} if found else {}
+    )
     return SpectrumSummary(study=study, n=len(records), parts=parts, **together)
 
 

@@ -1,19 +1,6 @@
-"""What a run directory contains, and how to write it so that a crash at any moment leaves it whole.
-
-    run.json                 full settings, written once, at the start
-    arguments.json           the command line's options, if one started the run
-    .lock                    held while a process works here
-    environment.jsonl        versions, commit, hardware and command of every start
-    metrics.jsonl            one record per epoch, without anything that depends on the moment: on the same machine,
-                             with as many threads, a resumed run's file equals an uninterrupted one's
-timing.jsonl             one record per epoch: seconds
-checkpoints/00000123/    tensors.safetensors + state.json after step 123, complete or absent
-model.safetensors        the final weights, model.json their config and hash
-result.json              the final numbers; its presence means that the run is finished
-"""
+"""Tensors, checkpoints and the environment of a run, written so that a crash at any moment leaves it whole."""
 
 import hashlib
-import json
 import os
 import platform
 import re
@@ -30,21 +17,15 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from specguard.errors import CheckpointError, RunError
-from specguard.records.base import Json, difference
-from specguard.records.files import append_file, folder_below, open_file, read_file, reading, sync_folder
-from specguard.records.files import locked as locked
-from specguard.records.files import write_file as write_file
-from specguard.records.files import writing as writing
-from specguard.records.io import LARGEST_LINES, read_lines
-from specguard.records.io import read_json as read_json
-from specguard.records.io import write_json as write_json
+from specguard.records.base import Environment, Json
+from specguard.records.files import folder_below, open_file, read_file, reading, sync_folder, write_file, writing
+from specguard.records.io import LARGEST_LINES, RecordFile, read_json, write_json
 from specguard.version import __version__
 
 if TYPE_CHECKING:  # records are read where there is no need of torch: it is imported by what handles tensors
     import torch
     from torch import Tensor
 
-first_difference = difference
 _TENSORS, _STATE = "tensors.safetensors", "state.json"
 _PACKAGES = ("torch", "numpy", "safetensors", "scikit-learn")
 LARGEST_WEIGHTS = 32 * 2**30  # bytes of a file that is read, far beyond any real one
@@ -52,16 +33,6 @@ LARGEST_WEIGHTS = 32 * 2**30  # bytes of a file that is read, far beyond any rea
 _DTYPES = frozenset(
     "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split()  # noqa: SIM905
 )
-
-
-def append_lines(path: Path, *records: Json) -> None:
-    """Add records to a .jsonl file, one per line, flushed to the disk."""
-    append_file(path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode())
-
-
-def rewrite_lines(path: Path, records: list[Json]) -> None:
-    """Replace a .jsonl file as a whole, atomically."""
-    write_file(path, "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode())
 
 
 def file_digest(path: Path) -> str:
@@ -154,7 +125,7 @@ def derived_seed(seed: int, *purpose: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def environment(device: "torch.device", processes: int = 1) -> Json:
+def environment(device: "torch.device", processes: int = 1) -> Environment:
     """Where and with what a number was measured: hardware, versions, commit, command."""
     import torch
 
@@ -166,24 +137,28 @@ def environment(device: "torch.device", processes: int = 1) -> Json:
     if device.type == "cuda":
         hardware["gpu"] = torch.cuda.get_device_name(device)
         versions["cuda"] = torch.version.cuda
-    return {
-        "hardware": hardware,
-        "versions": versions,
-        "commit": source_commit(),
-        "command": shlex.join([Path(sys.argv[0]).name.replace("__main__.py", "specguard"), *sys.argv[1:]]),
-    }
+    return Environment(
+        hardware=hardware,
+        versions=versions,
+        commit=source_commit(),
+        command=shlex.join([Path(sys.argv[0]).name.replace("__main__.py", "specguard"), *sys.argv[1:]]),
+    )
 
 
 def record_start(folder: Path, device: "torch.device", processes: int = 1) -> None:
     """Add this start to environment.jsonl; a last line that was cut short goes."""
-    path = folder / "environment.jsonl"
-    rewrite_lines(path, [*read_lines(path), environment(device, processes)])
+    starts = RecordFile(folder / "environment.jsonl", Environment)
+    starts.read()
+    if starts.torn:
+        starts.rewrite(starts.records)
+    starts.append([environment(device, processes)])
 
 
 def begun_by(folder: Path) -> str:
     """`; it was begun by version 0.0.9, and this is 0.1.0`, where another version began it, else nothing."""
-    match read_lines(folder / "environment.jsonl")[:1]:
-        case [{"versions": {"specguard": str(version)}}] if version != __version__:
+    for start in RecordFile(folder / "environment.jsonl", Environment).read()[:1]:
+        version = start.versions.get("specguard")
+        if isinstance(version, str) and version != __version__:
             return f"; it was begun by version {version[:20]!r}, and this is {__version__}"
     return ""
 

@@ -18,14 +18,14 @@ from specguard.records.accuracy import Accuracy
 from specguard.records.base import Count, Description, Environment, Fraction, Name, Record, Size
 
 
-class DataRecord(Record):
+class DataRecord(Record, frozen=True):
     """The data that a run was trained on."""
 
     name: Name
     fingerprint: Name
 
 
-class TrainingSettings(Record, omit_defaults=True):
+class TrainingSettings(Record, frozen=True, omit_defaults=True):
     """What a run is made from: architecture, data, the objects of the training, and the weights it begins with."""
 
     model: dict[str, Any]
@@ -34,7 +34,7 @@ class TrainingSettings(Record, omit_defaults=True):
     initial_weights: Name | None = None
 
 
-class ModelRecord(Record, omit_defaults=True):
+class ModelRecord(Record, frozen=True, omit_defaults=True):
     """The model of a run: how it is made, the fingerprint of its function, and the names of its classes."""
 
     config: dict[str, Any]
@@ -44,7 +44,7 @@ class ModelRecord(Record, omit_defaults=True):
     weights_fingerprint: Name | None = None
 
 
-class EpochRecord(Record, omit_defaults=True):
+class EpochRecord(Record, frozen=True, omit_defaults=True):
     """One epoch. Accuracies under attack are of the images that validation holds out."""
 
     epoch: Count
@@ -64,7 +64,12 @@ class EpochRecord(Record, omit_defaults=True):
     ema_validation_robust_accuracy: Fraction | None = None
 
 
-class TrainingSummary(Record, tag_field="kind", tag="training", omit_defaults=True):
+class EpochTiming(Record, frozen=True):
+    epoch: Count
+    seconds: Size
+
+
+class TrainingSummary(Record, frozen=True, tag_field="kind", tag="training", omit_defaults=True):
     """The result of a run; `best` is the epoch whose weights it is, where validation chose them."""
 
     test_accuracy: Accuracy

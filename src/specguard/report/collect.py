@@ -29,9 +29,10 @@ from specguard.records.legacy import (
     study_records,
 )
 from specguard.records.sensitivity import SensitivitySummary
+from specguard.records.shards import STUDY
 from specguard.records.smoothing import SmoothSummary
 from specguard.records.spectrum import SpectrumRecord, SpectrumSummary
-from specguard.records.study import STUDY, SUMMARY
+from specguard.records.study import SUMMARY
 from specguard.records.training import EpochRecord, ModelRecord, TrainingSummary
 from specguard.report.certified_images import read_certified_images
 from specguard.report.gallery import read_gallery

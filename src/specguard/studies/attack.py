@@ -31,8 +31,9 @@ from specguard.records.attack import (
 )
 from specguard.records.base import About, BallRecord
 from specguard.records.files import folder_below
+from specguard.records.shards import WHOLE, Shard
 from specguard.records.store import described, write_tensors
-from specguard.records.study import WHOLE, Pending, Shard, Study, Tell, Watcher, complete
+from specguard.records.study import Pending, Study, Tell, Watcher, complete
 from specguard.studies.samples import attacked, labels_by_sample, most_alike, subject
 
 _DIAGNOSED = 1000  # images, at most, at which signs of obfuscated gradients are looked for
@@ -45,7 +46,7 @@ def run_attack(
     folder: Path,
     suite: Suite,
     balls: tuple[Ball, ...],
-    settings: AttackSettings = AttackSettings(),
+    settings: AttackSettings,
     *,
     about: About,
     device: torch.device,

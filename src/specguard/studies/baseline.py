@@ -12,7 +12,7 @@ from specguard.data import Data, Dataset
 from specguard.errors import RunError
 from specguard.geometry import Norm
 from specguard.records.accuracy import Accuracy, RadiusAccuracy
-from specguard.records.base import difference
+from specguard.records.base import difference, plain
 from specguard.records.baseline import BaselineAbout, LinearBaseline
 from specguard.records.io import read_record, write_record
 
@@ -43,7 +43,7 @@ def stored_baseline(path: Path, data: Data, split: Dataset, radii: Sequence[floa
     about = BaselineAbout(data=data.fingerprint(), n=len(split), radii=tuple(radii), norm=norm)
     if path.exists():
         stored: LinearBaseline = read_record(path, LinearBaseline)
-        if differs := difference(msgspec.to_builtins(stored.about), msgspec.to_builtins(about)):
+        if differs := difference(plain(stored.about), plain(about)):
             raise RunError(f"{path} holds another baseline ({differs})")
         if [row.radius for row in stored.radii] != list(radii) or stored.n != len(split):
             raise RunError(f"{path} does not hold the baseline of these images")

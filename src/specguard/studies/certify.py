@@ -33,8 +33,9 @@ from specguard.records.certificate import (
     fits,
     summarize,
 )
+from specguard.records.shards import WHOLE, Shard
 from specguard.records.store import described
-from specguard.records.study import WHOLE, Pending, Shard, Study, Watcher, complete
+from specguard.records.study import Pending, Study, Watcher, complete
 from specguard.studies.counterexample import broken
 from specguard.studies.memory import images_within, proof_of_first
 from specguard.studies.samples import Batch, in_order, labels_by_sample, subject
@@ -61,11 +62,11 @@ def run_certify(
 ) -> CertificateSummary | Pending:
     """Certify and attack every image of `split`, leave records in `folder`, and return the summary.
 
-    Within `memory` bytes, if given, a batch is taken in parts that fit. `about` says which model and which data this
-    is; a folder that holds a study of another is refused, and one of the same is continued. An image that is both
-    certified and broken ends everything with an error. A `shard` proves its own batches, and while others have some
-    to do, returns what is pending. `verifiers` look at what methods that stop early leave open; what rests on them is
-    attacked once more, harder.
+    Within `memory` bytes, if given, a batch is taken in parts that fit. `about` says which model and which data
+    this is; a folder that holds a study of another is refused, and one of the same is continued. An image that is
+    both certified and broken ends everything with an error. A `shard` proves its own batches, and while others have
+    some to do, returns what is pending. `verifiers` look at what methods that stop early leave open; what rests on
+    them is attacked once more, harder.
     """
     check_verifiers(verifiers)
     header = CertifyStudy(
@@ -153,7 +154,7 @@ class _Prover:
         self, batch: Batch, broken_at: list[Bool[Tensor, " batch"]]
     ) -> tuple[list[CertificateRecord], list[dict[str, float]]]:
         """Methods that stop early, at the largest radius first: what is certified there is at all smaller ones."""
-        images, labels, samples = batch.inputs, batch.labels, batch.samples
+        labels, samples = batch.labels, batch.samples
         rows: list[dict[float, RadiusRecord]] = [{} for _ in labels]
         claims: list[tuple[Claim, ...]] = [()] * len(labels)  # of the largest certified radius
         failures: list[dict[str, str]] = [{} for _ in labels]
@@ -273,8 +274,9 @@ def _early_row(
 
 def _verdict(proved: list[str], refuted: bool, radius: float, sample: int) -> Verdict:
     if proved and refuted:
+        by = " and ".join(proved)
         raise SoundnessError(
-            f"image {sample} is certified by {' and '.join(proved)} and broken at radius {radius:g}, which cannot be"
+            f"image {sample} is certified by {by} and broken at radius {radius:g}, which cannot be"
         )
     return "certified" if proved else "broken" if refuted else "unknown"
 

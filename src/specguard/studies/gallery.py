@@ -18,8 +18,9 @@ from specguard.nn import Classifier
 from specguard.records.attack import AttackRecord, AttackSettings, Gallery, Outcome, Picture
 from specguard.records.files import folder_below, locked
 from specguard.records.io import each_record, write_record
+from specguard.records.ledger import RECORDS
+from specguard.records.shards import WHOLE, Place, Shard
 from specguard.records.store import write_tensors
-from specguard.records.study import RECORDS, WHOLE, Place, Shard
 from specguard.studies.rollout import attention_rollout
 
 _PICTURES = 6
@@ -89,7 +90,7 @@ def write_gallery(
 
 
 def _chosen(records: Iterable[AttackRecord]) -> dict[Key, list[int]]:
-    """By attack and ball: images that were classified correctly and broken, each at the first ball; of many classes."""
+    """By attack and ball: images that were correct and then broken, each at the first ball; of many classes."""
     first: dict[int, tuple[int, Outcome]] = {}
     for record in records:
         if record.clean == record.label:

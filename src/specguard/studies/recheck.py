@@ -11,10 +11,10 @@ from specguard.checker import Image
 from specguard.checker.attention.point import Attention
 from specguard.checker.enclosure import Array
 from specguard.checker.layers.affine import Linear
-from specguard.checker.propagate import Fork, Path, Place
+from specguard.checker.propagate import LayerAtPoint, Path, ResidualAtPoint
 from specguard.errors import SoundnessError
 from specguard.geometry import Norm
-from specguard.records.certificate import LARGEST_LOSSES, CertificateRecord, CertifyStudy, Proof
+from specguard.records.certificate import LARGEST_LOSSES, CertificateRecord, CertifyStudy, MethodName, Proof
 
 CLOSE = 1e-7  # two programs that round differently agree to this
 _TINY = 1e-12  # where the exact value is zero, such as values that one token has to itself, only rounding is left
@@ -91,14 +91,14 @@ def prove_again(
     return claims + _same_norms(image.path, record.norms, agree), min(rooms, default=None)
 
 
-def _farthest(record: CertificateRecord, method: str) -> float:
+def _farthest(record: CertificateRecord, method: MethodName) -> float:
     """The largest radius that this method certifies, of the curve and of the search."""
     bounds = {row.radius: row.lower[method] for row in record.radii}
     curve = [radius for radius, bound in bounds.items() if bound is not None and bound > 0]
     return float(max([record.largest[method], *curve]))
 
 
-def _same_proof(image: Image, method: str, stored: Proof, agree: Agree) -> int:
+def _same_proof(image: Image, method: MethodName, stored: Proof, agree: Agree) -> int:
     """Every radius, every layer's terms and every class's bound of a proof are no better than the checker's own."""
     proof = image.proof(stored.radius, method)
     agree(f"the proof of {method} names no rival", stored.other_class in image.rivals)
@@ -125,7 +125,7 @@ def _same_proof(image: Image, method: str, stored: Proof, agree: Agree) -> int:
     return 1 + len(proof.radii) + len(layers) + _same_bounds(image, method, stored, proof.falls, agree)
 
 
-def _same_bounds(image: Image, method: str, stored: Proof, falls: Array, agree: Agree) -> int:
+def _same_bounds(image: Image, method: MethodName, stored: Proof, falls: Array, agree: Agree) -> int:
     """The bounds on the margins of all classes, nothing at the label, if a record has them."""
     if not stored.lower:
         return 0
@@ -135,6 +135,7 @@ def _same_bounds(image: Image, method: str, stored: Proof, falls: Array, agree: 
     for rival, margin, fall in zip(image.rivals, image.margins, falls, strict=True):
         bound = claimed[rival]
         agree(f"{method} has no bound for class {rival}", bound is not None)
+        assert bound is not None
         near = CLOSE * (abs(bound) + np.abs(image.output).max())
         agree(
             f"{method} claims a margin of {bound:.6g} over class {rival}",
@@ -152,6 +153,7 @@ def _same_losses(image: Image, record: CertificateRecord, size: int, norm: Norm,
     the claimed one.
     """
     method, losses, last = record.method, record.losses, record.radii[-1]
+    assert method is not None  # it fits its study
     radius, entry = l2_ball(last.radius, size, norm)
     found = any(_may_lose(losses, own) for own in image.losses(radius, method, entry, CLOSE))
     agree(f"its margin loses something else by {method} at radius {last.radius:g}", found)
@@ -173,7 +175,7 @@ def _may_lose(claimed: Mapping[str, float | None], own: dict[tuple[str, str], fl
         mine = sum(own[layer, term] for term in terms)
         names = [f"{layer}: {term}" if layer else term for term in terms]
         theirs = [claimed[name] for name in names if name in claimed]
-        total = math.inf if None in theirs else sum(theirs)
+        total = sum(math.inf if loss is None else loss for loss in theirs)
         if total == mine:
             continue
         if not total >= mine - near - hidden * (len(terms) - len(theirs)):
@@ -181,7 +183,7 @@ def _may_lose(claimed: Mapping[str, float | None], own: dict[tuple[str, str], fl
     return True
 
 
-def _same_norms(path: Path, stored: Mapping[str, Mapping[str, object]], agree: Agree) -> int:
+def _same_norms(path: Path, stored: Mapping[str, Mapping[str, float | tuple[float, ...]]], agree: Agree) -> int:
     """No stored norm is smaller than the checker's own; none is missing, and none belongs to no layer."""
     places, claims = _places(path), 0
     for layer, known in stored.items():
@@ -202,10 +204,10 @@ def _same_norms(path: Path, stored: Mapping[str, Mapping[str, object]], agree: A
     return claims
 
 
-def _places(path: Path) -> dict[str, Place]:
-    found: dict[str, Place] = {}
+def _places(path: Path) -> dict[str, LayerAtPoint]:
+    found: dict[str, LayerAtPoint] = {}
     for place in path:
-        found |= _places(place.branch) if isinstance(place, Fork) else {place.name: place}
+        found |= _places(place.branch) if isinstance(place, ResidualAtPoint) else {place.name: place}
     return found
 
 

@@ -24,8 +24,8 @@ from specguard.data import AnyData, Data, Dataset, Sentences, Split
 from specguard.errors import ConfigError, RunError
 from specguard.geometry import Ball, Norm
 from specguard.nn import TextEncoder, by_length, fingerprint, materialised, weights_fingerprint
-from specguard.records.base import About
-from specguard.records.study import SampleRecord
+from specguard.records.base import About, Subset
+from specguard.records.ledger import SampleRecord
 
 Inputs = Float[Tensor, "sample *shape"]
 Record = TypeVar("Record", bound=SampleRecord)
@@ -71,7 +71,7 @@ class Subject(Protocol):
 
     box: bool
 
-    def batchs(self, positions: Int64[Tensor, " sample"]) -> Iterator[Batch]:
+    def batches(self, positions: Int64[Tensor, " sample"]) -> Iterator[Batch]:
         """The samples at these places of the split, each in one batch."""
 
 
@@ -83,7 +83,7 @@ class Pictures:
     def __init__(self, model: Any, split: Dataset) -> None:
         self.split, self.prepared = split, PreparedModel(model)
 
-    def batchs(self, positions: Int64[Tensor, " sample"]) -> Iterator[Batch]:
+    def batches(self, positions: Int64[Tensor, " sample"]) -> Iterator[Batch]:
         places = torch.arange(len(positions), device=positions.device)
         yield Batch(self.prepared, places, self.split.samples[positions], *self.split.batch(positions))
 
@@ -97,7 +97,7 @@ class Texts:
         self.model, self.split = model, split
         self.forms: dict[int, PreparedModel] = {}
 
-    def batchs(self, positions: Int64[Tensor, " sample"]) -> Iterator[Batch]:
+    def batches(self, positions: Int64[Tensor, " sample"]) -> Iterator[Batch]:
         words, labels = self.split.batch(positions)
         for count, places in by_length(words):
             if count not in self.forms:
@@ -123,7 +123,7 @@ def balls_of(model: object, norm: Norm, radii: tuple[float, ...]) -> tuple[Ball,
 
 def most_alike(about: Subject, positions: Int64[Tensor, " sample"]) -> Batch:
     """The largest batch among the samples at these places."""
-    return max(about.batchs(positions), key=lambda batch: len(batch.samples))
+    return max(about.batches(positions), key=lambda batch: len(batch.samples))
 
 
 def attacked(
@@ -134,7 +134,7 @@ def attacked(
     Inputs of several shapes are put into the corner of one that holds them all, with zeros around: for sentences,
     in the places of the padding.
     """
-    found = [(batch, attack(batch)) for batch in about.batchs(positions)]
+    found = [(batch, attack(batch)) for batch in about.batches(positions)]
     if len(found) == 1:
         return found[0][1], found[0][0].labels
     order = torch.cat([batch.places for batch, _ in found]).argsort()
@@ -167,8 +167,13 @@ def about_study(model: nn.Module, data: AnyData, split: Split) -> About:
         data=data.fingerprint(),
         dataset=data.name,
         n=len(split),
-        subset=split.subset.record() if isinstance(split, Dataset) and split.subset is not None else None,
+        subset=stated_subset(split),
     )
+
+
+def stated_subset(split: Split) -> Subset | None:
+    """How the images were chosen, where they are not the first of the data set."""
+    return split.subset.record() if isinstance(split, Dataset) and split.subset is not None else None
 
 
 def labels_by_sample(split: Split) -> dict[int, int]:

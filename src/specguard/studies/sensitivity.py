@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,9 @@ from specguard.records.sensitivity import (
     fits,
     summarize,
 )
+from specguard.records.shards import WHOLE, Shard
 from specguard.records.store import derived_seed
-from specguard.records.study import WHOLE, Pending, Shard, Study, Tell, Watcher, complete
+from specguard.records.study import Pending, Study, Tell, Watcher, complete
 from specguard.rng import Noise
 from specguard.studies.attention_change import (
     PerImage,
@@ -155,8 +156,9 @@ class _Look:
             largest = torch.maximum(largest, largest_change(function, X, radius, directions, s.steps))
             bounds = bounds_at(node, radius)
             if broken := exceeded(largest, bounds, lengths(node.output)):
+                name = broken[0]
                 raise SoundnessError(
-                    f"{self.name} moves by more than the bound {broken[0]} at radius {radius:g}: this bound is wrong"
+                    f"{self.name} moves by more than the bound {name} at radius {radius:g}: this bound is wrong"
                 )
             measured.append((largest, bounds))
         return measured
@@ -205,7 +207,7 @@ class _Look:
         return X * (norm / size)[:, None, None]
 
 
-def _at(row: Measured, i: int) -> dict[str, object]:
+def _at(row: Measured, i: int) -> dict[str, Any]:
     """What was found at the i-th image, and the bounds there; None for what is infinite or not to be had."""
     found, bounds = row
     return {

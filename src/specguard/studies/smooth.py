@@ -13,6 +13,7 @@ from specguard.certificates.smoothing import lower_probability, lower_smoothed_r
 from specguard.data import Dataset
 from specguard.nn import Network, ViT
 from specguard.records.base import About
+from specguard.records.shards import WHOLE, Shard
 from specguard.records.smoothing import (
     SmoothRecord,
     SmoothSettings,
@@ -21,7 +22,7 @@ from specguard.records.smoothing import (
     fits,
     summarize,
 )
-from specguard.records.study import WHOLE, Pending, Shard, Study, Tell, Watcher, complete
+from specguard.records.study import Pending, Study, Tell, Watcher, complete
 from specguard.studies.samples import labels_by_sample
 
 

@@ -21,6 +21,7 @@ from specguard.linalg import exact_row_column, jacobian, lower_singular_values
 from specguard.nn import Network, ViT
 from specguard.records.base import About, convert
 from specguard.records.files import folder_below
+from specguard.records.shards import WHOLE, Shard
 from specguard.records.spectrum import (
     PartForm,
     PartRecord,
@@ -34,7 +35,7 @@ from specguard.records.spectrum import (
     summarize,
 )
 from specguard.records.store import derived_seed, read_tensors, write_tensors
-from specguard.records.study import WHOLE, Pending, Shard, Study, Tell, Watcher, complete
+from specguard.records.study import Pending, Study, Tell, Watcher, complete
 from specguard.spectrum import Part, blank_parts, exact_weight_spectra, parts
 from specguard.studies.samples import labels_by_sample
 

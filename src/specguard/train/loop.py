@@ -15,7 +15,10 @@ from torch.nn.functional import cross_entropy
 from specguard.data import AnyData, Dataset, Split
 from specguard.data.lazy_images import Pictures
 from specguard.errors import TrainingError
-from specguard.records.store import Json, append_lines, derived_seed
+from specguard.records.base import Json, convert
+from specguard.records.io import append_records
+from specguard.records.store import derived_seed
+from specguard.records.training import EpochRecord, EpochTiming
 from specguard.train.distributed import ALONE, Distributed
 from specguard.train.objectives.base import Model, StepContext
 from specguard.train.settings import Training, Validation
@@ -32,7 +35,7 @@ class Progress:
     step: int
     steps: int
     loss: float | None = None
-    record: Json | None = None
+    record: EpochRecord | None = None
 
 
 Watcher = Callable[[Progress], None]
@@ -74,11 +77,11 @@ class Loop:
             self.epoch(epoch)
             record = self.record(epoch)
             if self.distributed.is_main:
-                seconds = time.perf_counter() - begun
-                append_lines(self.run / "metrics.jsonl", record)
-                append_lines(self.run / "timing.jsonl", {"epoch": epoch + 1, "seconds": seconds})
+                seconds = max(0.0, time.perf_counter() - begun)
+                append_records(self.run / "metrics.jsonl", [record])
+                append_records(self.run / "timing.jsonl", [EpochTiming(epoch=epoch + 1, seconds=seconds)])
                 self.state.save(self.run)
-            self.watch(Progress(self.state.step, self.steps, record["loss"], record))
+            self.watch(Progress(self.state.step, self.steps, record.loss, record))
 
     def epoch(self, epoch: int) -> None:
         """The rest of an epoch, with a checkpoint in between where the settings ask for one."""
@@ -168,7 +171,7 @@ class Loop:
             )
         return float(self.state.losses[0, last])
 
-    def record(self, epoch: int) -> Json:
+    def record(self, epoch: int) -> EpochRecord:
         """The metrics of an epoch: a function of the settings alone."""
         loss, penalty = self.state.losses.mean(1).tolist()
         record: Json = {
@@ -191,7 +194,7 @@ class Loop:
                 self.state.keep_if_best(weights, model, {"epoch": epoch + 1, "score": [stood, clean]})
                 name, count = "ema_validation" if weights == "ema" else "validation", len(self.held_out)
                 record |= {f"{name}_robust_accuracy": stood / count, f"{name}_accuracy": clean / count}
-        return record
+        return convert(record, EpochRecord, f"the record of epoch {epoch + 1}")
 
 
 def loaded(train: Split, index: Tensor, training: Training, distributed: Distributed) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,10 @@
 """A training run: what is on disk before, during and after the loop. Killed at any moment, it resumes exactly."""
 
-import json
 import math
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -21,27 +21,27 @@ from specguard.nn import (
     text_record,
     weights_fingerprint,
 )
-from specguard.records.accuracy import Proportion
-from specguard.records.store import (
-    Json,
-    begun_by,
-    checkpoint_steps,
-    derived_seed,
-    described,
-    first_difference,
-    locked,
-    read_json,
-    read_lines,
-    record_start,
-    rewrite_lines,
-    write_json,
-    write_tensors,
+from specguard.records.accuracy import Accuracy
+from specguard.records.base import Environment, Json, difference, plain
+from specguard.records.files import locked
+from specguard.records.io import RecordFile, read_json, write_json, write_record
+from specguard.records.legacy import read_summary
+from specguard.records.store import begun_by, checkpoint_steps, derived_seed, described, record_start, write_tensors
+from specguard.records.training import (
+    DataRecord,
+    EpochRecord,
+    EpochTiming,
+    ModelRecord,
+    TrainingSettings,
+    TrainingSummary,
 )
 from specguard.train.distributed import ALONE, Distributed
 from specguard.train.loop import Loop, Watcher
 from specguard.train.objectives.margins import InputGradient
 from specguard.train.settings import Training
 from specguard.train.state import TrainingState
+
+Weights = Literal["raw", "ema"]  # as the optimizer left them, or averaged
 
 
 def train(
@@ -55,8 +55,8 @@ def train(
     arguments: Json | None = None,
     distributed: Distributed = ALONE,
     watch: Watcher = lambda progress: None,
-) -> Json:
-    """Train `model` in place, leave everything in the directory `run`, and return its result record.
+) -> TrainingSummary:
+    """Train `model` in place, leave everything in the directory `run`, and return its result.
 
     With `resume`, continue from the last checkpoint with the same settings; on the CPU the outcome is then
     bit for bit that of an uninterrupted run. A finished run is returned as it is. `arguments` are kept beside the
@@ -70,12 +70,12 @@ def train(
     if training.validation is not None:
         generator = torch.Generator().manual_seed(derived_seed(training.seed, "held out"))
         data, held_out = data.held_out(training.validation.images, generator)
-    settings = {
-        "model": _architecture(model),
-        "data": {"name": data.name, "fingerprint": everything.fingerprint()},
-        "training": described(training),
-        "initial_weights": weights_fingerprint(model),
-    }
+    settings = TrainingSettings(
+        model=_architecture(model),
+        data=DataRecord(name=data.name, fingerprint=everything.fingerprint()),
+        training=described(training),
+        initial_weights=weights_fingerprint(model),
+    )
     with distributed.together(), ExitStack() as held:
         distributed.agree(str(settings), "the processes of this job have different settings, data or versions")
         with distributed.led():
@@ -96,9 +96,8 @@ def train(
             return _stored_result(run / "result.json")
         with distributed.led():
             if distributed.is_main:
-                for name in ("metrics.jsonl", "timing.jsonl"):
-                    # Records that were written after the last checkpoint will be written again.
-                    rewrite_lines(run / name, _first_records(run / name, state.step // steps_per_epoch))
+                _keep_first(RecordFile(run / "metrics.jsonl", EpochRecord), state.step // steps_per_epoch)
+                _keep_first(RecordFile(run / "timing.jsonl", EpochTiming), state.step // steps_per_epoch)
                 record_start(run, device, distributed.count)
         Loop(state, training, data, run, device, watch, held_out, distributed).complete()
         with distributed.led():
@@ -143,81 +142,90 @@ def _check_text(model: TextEncoder, data: Text, training: Training) -> None:
         raise ConfigError("inner attacks and validation by attack perturb pixels, which sentences have not")
 
 
-def _first_records(path: Path, epochs: int) -> list[Json]:
-    """One record for each of the first epochs; a file that lost some is an error, not a hole."""
-    records = read_lines(path)[:epochs]
-    if [r.get("epoch") for r in records] != list(range(1, epochs + 1)):
-        raise RunError(f"{path} lacks records of epochs that the last checkpoint has done")
-    return records
+def _keep_first(file: RecordFile[EpochRecord] | RecordFile[EpochTiming], epochs: int) -> None:
+    """Keep the records of the first epochs; those written after the last checkpoint will be written again.
+
+    A file that lost some is an error, not a hole.
+    """
+    file.read()
+    records: list[Any] = file.records[:epochs]
+    if [record.epoch for record in records] != list(range(1, epochs + 1)):
+        raise RunError(f"{file.path} lacks records of epochs that the last checkpoint has done")
+    if file.torn or len(file.records) > epochs:
+        file.rewrite(records)
 
 
-def _stored_result(path: Path) -> Json:
-    result = read_json(path)
-    match result.get("test_accuracy"):
-        case {"count": int(), "n": int()}:
-            return result
-    raise RunError(f"{path} does not hold the result of a run")
+def _stored_result(path: Path) -> TrainingSummary:
+    result = read_summary(path)
+    if not isinstance(result, TrainingSummary):
+        raise RunError(f"{path} does not hold the result of a run")
+    return result
 
 
-def _open(run: Path, settings: Json, arguments: Json | None, resume: bool) -> None:
+def _open(run: Path, settings: TrainingSettings, arguments: Json | None, resume: bool) -> None:
     """See to it that the settings on disk are these."""
     path = run / "run.json"
     if not path.exists():
         if arguments is not None:
             write_json(run / "arguments.json", arguments)
-        write_json(path, settings)
+        write_record(path, settings)
         return
     if not resume:
         raise RunError(f"the run directory {run} already holds a run; resume it or name another")
-    old, new = read_json(path), json.loads(json.dumps(settings))  # tuples and lists compare as they are stored
+    old, new = read_json(path), plain(settings)  # tuples and lists compare as they are stored
     begun = bool(checkpoint_steps(run))
     for record in (old, new):
         if isinstance(record.get("data"), dict):
             record["data"].pop("name", None)  # a folder may be renamed; the fingerprint tells
         if begun:
             record.pop("initial_weights", None)  # the checkpoint's weights take their place
-    if difference := first_difference(old, new):
+    if differs := difference(old, new):
         raise RunError(
-            f"{run} cannot be resumed with other settings ({difference}); name another run directory{begun_by(run)}"
+            f"{run} cannot be resumed with other settings ({differs}); name another run directory{begun_by(run)}"
         )
 
 
-def _trained(state: TrainingState) -> tuple[nn.Module, str]:
+def _trained(state: TrainingState) -> tuple[nn.Module, Weights]:
     """The model that is the result, with the best weights if any were chosen, and whether they are averaged."""
-    trained, weights = (state.average.module, "ema") if state.average is not None else (state.model, "raw")
+    trained: nn.Module = state.model
+    weights: Weights = "raw"
+    if state.average is not None:
+        trained, weights = state.average.module, "ema"
     if state.best is not None:
         trained.load_state_dict(state.best.tensors)
-        weights = state.best.record["weights"]
+        weights = "ema" if state.best.record["weights"] == "ema" else "raw"
     return trained, weights
 
 
-def _finish(state: TrainingState, data: AnyData, run: Path, settings: Json) -> None:
+def _finish(state: TrainingState, data: AnyData, run: Path, settings: TrainingSettings) -> None:
     """Write the final weights, then the result, whose presence says that the run is complete."""
     trained, weights = _trained(state)
-    metrics = read_lines(run / "metrics.jsonl")
-    chosen: Json = {}
+    metrics = RecordFile(run / "metrics.jsonl", EpochRecord).read()
     if state.best is not None:
-        chosen, metrics = {"best": state.best.record}, metrics[: state.best.record["epoch"]]
+        metrics = metrics[: state.best.record["epoch"]]
     final = materialised(trained)
-    hashed = {"fingerprint": fingerprint(final), "weights_fingerprint": weights_fingerprint(final)}
+    function, hashed = fingerprint(final), weights_fingerprint(final)
     write_tensors(run / "model.safetensors", final.state_dict())
-    model = {
-        "config": settings["model"],
-        **hashed,
-        "weights": weights,
-        "classes": list(data.classes),
-    }
-    write_json(run / "model.json", model)
-    correct = metrics[-1]["ema_test_correct" if weights == "ema" else "test_correct"]
-    accuracy = Proportion(correct, len(data.test))
-    result = {
-        "test_accuracy": accuracy.record(),
-        "weights": weights,
-        **hashed,
-        **chosen,
-        "metrics": metrics[-1],
-        "seconds": sum(r["seconds"] for r in read_lines(run / "timing.jsonl")),
-        "settings": settings,
-        "environment": read_lines(run / "environment.jsonl")[-1],
-    }
-    write_json(run / "result.json", result)
+    model = ModelRecord(
+        config=settings.model,
+        fingerprint=function,
+        weights=weights,
+        classes=tuple(data.classes),
+        weights_fingerprint=hashed,
+    )
+    write_record(run / "model.json", model)
+    last = metrics[-1]
+    correct = last.ema_test_correct if weights == "ema" else last.test_correct
+    assert correct is not None
+    result = TrainingSummary(
+        test_accuracy=Accuracy.of(correct, len(data.test)),
+        weights=weights,
+        fingerprint=function,
+        metrics=last,
+        seconds=sum(epoch.seconds for epoch in RecordFile(run / "timing.jsonl", EpochTiming).read()),
+        settings=settings,
+        environment=RecordFile(run / "environment.jsonl", Environment).read()[-1],
+        weights_fingerprint=hashed,
+        best=None if state.best is None else state.best.record,
+    )
+    write_record(run / "result.json", result)

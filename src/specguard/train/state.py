@@ -11,7 +11,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from specguard.errors import CheckpointError, TrainingError
 from specguard.nn import Classifier, check_architecture
 from specguard.penalties import Vectors
-from specguard.records.store import Json, derived_seed, read_checkpoint, write_checkpoint
+from specguard.records.base import Json
+from specguard.records.store import derived_seed, read_checkpoint, write_checkpoint
 from specguard.train.settings import Training
 
 

@@ -1,4 +1,4 @@
-"""How far an attack can move what the head reads, as training sees it: T1 in single precision, with gradients.
+"""The feature radius: how far an attack can move the input of the head, by T1 in single precision, with gradients.
 
 The walk is over the layers of certifiable networks, and does the forward pass as well. It is an estimate: norms
 that are known by construction are believed, others are taken from an SVD without slack, and nothing is rounded up.
@@ -34,7 +34,7 @@ from specguard.nn import (
 )
 from specguard.nn.lipschitz import Blocks
 
-Reach = Float[Tensor, " batch"]
+Radius = Float[Tensor, " batch"]
 _SQUARINGS = 3
 _FAR = 2.0  # logits that move as far may make any probability anything
 _SEQUENCES = (nn.Sequential, Block, Network)
@@ -43,7 +43,7 @@ _GELU_SLOPE = 1.1290
 
 def estimate_feature_radius(
     model: nn.Module, images: Float[Tensor, "batch *shape"], eps: float, head: str = "head"
-) -> tuple[Float[Tensor, "batch class_"], Reach]:
+) -> tuple[Float[Tensor, "batch class_"], Radius]:
     """The logits, and how far an attack of l2 radius `eps` moves the head's input, image by image.
 
     `zeta delta + ||W^O|| sqrt(sum_l [lam_l tau delta (mu_l + delta ||B_l||) (||C V_l|| + delta ||W_l^V||)]^2)` at
@@ -62,7 +62,7 @@ def estimate_feature_radius(
     raise ConfigError(f"the model has no layer named {head!r}; name its last linear layer as `head`")
 
 
-def _step(layer: Any, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
+def _step(layer: Any, x: Tensor, delta: Radius) -> tuple[Tensor, Radius]:
     kind = type_before_parametrizations(layer)
     if kind in _SEQUENCES:
         for inner in layer:
@@ -76,32 +76,32 @@ def _step(layer: Any, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
     return BOUNDS[kind](layer, x, delta)
 
 
-def _unchanged(layer: nn.Module, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
+def _unchanged(layer: nn.Module, x: Tensor, delta: Radius) -> tuple[Tensor, Radius]:
     """Of a layer that is 1-Lipschitz."""
     return layer(x), delta
 
 
-def _linear(layer: nn.Linear, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
+def _linear(layer: nn.Linear, x: Tensor, delta: Radius) -> tuple[Tensor, Radius]:
     return layer(x), delta * _norm(layer)
 
 
-def _patches(layer: PatchEmbedding, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
+def _patches(layer: PatchEmbedding, x: Tensor, delta: Radius) -> tuple[Tensor, Radius]:
     return layer(x), delta * _norm(layer.map)
 
 
-def _normalise(layer: Normalise, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
+def _normalise(layer: Normalise, x: Tensor, delta: Radius) -> tuple[Tensor, Radius]:
     return layer(x), delta / layer.std.min()
 
 
-def _mean_pool(layer: MeanPool, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
+def _mean_pool(layer: MeanPool, x: Tensor, delta: Radius) -> tuple[Tensor, Radius]:
     return layer(x), delta / math.sqrt(x.shape[1] - layer.skip)
 
 
-def _gelu(layer: nn.GELU, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
+def _gelu(layer: nn.GELU, x: Tensor, delta: Radius) -> tuple[Tensor, Radius]:
     return layer(x), delta * _GELU_SLOPE
 
 
-def _project(layer: LayerProject | SmoothProject, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
+def _project(layer: LayerProject | SmoothProject, x: Tensor, delta: Radius) -> tuple[Tensor, Radius]:
     return layer(x), delta * _slope(layer, x, delta)
 
 
@@ -113,7 +113,7 @@ def _norm(layer: nn.Linear | nn.Conv2d) -> Tensor | float:
         return torch.linalg.matrix_norm(layer.weight.flatten(1), 2)
 
 
-def _slope(layer: LayerProject | SmoothProject, x: Tensor, delta: Reach) -> Reach:
+def _slope(layer: LayerProject | SmoothProject, x: Tensor, delta: Radius) -> Radius:
     """The largest slope of a projection at the token norms that can be reached: that along the sphere."""
     shortest = (torch.linalg.vector_norm(x, dim=-1).amin(-1) - delta).clamp(min=0)
     if isinstance(layer, LayerProject):
@@ -121,7 +121,7 @@ def _slope(layer: LayerProject | SmoothProject, x: Tensor, delta: Reach) -> Reac
     return layer.radius * (layer.radius**2 + shortest.square()).rsqrt()
 
 
-def _attention(layer: Attention | SkipAttention, x: Tensor, delta: Reach) -> tuple[Tensor, Reach]:
+def _attention(layer: Attention | SkipAttention, x: Tensor, delta: Radius) -> tuple[Tensor, Radius]:
     """T1, all heads at once; the linear part by `||W^O|| max_l ||P_l|| ||W^V||`."""
     q, k, v = layer.qkv(x).unflatten(-1, (3, layer.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
     tau = q.shape[-1] ** -0.5
@@ -181,7 +181,7 @@ def _name(layer: nn.Module) -> str:
 
 
 # Of a layer, its input and the distance that this moves: its output, and the distance that this moves.
-BOUNDS: dict[type[nn.Module], Callable[[Any, Tensor, Reach], tuple[Tensor, Reach]]] = {
+BOUNDS: dict[type[nn.Module], Callable[[Any, Tensor, Radius], tuple[Tensor, Radius]]] = {
     nn.Linear: _linear,
     nn.Identity: _unchanged,
     nn.Flatten: _unchanged,
