@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -143,13 +144,17 @@ def test_an_old_study_without_its_summary_is_unfinished(old):
     assert found.problems == ()
 
 
-def test_old_records_are_not_read_through_a_link(old, tmp_path):
-    (old / "proofs" / "records.jsonl").rename(tmp_path / "elsewhere")
-    (old / "proofs" / "records.jsonl").symlink_to(tmp_path / "elsewhere")
+@pytest.mark.parametrize("name", ["records.jsonl", "elapsed.jsonl", "environment.jsonl"])
+def test_old_records_are_not_read_through_a_link_nor_from_a_pipe(old, tmp_path, name):
+    path = old / "proofs" / name
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
     found = read_run(old, "a")
-    assert found.certificates[0].images is None
-    (problem,) = found.problems
-    assert problem == "proofs/records.jsonl cannot be read: it is a link, which is not followed"
+    assert found.problems == (f"proofs/{name} cannot be read: it is a link, which is not followed",)
+    assert (found.certificates[0].images is None) == (name == "records.jsonl")
+    path.unlink()
+    os.mkfifo(path)
+    assert read_run(old, "a").problems == (f"proofs/{name} cannot be read: it is no file but a pipe or a device",)
 
 
 def test_the_time_of_an_old_study_is_that_of_all_its_starts(old):
