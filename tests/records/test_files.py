@@ -198,7 +198,7 @@ def gallery_of(run: Path) -> Path:
 
 
 REPORTED = [
-    "result.json", "model.json", "metrics.jsonl", "attacks/quick/summary.json", "attacks/quick/elapsed.jsonl",
+    "result.json", "model.json", "metrics.jsonl", "attacks/quick/summary.json",
     "attacks/quick/gallery/pictures.json", "attacks/quick/gallery/images.safetensors",
     "certificates/proofs/records.jsonl", "certificates/proofs/environment.jsonl", "spectrum/looked/records.jsonl",
 ]  # fmt: skip
@@ -230,7 +230,7 @@ def test_a_report_does_not_follow_a_gallery_that_is_a_link(tmp_path):
     os.rename(gallery_of(run), tmp_path / "elsewhere")
     gallery_of(run).symlink_to(tmp_path / "elsewhere")
     found = read_run(run, "a")
-    assert found.attacked[0].gallery is None
+    assert found.attacks[0].gallery is None
     assert any("gallery" in problem and "link" in problem for problem in found.problems)
 
 

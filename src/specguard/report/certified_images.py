@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specguard.errors import RunError
-from specguard.records.certificate import CertificateRecord, CertificateSummary, fits
+from specguard.records.certificate import CertificateRecord, CertificateSummary, fits, rests_on_verifier
 from specguard.records.legacy import study_records
 from specguard.report.names import shortened
 
@@ -25,7 +25,10 @@ class LimitingTerm:
 
 @dataclass(frozen=True)
 class ClassCount:
-    """The images of one class: how many there are, are classified correctly, and are certified at every radius."""
+    """The images of one class: how many there are, are classified correctly, and are certified at every radius.
+
+    What rests on verifiers of others is not counted.
+    """
 
     label: int
     n: int
@@ -64,7 +67,8 @@ def read_certified_images(folder: Path, summary: CertificateSummary) -> Certifie
         if not fits(record, study):
             raise RunError(f"it holds a record that does not belong to this study: image {record.sample}")
         counts = classes.setdefault(record.label, [0] * (2 + len(summary.radii)))
-        found = (True, record.correct, *(row.verdict == "certified" for row in record.radii))
+        own = (row.verdict == "certified" and not rests_on_verifier(row, study.verifiers) for row in record.radii)
+        found = (True, record.correct, *own)
         counts[:] = [count + more for count, more in zip(counts, found, strict=True)]
         if record.correct and methods:
             for method in methods:
