@@ -21,7 +21,7 @@ from specguard.records.accuracy import Accuracy
 from specguard.records.base import Json
 from specguard.records.io import rewrite_records
 from specguard.report import read_run, report, write_report
-from specguard.report.html.sections import proved_accuracies, clean_accuracy, robust_accuracies, subsets, verdict
+from specguard.report.html.sections import clean_accuracy, proved_accuracies, robust_accuracies, subsets, verdict
 
 HOSTILE = "\"'></script><script>alert(1)</script>\x00\u202e<b onmouseover=alert(1)>"
 
