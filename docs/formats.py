@@ -35,8 +35,8 @@ KINDS: dict[str, tuple[Any, Any, Any, str]] = {
 _INTRODUCTION = """# Files
 
 Everything that a run or a study leaves is JSON, or safetensors for arrays, and has the schema below. Fields that
-are not declared are refused, and so are numbers out of range. This page is written by `python docs/formats.py` from the
-types that write and read these files (`specguard.records`), so that anybody can write another checker of
+are not declared are refused, and so are numbers out of range. This page is written by `python docs/formats.py` from
+the types that write and read these files (`specguard.records`), so that anybody can write another checker of
 certificates, or another reader.
 
 ## A study
@@ -59,8 +59,8 @@ of a spectrum. `input` is a SHA-256 of an image's entries as little-endian float
 
 Before version 0.2 the settings lay in a file named after the kind of study (`evaluation.json`,
 `certification.json`, `cascade.json`, `spectrum.json`, `smoothing.json`, `verification.json`), summaries had no
-`kind`, methods were called families, and an attack had one line per attack and image. `specguard.records.legacy` reads them: they are shown in
-reports and checked, but not continued.
+`kind`, methods were called families, and an attack had one line per attack and image. `specguard.records.legacy`
+reads them: they are shown in reports and checked, but not continued.
 """
 
 
