@@ -18,7 +18,7 @@ from certificates.layers import LAYERS, made
 from specguard.certificates import certify, program
 from specguard.certificates.propagate import forward_pass
 from specguard.checker import Image, read
-from specguard.checker.propagate import walked
+from specguard.checker.propagate import forward_pass as checker_pass
 from specguard.errors import ConfigError, SoundnessError, SpecGuardError
 from specguard.geometry import Ball
 from specguard.nn import (
@@ -183,7 +183,7 @@ def _proved(found, points):
 
 
 def _checked(found, points):
-    return torch.stack([torch.from_numpy(np.asarray(walked(found.steps, p.numpy())[1])) for p in points])
+    return torch.stack([torch.from_numpy(np.asarray(checker_pass(found.steps, p.numpy())[1])) for p in points])
 
 
 # What a module computes -------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from specguard.records.accuracy import Accuracy
 from specguard.records.base import Json
 from specguard.records.io import rewrite_records
 from specguard.report import read_run, report, write_report
-from specguard.report.html.sections import certified_accuracies, clean_accuracy, robust_accuracies, subsets, verdict
+from specguard.report.html.sections import clean_accuracy, proved_accuracies, robust_accuracies, subsets, verdict
 
 HOSTILE = "\"'></script><script>alert(1)</script>\x00\u202e<b onmouseover=alert(1)>"
 
@@ -181,7 +181,7 @@ def test_of_as_many_images_a_stratified_subset_is_shown_before_the_first(copy, c
             shutil.copytree(copy / study, copy / study.replace("/", f"/{name}-"))
             of_subset(copy / study.replace("/", f"/{name}-"), count)
     found = read_run(copy, "a")
-    for accuracies in (robust_accuracies, certified_accuracies):
+    for accuracies in (robust_accuracies, proved_accuracies):
         assert accuracies(first).keys() == accuracies(found).keys()
         assert {each.count for each in accuracies(found).values()} == {count}
         assert {each.count for each in accuracies(first).values()} != {count}
@@ -381,7 +381,7 @@ def test_what_rests_on_verifiers_of_others_is_said_to_and_never_counted_as_ours(
         "Of 40 images, 10 are certified at l2 0.1: no attack of that size can change their class. "
         "10 are broken or wrong from the start; 10 are neither. 10 more rest on verifiers of others."
     )
-    assert {each.count for each in certified_accuracies(run).values()} == {10}
+    assert {each.count for each in proved_accuracies(run).values()} == {10}
 
 
 def test_the_page_of_a_damaged_run_says_so(copy):

@@ -155,7 +155,7 @@ def record_start(folder: Path, device: "torch.device", processes: int = 1) -> No
 
 
 def begun_by(folder: Path) -> str:
-    """`; it was begun by version 0.0.9, and this is 0.1.0`, where another version began it, else nothing."""
+    """`; it was begun by version 0.0.9, and this is 0.2.0`, where another version began it, else nothing."""
     for start in RecordFile(folder / "environment.jsonl", Environment).read()[:1]:
         version = start.versions.get("specguard")
         if isinstance(version, str) and version != __version__:

@@ -158,7 +158,7 @@ def _run_view(run: Run, number: int) -> View:
         bars=sections.bars(run),
         clean=sections.clean_accuracy(run),
         robust=sections.robust_accuracies(run),
-        certified=sections.certified_accuracies(run),
+        certified=sections.proved_accuracies(run),
         median=sections.median_radius(run),
         training_seconds=None if training is None else training.seconds,
         rows=accuracy_rows(run, number),

@@ -83,7 +83,7 @@ def robust_accuracies(run: Run) -> dict[tuple[str, float], Accuracy]:
     return _foremost(rows, lambda accuracy: -accuracy.count)
 
 
-def certified_accuracies(run: Run) -> dict[tuple[str, float], Accuracy]:
+def proved_accuracies(run: Run) -> dict[tuple[str, float], Accuracy]:
     """By ball, what is certified; of several studies, on most images."""
     rows: list[_Found] = [((s.norm, row.radius), row.certified, s) for s in run.certificates for row in s.rows]
     return _foremost(rows, lambda accuracy: accuracy.count)
@@ -103,7 +103,7 @@ def bars(run: Run) -> list[Bar]:
     """Clean, attacked and certified, a few of each."""
     clean = clean_accuracy(run)
     found = [] if clean is None else [Bar("clean", "classified right", clean)]
-    for kind, known in (("attacked", robust_accuracies(run)), ("certified", certified_accuracies(run))):
+    for kind, known in (("attacked", robust_accuracies(run)), ("certified", proved_accuracies(run))):
         word = "stands attacks" if kind == "attacked" else "certified"
         found += [Bar(kind, f"{word}, {ball_text(*ball)}", known[ball]) for ball in chosen(list(known))]
     return found
