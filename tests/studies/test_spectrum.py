@@ -820,8 +820,8 @@ def test_a_folder_of_another_model_or_other_data_is_refused(complete, change):
 
 
 def test_a_folder_of_more_or_fewer_images_is_refused(complete):
+    fewer = Dataset(data().images[:4], data().labels[:4])
     with pytest.raises(RunError) as caught:
-        fewer = Dataset(data().images[:4], data().labels[:4])
         start(complete, QUICK, split=fewer, about=msgspec.structs.replace(ABOUT, n=4))
     one_sentence(caught.value, "n: 5 before, 4 now")
 
