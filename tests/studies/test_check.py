@@ -4,27 +4,34 @@ import copy
 import hashlib
 import json
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
-from specguard.studies.certified_summary import is_record
 
 from specguard.attacks import APGD
-from specguard.certificates import certificate
-from specguard.certificates import problem as families
+from specguard.certificates import pose
 from specguard.certificates.attention import local as tightened
 from specguard.certificates.attention import point as attention
 from specguard.certificates.layers import affine, sll
 from specguard.certificates.layers import curves as activations
+from specguard.certificates.methods import radii as output_radius
+from specguard.certificates.problem import MarginLoss
 from specguard.checker import Image, read
 from specguard.data import Dataset
 from specguard.errors import RunError, SoundnessError
 from specguard.nn import CertifiableConfig, Network, ViT, ViTConfig, fingerprint
-from specguard.studies import Certification, certification, verification
-from specguard.studies.recheck import proved_claims
+from specguard.records.accuracy import Accuracy
+from specguard.records.base import About, plain
+from specguard.records.certificate import CertificateRecord, CertifySettings, CertifyStudy, fits
+from specguard.records.check import CheckRecord, CheckSettings, CheckStudy, CheckSummary, summarize
+from specguard.records.io import each_record, read_record, rewrite_records, write_record
+from specguard.records.store import described
+from specguard.studies import check as module
+from specguard.studies import checked_study, run_certify, run_check
+from specguard.studies.recheck import prove_again
 
 CPU = torch.device("cpu")
 CONFIG = ViTConfig(
@@ -35,7 +42,8 @@ LOFAST = CertifiableConfig(
     image=4, patch=2, channels=1, classes=4, dim=6, depth=1, heads=2, mean=(0.4,), std=(0.3,),
     mixing="residual", projection="layer", feedforward="sll", value_norm=0.5, hidden=9,
 )  # fmt: skip
-SETTINGS = Certification(radii=(0.001, 0.03), batch=4)
+SETTINGS = CertifySettings(radii=(0.001, 0.03), batch=4)
+QUICK = msgspec.structs.replace(SETTINGS, search=False)
 ATTACK = APGD(steps=8, loss="margin")
 
 
@@ -55,17 +63,20 @@ def data(count: int = 5, made: ViT | Network | None = None) -> Dataset:
     return Dataset((images * 255).round().to(torch.uint8), labels)
 
 
-def certified(folder: Path, settings: Certification = SETTINGS, **changes) -> Path:
+def about(made: ViT | Network, n: int = 5) -> About:
+    return About(model=fingerprint(made), data="the data", dataset="noise", n=n)
+
+
+def certified(folder: Path, settings: CertifySettings = SETTINGS, **changes) -> Path:
     made, split = changes.get("model", model()), changes.get("split", data())
-    identity = {"model": fingerprint(made), "data": "the data", "dataset": "noise"}
-    certification(made, split, folder, settings, identity=identity, device=CPU)
+    run_certify(made, split, folder, settings, about=about(made, len(split)), device=CPU)
     return folder / "records.jsonl"
 
 
-def verified(file: Path, **changes):
-    options = {"data": "the data", "device": CPU, "attack": ATTACK} | changes
-    folder = options.pop("folder", file.parent / "checked")
-    return verification(file, options.pop("model", model()), options.pop("split", data()), folder, **options)
+def verified(file: Path, **changes) -> tuple[CheckSummary, int]:
+    options = {"data": "the data", "device": CPU, "attack": ATTACK, "settings": CheckSettings()} | changes
+    folder, claimed = options.pop("folder", file.parent / "checked"), checked_study(file)
+    return run_check(claimed, options.pop("model", model()), options.pop("split", data()), folder, **options)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +100,7 @@ def changed(study: Path, change) -> Path:
 
 
 def test_true_certificates_are_right(study):
-    result = verified(study / "records.jsonl")
+    result, believed = verified(study / "records.jsonl")
     records = [json.loads(line) for line in (study / "records.jsonl").read_text().splitlines()]
     certified = sum(max(record["largest"].values()) > 0 for record in records)
     assert certified >= sum(record["radii"][0]["verdict"] == "certified" for record in records) >= 3
@@ -97,18 +108,18 @@ def test_true_certificates_are_right(study):
     for line, record in zip(lines, records, strict=True):  # attacked where it is certified farthest
         curve = [row["radius"] for row in record["radii"] if row["verdict"] == "certified"]
         assert (line["attacked"] or 0.0) == max([*record["largest"].values(), *curve])
-    assert (result["n"], result["attacked"]) == (5, certified)
-    assert result["claims"] > 100 * certified
-    assert result["least_room"] > 0
-    assert result.pop("taken") == 0
-    again = verified(study / "records.jsonl", resume=True)
-    assert again == result | {"taken": 5}
+    assert (result.n, result.attacked) == (5, certified)
+    assert result.claims == sum(line["claims"] for line in lines) > 100 * certified
+    assert result.least_room == min(line["room"] for line in lines if line["room"] is not None) > 0
+    assert (result.third_party, believed) == (0, 0)
+    assert read_record(study / "checked" / "summary.json", CheckSummary) == result
+    assert verified(study / "records.jsonl", resume=True) == (result, 5)
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
-def test_linf_balls_and_single_families_too(norm, tmp_path):
-    settings = Certification(radii=(0.002,), norm=norm, families=("adjoint",), search=norm == "l2", batch=5)
-    assert verified(certified(tmp_path / "study", settings))["claims"] > 0
+def test_linf_balls_and_single_methods_too(norm, tmp_path):
+    settings = CertifySettings(radii=(0.002,), norm=norm, methods=("adjoint",), search=norm == "l2", batch=5)
+    assert verified(certified(tmp_path / "study", settings))[0].claims > 0
 
 
 def first(record, *path):
@@ -130,7 +141,7 @@ SIZES = {
     "zeta": ("norms", "blocks.0.attention.branch.inner", "zeta"),
     "the derivative's norm": ("norms", "blocks.0.attention.branch.inner", "derivative_norm"),
     "a radius": ("proofs", "local", "radii", "blocks.1.mlp"),
-    "a fall": ("proofs", "adjoint", "fall"),
+    "a loss": ("proofs", "adjoint", "loss"),
     "a remainder": ("proofs", "adjoint", "terms", "blocks.0.mlp.branch.inner.activation: bend"),
     "attention's remainder": ("proofs", "adjoint", "terms", "blocks.1.attention.branch.inner: together"),
     "a remainder of the mixed proof": ("proofs", "mixed", "terms", "first order"),
@@ -165,8 +176,8 @@ def larger_radius(record):
     record["largest"] = dict.fromkeys(record["largest"], 0.0)
 
 
-def no_such_rival(record):
-    record["proofs"]["local"]["rival"] = record["label"]
+def no_other_class(record):
+    record["proofs"]["local"]["other_class"] = record["label"]
 
 
 def a_layer_less(record):
@@ -179,6 +190,10 @@ def a_term_less(record):
 
 def fewer_heads(record):
     record["norms"]["blocks.0.attention.branch.inner"]["mu"].pop()
+
+
+def no_norms(record):
+    del record["norms"]
 
 
 def a_norm_less(record):
@@ -212,10 +227,11 @@ FORGED = (
     other_pixels,
     other_class,
     larger_radius,
-    no_such_rival,
+    no_other_class,
     a_layer_less,
     a_term_less,
     fewer_heads,
+    no_norms,
     a_norm_less,
     a_norm_of_no_layer,
     a_proof_less,
@@ -231,9 +247,29 @@ def test_a_record_that_was_forged_is_an_error(change, study):
         verified(changed(study, change))
 
 
-def test_a_record_of_another_form_is_an_error(study):
-    with pytest.raises(RunError, match="image 0"):
-        verified(changed(study, lambda record: record.pop("norms")))
+OTHER_FORMS = {
+    "no largest radii": lambda record: record.pop("largest"),
+    "no method": lambda record: record.pop("method"),
+    "no bounds": lambda record: record["radii"][0].pop("lower"),
+    "no radii": lambda record: record.update(radii=[]),
+    "no pixels": lambda record: record.pop("input"),
+    "a word of before": lambda record: record.update(family=record.pop("method")),
+    "one field more": lambda record: record.update(third_party=False),
+    "one field more in a row": lambda record: record["radii"][0].update(certified=True),
+    "one field more in a proof": lambda record: record["proofs"]["local"].update(rival=1),
+    "methods that stop early": lambda record: record["radii"][0].update(
+        proved=[{"method": "local", "classes": [1], "lower": 1.0}]
+    ),
+    "another label": lambda record: record.update(label=(record["label"] + 1) % 4),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FORMS)
+def test_a_record_of_another_form_is_an_error(name, study):
+    with pytest.raises(
+        RunError, match=r"the record of image 0 is not one|line 1 of .*records\.jsonl is not a record"
+    ):
+        verified(changed(study, OTHER_FORMS[name]))
 
 
 # One field after the other ---------------------------------------------------------------------------------------
@@ -275,7 +311,9 @@ def harmless(path, old, new):
         return path[0] == "proofs" and path[-1] == "lower"  # as in records of an earlier version
     if path[-2] in ("lower", "largest"):
         return new is None or (old is not None and new <= old)
-    return path[0] in ("norms", "proofs", "loses") and not isinstance(old, dict | list) and new > old
+    if new is None:
+        return path[0] == "losses"  # an infinite one
+    return path[0] in ("norms", "proofs", "losses") and not isinstance(old, dict | list) and new > old
 
 
 @pytest.fixture(scope="module")
@@ -297,9 +335,10 @@ def checked(true):
     return record, Remembered(), images[0].double().numpy()
 
 
-def test_no_field_can_be_changed_into_nonsense_or_into_a_better_claim(checked):
+def test_no_field_can_be_changed_into_nonsense_or_into_a_better_claim(checked, true, tmp_path):
     record, image, pixels = checked
-    tried, passed = 0, []
+    study, file = read_record(true / "study.json", CertifyStudy), tmp_path / "records.jsonl"
+    tried, decoded, passed = 0, 0, []
     for path in fields(record):
         for value in VALUES:
             tried += 1
@@ -312,32 +351,65 @@ def test_no_field_can_be_changed_into_nonsense_or_into_a_better_claim(checked):
                 del holder[key]
             else:
                 holder[key] = value
-            if is_record(forged, 0, image.label, list(SETTINGS.radii), list(SETTINGS.families)):
+            file.write_text(json.dumps(forged) + "\n")
+            try:
+                (found,) = each_record(file, CertificateRecord)
+            except RunError as error:  # any other is a defect
+                if not str(error).startswith(f"line 1 of {file} is not a record of its kind"):
+                    passed.append((path, old, value))
+                continue
+            decoded += 1
+            if (found.sample, found.label) == (0, image.label) and fits(found, study):
                 try:
-                    proved_claims(image, forged, pixels, "l2")
+                    prove_again(image, found, pixels, study)
                 except SoundnessError:  # which names the image, as above
                     continue
                 if not harmless(path, old, value):
                     passed.append((path, old, value))
     assert not passed
     assert tried > 4000
+    assert decoded > 100
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"radii": [float("inf"), 0.03]}, "not a finite number"), ({"radii": ["1"]}, "radii"),
-        ({"radii": [-0.1, 0.03]}, "radii"),
-        ({"families": ["magic"]}, "magic"), ({"families": [["local"]]}, "local"), ({"norm": "l1"}, "does not say"),
-        ({"n": "5"}, "does not say"), ({"failure_probability": 1e-3}, "probability"), ({"n": 4}, "5 records of 4"),
+        ({"settings": {"radii": [float("inf"), 0.03]}}, r"study\.json .* malformed"),
+        ({"settings": {"radii": ["1"]}}, r"study\.json .* got `str` .*settings\.radii"),
+        ({"settings": {"radii": [-0.1, 0.03]}}, r"study\.json .* >= 0.*settings\.radii"),
+        ({"settings": {"radii": [1e301, 0.03]}}, r"study\.json .*settings\.radii"),
+        ({"settings": {"radii": [0.03, 0.03]}}, r"study\.json .* twice"),
+        ({"settings": {"methods": ["magic"]}}, r"study\.json .* 'magic'"),
+        ({"settings": {"methods": [["local"]]}}, r"study\.json .*settings\.methods"),
+        ({"settings": {"norm": "l1"}}, r"study\.json .* 'l1'"),
+        ({"settings": {"families": ["local"]}}, r"study\.json .* unknown field `families`"),
+        ({"settings": {"stop_early": True}}, "record of image 0 is not one of this study"),
+        ({"settings": {"radii": [0.001, 0.02]}}, "record of image 0 is not one of this study"),
+        ({"settings": {"methods": ["local"]}}, "record of image 0 is not one of this study"),
+        ({"about": {"n": "5"}}, r"study\.json .*about\.n"),
+        ({"about": {"n": True}}, r"study\.json .*about\.n"),
+        ({"about": {"n": 4}}, "5 records of 4"),
+        ({"about": {"subset": {"rule": "stratified", "seed": 0, "of": 9}}}, "about other images"),
+        ({"about": {"subset": {"rule": "best", "seed": 0, "of": 9}}}, r"study\.json .* 'best'"),
+        ({"failure_probability": 1e-3}, r"study\.json .* unknown field `failure_probability`"),
+        ({"arithmetic": "float32"}, r"study\.json .* 'float32'"),
+        ({"verifiers": {"oracle": "hearsay"}}, r"study\.json .* need stop_early"),
+        ({"kind": "smooth"}, r"study\.json"), ({"kind": "magic"}, r"study\.json .* 'magic'"),
     ],
     ids=str,
 )  # fmt: skip
 def test_a_study_that_cannot_be_is_refused(change, named, study):
-    path = study / "certification.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    stated(study, change)
     with pytest.raises(RunError, match=named):
         verified(study / "records.jsonl")
+
+
+def stated(study: Path, change: dict) -> None:
+    """Change what study.json says."""
+    path = study / "study.json"
+    header = json.loads(path.read_text())
+    nested = {key: header[key] | value for key, value in change.items() if key in ("about", "settings")}
+    path.write_text(json.dumps(header | change | nested))
 
 
 def test_records_in_another_order_twice_or_cut_short_are_refused(study):
@@ -354,72 +426,157 @@ def test_records_in_another_order_twice_or_cut_short_are_refused(study):
 
 
 def test_what_was_found_right_before_is_not_taken_on_trust(study):
-    whole = verified(study / "records.jsonl")
+    whole = plain(verified(study / "records.jsonl")[0])
     summary, lines = study / "checked" / "summary.json", study / "checked" / "records.jsonl"
     with pytest.raises(RunError, match="holds a check, which is not believed"):
         verified(study / "records.jsonl")
-    del whole["taken"]
-    summary.write_text(json.dumps(whole | {"claims": whole["claims"] + 1}))
-    with pytest.raises(RunError, match="does not hold the summary"):
-        verified(study / "records.jsonl", resume=True)
+    for change in ({"claims": whole["claims"] + 1}, {"attacked": 0}, {"least_room": 9.0}, {"third_party": 1}):
+        summary.write_text(json.dumps(whole | change))
+        with pytest.raises(
+            RunError, match=f"does not hold the summary of this study: {next(iter(change))} differs"
+        ):
+            verified(study / "records.jsonl", resume=True)
+    for change in ({"n": 4}, {"clams": 1}, {"kind": "certify"}, {"claims": True}, {"least_room": -1.0}):
+        summary.write_text(json.dumps(whole | change))
+        with pytest.raises(RunError, match=r"checked/summary\.json is not as it should be"):
+            verified(study / "records.jsonl", resume=True)
     summary.unlink()
     found = json.loads(lines.read_text().splitlines()[0])
-    for change in ({"clams": 1}, {"attacked": 2 * found["attacked"]}, {"third_party": True}, {"room": -1.0}):
-        rest = lines.read_text().splitlines()[1:]
+    rest = lines.read_text().splitlines()[1:]
+    for change in (
+        {"clams": 1}, {"attacked": 2 * found["attacked"]}, {"attacked": None}, {"third_party": True},
+        {"room": -1.0}, {"room": 0.0}, {"claims": -1}, {"claims": True}, {"third_party": 0}, {"sample": 5},
+        {"sample": 1}, {"label": (found["label"] + 1) % 4},
+    ):  # fmt: skip
         lines.write_text("\n".join([json.dumps(found | change), *rest]) + "\n")
-        with pytest.raises(RunError, match="do not belong to this verification"):
+        with pytest.raises(
+            RunError, match=r"does not belong to this study|line 1 of .* is not a record of its kind"
+        ):
             verified(study / "records.jsonl", resume=True)
+    lines.write_text("\n".join([json.dumps(found), *rest, rest[0]]) + "\n")
+    with pytest.raises(RunError, match="holds 6 records of a study of 5 images"):
+        verified(study / "records.jsonl", resume=True)
+
+
+def test_a_check_with_another_seed_or_attack_or_of_other_records_is_not_resumed(study):
+    file = study / "records.jsonl"
+    verified(file)
+    with pytest.raises(RunError, match=r"another study \(settings\.seed: 1 before, 2 now"):
+        verified(file, settings=CheckSettings(seed=2), resume=True)
+    with pytest.raises(RunError, match=r"another study \(attack\.steps: 8 before, 1 now"):
+        verified(file, attack=replace(ATTACK, steps=1), resume=True)
+    changed(study, lambda record: record["largest"].update(local=record["largest"]["local"] / 2))
+    with pytest.raises(RunError, match=r"another study \(records: "):
+        verified(file, resume=True)
 
 
 def test_a_finished_check_that_comes_with_a_run_is_not_believed(study):
     """Its author may have written it by hand: thousands of claims, of which none was proved."""
     file = changed(study, lambda record: record["largest"].update(adjoint=9.0))
-    settings = {"records": hashlib.sha256(file.read_bytes()).hexdigest(), "model": fingerprint(model()), "n": 5}
     folder = study / "checked"
-    folder.mkdir()
-    (folder / "verification.json").write_text(json.dumps(settings | {"seed": 1, "attack": str(ATTACK)}))
-    lines = [{"sample": i, "claims": 9999, "room": 0.1, "attacked": None, "third_party": False} for i in range(5)]
-    (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    total = {"n": 5, "claims": 5 * 9999, "attacked": 0, "third_party": 0, "least_room": 0.1, "environment": {}}
-    (folder / "summary.json").write_text(json.dumps(total | {"settings": settings}))
-    with pytest.raises(RunError, match="holds a check, which is not believed"):
-        verified(file)
-    with pytest.raises(
-        RunError, match="do not belong to this verification"
-    ):  # what was attacked is not what is claimed
+    header = CheckStudy(
+        about=about(model()),
+        records=hashlib.sha256(file.read_bytes()).hexdigest(),
+        settings=CheckSettings(),
+        attack=described(ATTACK),
+    )
+    lines = [
+        CheckRecord(sample=i, label=label, claims=9999, room=0.1, attacked=None, third_party=False)
+        for i, label in enumerate(data().labels.tolist())
+    ]
+    (folder / "shards" / "1-of-2").mkdir(parents=True)
+    write_record(folder / "study.json", header)
+    hidden = {
+        folder / "records.jsonl": lambda path: rewrite_records(path, lines),
+        folder / "summary.json": lambda path: write_record(path, summarize(lines, header)),
+        folder / "shards" / "1-of-2" / "records.jsonl": lambda path: rewrite_records(path, lines[:1]),
+    }
+    for path, write in hidden.items():
+        write(path)
+        with pytest.raises(RunError, match="holds a check, which is not believed"):
+            verified(file)
+        path.unlink()
+    for path, write in hidden.items():
+        write(path)
+    with pytest.raises(RunError, match="does not belong to this study"):  # what was attacked is not what is claimed
         verified(file, resume=True)
 
 
-@pytest.mark.parametrize("key", ["clean", "radii", "largest", "limits", "growth", "settings"])
+FORGED_SUMMARIES = {
+    "clean": lambda old: plain(Accuracy.of(5, 5)),
+    "radii": lambda old: [old[0], old[0] | {"radius": 0.03}],
+    "largest": lambda old: {method: each | {"median": 1.0} for method, each in old.items()},
+    "limits": lambda old: [{"term": "nothing", "images": 4}],
+    "growth": lambda old: [],
+    "vacuous_below": lambda old: 1e-3,
+    "failures": lambda old: [{"method": "local", "reason": "none", "images": 1}],
+    "study": lambda old: old | {"settings": old["settings"] | {"seed": 7}},
+}
+
+
+@pytest.mark.parametrize("key", FORGED_SUMMARIES)
 def test_a_summary_that_does_not_say_what_its_records_say_is_an_error(study, key):
     summary = json.loads((study / "summary.json").read_text())
-    summary[key] = {
-        "clean": summary["clean"] | {"count": 5},
-        "radii": [summary["radii"][0], summary["radii"][0] | {"radius": 0.03}],
-        "largest": {family: each | {"median": 1.0} for family, each in summary["largest"].items()},
-        "limits": [{"term": "nothing", "images": 4}],
-        "growth": [],
-        "settings": summary["settings"] | {"radii": [0.001, 0.3]},
-    }[key]
-    (study / "summary.json").write_text(json.dumps(summary))
-    with pytest.raises(SoundnessError, match=f"does not say what its records say: {key} differs"):
+    (study / "summary.json").write_text(json.dumps(summary | {key: FORGED_SUMMARIES[key](summary.get(key))}))
+    with pytest.raises(SoundnessError, match=rf"study/summary\.json .* {key} differs from its records"):
         verified(study / "records.jsonl")
+    assert not (study / "checked" / "summary.json").exists()
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda loses: {name: value / 2 for name, value in loses.items()},
-        lambda loses: {"head: radius": sum(loses.values())},
-        lambda loses: dict(list(loses.items())[1:]),
-        lambda loses: {},
-        lambda loses: dict(reversed(loses.items())),
-        lambda loses: {"nowhere: rounding": 1e9, **loses},
+        lambda summary: summary["clean"].update(count=5),
+        lambda summary: summary["clean"].update(interval95=[0.9, 1.0]),
+        lambda summary: summary["study"]["settings"].update(radii=[0.001, 0.3]),
+        lambda summary: summary.update(n=4),
+        lambda summary: summary.pop("radii"),
+        lambda summary: summary.pop("n"),
+        lambda summary: summary.update(certified=1.0),
+        lambda summary: summary["radii"][0].update(extra=1),
+        lambda summary: summary["radii"][0]["certified"].update(count=True),
+        lambda summary: summary["clean"].update(count="\ud800"),
+        lambda summary: summary.update({"\ud800": 1}),
+        lambda summary: summary.update(kind="check"),
+        lambda summary: summary.clear(),
+    ],
+)
+def test_a_summary_that_contradicts_itself_or_says_more_than_its_records_is_an_error(study, change):
+    summary = json.loads((study / "summary.json").read_text())
+    change(summary)
+    (study / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(SoundnessError, match=r"study/summary\.json (is not as it should be|does not hold)"):
+        verified(study / "records.jsonl")
+    assert not (study / "checked" / "summary.json").exists()
+
+
+def test_a_summary_is_compared_when_a_check_is_resumed_too(study):
+    verified(study / "records.jsonl")
+    summary = json.loads((study / "summary.json").read_text())
+    (study / "summary.json").write_text(json.dumps(summary | {"growth": []}))
+    with pytest.raises(SoundnessError, match="growth differs from its records"):
+        verified(study / "records.jsonl", resume=True)
+
+
+def test_records_without_a_summary_are_checked(study):
+    (study / "summary.json").unlink()
+    assert verified(study / "records.jsonl")[0].n == 5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda losses: {name: value / 2 for name, value in losses.items()},
+        lambda losses: {"head: radius": sum(losses.values())},
+        lambda losses: dict(list(losses.items())[1:]),
+        lambda losses: {},
+        lambda losses: dict(reversed(losses.items())),
+        lambda losses: {"nowhere: rounding": 1e9, **losses},
     ],
     ids=["smaller", "of another layer", "without the largest", "nothing", "turned round", "nowhere"],
 )
 def test_a_loss_that_the_checker_does_not_find_is_an_error(study, change):
-    file = changed(study, lambda record: record.update(loses=change(record["loses"])))
+    file = changed(study, lambda record: record.update(losses=change(record["losses"])))
     with pytest.raises(SoundnessError, match=r"image 0: its margin loses something else|limits differs"):
         verified(file)
 
@@ -446,19 +603,13 @@ def test_a_wrong_image_is_called_broken_and_a_certified_one_is_not(study):
 
 
 @pytest.mark.parametrize(
-    "change", [{"radii": []}, {"families": []}, {"verifiers": None}, {"verifiers": False}], ids=str
+    "change",
+    [{"settings": {"radii": []}}, {"settings": {"methods": []}}, {"verifiers": None}, {"verifiers": False}],
+    ids=str,
 )
 def test_settings_of_nothing_are_one_sentence(study, change):
-    settings = study / "certification.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | change))
-    with pytest.raises(RunError):
-        verified(study / "records.jsonl")
-
-
-def test_a_summary_that_says_more_than_its_records_is_an_error(study):
-    summary = json.loads((study / "summary.json").read_text())
-    (study / "summary.json").write_text(json.dumps(summary | {"certified": 1.0}))
-    with pytest.raises(SoundnessError, match="says more than its records do: 'certified'"):
+    stated(study, change)
+    with pytest.raises(RunError, match=r"study\.json is not as it should be: [^\n]+$"):
         verified(study / "records.jsonl")
 
 
@@ -471,7 +622,7 @@ PLANTED = {
     "the softmax's constant": (attention, "upper_softmax_slope", half),
     "T1": (tightened, "upper_t1", half),
     "spectral norms of activations": (attention, "upper_spectral", half),
-    "sqrt 2": (families, "_at_the_output", lambda old: lambda p, radii: families.Fall(
+    "sqrt 2": (output_radius, "at_the_output", lambda old: lambda p, radii: MarginLoss(
         radii.out[..., None, :].expand(p.margins.shape), {})),
     "a curvature": (activations, "Activation", lambda old: lambda *a, **k: old(*a[:3], a[3] / 2, *a[4:], **k)),
 }  # fmt: skip
@@ -481,7 +632,7 @@ PLANTED = {
 def test_a_prover_that_is_wrong_is_found_out(name, tmp_path, monkeypatch):
     where, attribute, planted = PLANTED[name]
     monkeypatch.setattr(where, attribute, planted(getattr(where, attribute)))
-    file = certified(tmp_path / "study", replace(SETTINGS, search=False))
+    file = certified(tmp_path / "study", QUICK)
     monkeypatch.undo()
     with pytest.raises(SoundnessError, match="image"):
         verified(file)
@@ -490,9 +641,9 @@ def test_a_prover_that_is_wrong_is_found_out(name, tmp_path, monkeypatch):
 def test_certificates_of_a_network_with_sll_are_right(tmp_path):
     made = LOFAST.fresh(0)
     subject = {"model": made, "split": data(made=made)}
-    result = verified(certified(tmp_path / "study", **subject), **subject)
-    assert result["attacked"] >= 3
-    assert result["least_room"] > 0
+    result, _ = verified(certified(tmp_path / "study", **subject), **subject)
+    assert result.attacked >= 3
+    assert result.least_room > 0
 
 
 PLANTED_IN_SLL = {
@@ -512,9 +663,9 @@ def test_a_prover_that_is_wrong_about_sll_is_found_out(name, tmp_path, monkeypat
     monkeypatch.setattr(where, attribute, planted(getattr(where, attribute)))
     if named == "its margin":  # the prover finds this out by itself
         with pytest.raises(SoundnessError, match="computes something else than its layers say"):
-            certified(tmp_path / "by itself", replace(SETTINGS, search=False), **subject)
-    monkeypatch.setattr(certificate, "_check_same", lambda *arguments: None)
-    file = certified(tmp_path / "study", replace(SETTINGS, search=False), **subject)
+            certified(tmp_path / "by itself", QUICK, **subject)
+    monkeypatch.setattr(pose, "_check_same", lambda *arguments: None)
+    file = certified(tmp_path / "study", QUICK, **subject)
     monkeypatch.undo()
     with pytest.raises(SoundnessError, match=named):
         verified(file, **subject)
@@ -523,8 +674,7 @@ def test_a_prover_that_is_wrong_about_sll_is_found_out(name, tmp_path, monkeypat
 def test_an_image_that_breaks_is_found_by_the_attack_alone(study):
     """The attack comes first, so that it is heard although the proof of such a claim would fail as well."""
     file = changed(study, lambda record: record["radii"][1].update(copy.deepcopy(record["radii"][0])))
-    settings = study / "certification.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"radii": [0.001, 3.0]}))
+    stated(study, {"settings": {"radii": [0.001, 3.0]}})
     records = [json.loads(line) for line in file.read_text().splitlines()]
     for record in records:
         record["radii"][1]["radius"] = 3.0
@@ -542,30 +692,49 @@ def test_another_model_other_data_and_missing_records_are_refused(study):
         verified(file, model=other)
     with pytest.raises(SoundnessError, match="other data"):
         verified(file, data="other")
+    with pytest.raises(RunError, match="holds 5 records, and there are 4 images"):
+        verified(file, split=data(4))
+    images, labels = data().batch(slice(0, 5))
+    moved = Dataset(images.clone(), labels)
+    moved.images[0, 0, 0, 0] = (moved.images[0, 0, 0, 0] + 0.5) % 1.0
+    with pytest.raises(SoundnessError, match="image 0"):
+        verified(file, split=moved, folder=study / "moved")
     lines = file.read_text().splitlines()
     file.write_text("\n".join(lines[:-1]) + "\n")
     with pytest.raises(RunError, match="4 records of 5"):
         verified(file)
-    (study / "certification.json").write_text("{}")
-    with pytest.raises(RunError, match="does not say"):
+    file.write_text("")
+    with pytest.raises(RunError, match="holds no certificates"):
+        verified(file)
+    (study / "study.json").write_text("{}")
+    with pytest.raises(RunError, match=r"study\.json is not as it should be"):
+        verified(file)
+    (study / "study.json").unlink()
+    with pytest.raises(RunError, match=r"there is no study\.json"):
         verified(file)
 
 
 def test_killed_it_continues(study, monkeypatch):
-    whole = verified(study / "records.jsonl")
-    module = sys.modules[verification.__module__]
+    whole, _ = verified(study / "records.jsonl")
     monkeypatch.setattr(module, "_BATCH", 2)
 
     def dying(progress):
-        if progress.done == 4:
+        if progress.done == 2:
             raise KeyboardInterrupt
 
     folder = study / "other"
     with pytest.raises(KeyboardInterrupt):
         verified(study / "records.jsonl", folder=folder, watch=dying)
     assert len((folder / "records.jsonl").read_text().splitlines()) == 4
-    again = verified(study / "records.jsonl", folder=folder, resume=True)
-    assert again["taken"] == 4
-    assert {k: again[k] for k in ("n", "claims", "attacked", "least_room")} == {
-        k: whole[k] for k in ("n", "claims", "attacked", "least_room")
-    }
+    with pytest.raises(RunError, match="holds a check, which is not believed"):
+        verified(study / "records.jsonl", folder=folder)
+    again, believed = verified(study / "records.jsonl", folder=folder, resume=True)
+    assert believed == 4
+    for name in ("study", "n", "claims", "attacked", "third_party", "least_room"):
+        assert getattr(again, name) == getattr(whole, name)
+    found = (folder / "records.jsonl").read_text()
+    (folder / "summary.json").unlink()
+    (folder / "records.jsonl").write_text("".join(found.splitlines(keepends=True)[:3]))
+    _, believed = verified(study / "records.jsonl", folder=folder, resume=True)
+    assert believed == 2  # in whole batches
+    assert (folder / "records.jsonl").read_text() == found
