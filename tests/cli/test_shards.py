@@ -43,7 +43,10 @@ def records(run: Path) -> bytes:
     return path.read_bytes()
 
 
-@pytest.mark.parametrize(("verb", "launcher"), [("attack", True), ("spectrum", False), ("certify", True)])
+@pytest.mark.parametrize(
+    ("verb", "launcher"),
+    [("attack", True), ("spectrum", False), ("certify", True), ("smooth", False), ("sensitivity", True)],
+)
 def test_the_last_of_the_shards_prints_what_one_process_prints(
     specguard, trained, tmp_path, monkeypatch, verb, launcher
 ):
@@ -64,6 +67,8 @@ def test_the_last_of_the_shards_prints_what_one_process_prints(
     assert records(shared) == records(alone)
     if verb == "spectrum":
         assert list(shared.rglob("violin.svg"))
+    if verb == "sensitivity":
+        assert list(shared.rglob("sensitivity.svg"))
 
 
 def test_what_says_twice_which_part_to_do_is_refused(specguard, run, monkeypatch):

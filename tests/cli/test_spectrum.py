@@ -209,7 +209,7 @@ def test_every_option_reaches_the_settings_of_the_study(specguard, run, undrawn,
     specguard("spectrum", run, *HEAD, *options.split()).succeeds()
     name, expected = SETTINGS[options]
     study = read_json(only(run) / "study.json")
-    assert (study["settings"] | study["about"])[name] == expected
+    assert {**study["settings"], **study["about"], "parts": study["parts"]}[name] == expected
 
 
 def test_other_settings_go_to_another_folder(specguard, run, undrawn):
@@ -673,7 +673,9 @@ def test_directions_that_lack_a_file_are_not_drawn_under_the_labels_of_other_ima
         ended.refuses("directions")
 
 
-@pytest.mark.parametrize("file", ["records.jsonl", "summary.json", "study.json", "environment.jsonl", "timing.jsonl", ".lock"])
+@pytest.mark.parametrize(
+    "file", ["records.jsonl", "summary.json", "study.json", "environment.jsonl", "timing.jsonl", ".lock"]
+)
 def test_a_folder_in_place_of_a_file_is_one_sentence(specguard, partial, file):
     path = only(partial) / file
     path.unlink(missing_ok=True)
