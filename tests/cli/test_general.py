@@ -24,7 +24,6 @@ from specguard.cli.console import interruptible_afterwards
 from specguard.cli.train import train_command
 from specguard.models import from_run
 from specguard.nn import CERTIFIABLE, PRESETS, TEXT_PRESETS, ViT
-from specguard.records.base import Json
 from specguard.records.certificate import METHOD_NAMES
 from specguard.records.files import locked
 from specguard.records.io import read_json, read_lines, write_json
@@ -505,15 +504,15 @@ def test_a_run_killed_before_its_settings_has_the_arguments_of_one_that_was_not(
     class Death(BaseException):
         pass
 
-    real, options = run_module.write_json, ("--seed", 4, *SMALL, "--ema", 0.5)
+    real, options = run_module.write_record, ("--seed", 4, *SMALL, "--ema", 0.5)
 
-    def dying(path: Path, record: Json) -> None:
+    def dying(path: Path, record: object) -> None:
         if path.name == "run.json":
             raise Death
         real(path, record)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "write_json", dying)
+        patch.setattr(run_module, "write_record", dying)
         with pytest.raises(Death):
             specguard("train", "--run", tmp_path / "killed", *options)
     (tmp_path / "killed" / "run.json").unlink(missing_ok=True)
