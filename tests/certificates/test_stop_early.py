@@ -265,3 +265,24 @@ def test_a_planted_stage_that_forgets_what_was_proved_is_caught(cases, monkeypat
     given = certify(case.steps, case.images, case.labels, ball, ("naive", "local", "mixed"), stop_early=True)
     whole = certify(case.steps, case.images, case.labels, ball, search=False)
     assert not (given.certified >= whole.certified).all()
+
+
+def test_a_bound_that_is_not_a_number_is_none_and_leaves_its_classes_to_the_next_method(cases, monkeypatch):
+    case = cases()
+    ball = Ball("l2", case.radii[1])
+
+    def tried(*methods):
+        return certify(case.steps, case.images, case.labels, ball, methods, stop_early=True)
+
+    alone, true = tried("mixed"), type(LOCAL).upper_loss
+
+    def sick(self, problem, reach):
+        loss = true(self, problem, reach)
+        return replace(loss, total=loss.total * math.nan)
+
+    monkeypatch.setattr(type(LOCAL), "upper_loss", sick)
+    given = tried("local", "mixed")
+    assert not given.best.isnan().any()
+    assert torch.equal(given.certified, alone.certified)
+    assert torch.equal(given.asked["mixed"], alone.asked["mixed"])
+    assert given.certified.any()

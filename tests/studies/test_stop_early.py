@@ -195,7 +195,16 @@ def a_class_less(row):
     claim["classes"] = claim["classes"][1:] or [claim["classes"][0] + 1]
 
 
-@pytest.mark.parametrize("change", [too_good, a_class_less])
+def a_class_twice(row):
+    row["proved"].append(dict(row["proved"][0]))
+
+
+def the_label_too(row):
+    missing = set(range(5)) - {other for claim in row["proved"] for other in claim["classes"]}
+    row["proved"][0]["classes"] += missing
+
+
+@pytest.mark.parametrize("change", [too_good, a_class_less, a_class_twice, the_label_too])
 def test_a_forged_claim_is_found(study, change):
     records = lines(study)
     change(certified_row(records))
@@ -229,6 +238,14 @@ def test_a_third_party_that_nobody_named_is_refused(tmp_path):
     (tmp_path / "study" / "study.json").write_text(json.dumps(header))
     with pytest.raises(RunError, match=r"the record of image \d is not one of this study"):
         verified(tmp_path / "study")
+
+
+def test_a_study_that_stops_early_is_not_passed_off_as_one_that_does_not(study):
+    header = json.loads((study / "study.json").read_text())
+    header["settings"]["stop_early"] = False
+    (study / "study.json").write_text(json.dumps(header))
+    with pytest.raises(RunError, match="the record of image 0 is not one of this study"):
+        verified(study)
 
 
 def one_radius(radius: float, *methods: str) -> CertifySettings:
@@ -314,3 +331,28 @@ def test_an_image_that_is_certified_and_broken_ends_everything(tmp_path, monkeyp
     )
     with pytest.raises(SoundnessError, match=r"image 0 is certified by .* and broken at radius 0\.01"):
         start(tmp_path / "study", one_radius(0.01, *SETTINGS.methods))
+
+
+def test_a_verifier_that_is_no_proof_or_has_a_taken_name_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ConfigError, match="with a probability only, and is never mixed"):
+        start(tmp_path / "x", SETTINGS, (Oracle(deterministic=False),))
+    with pytest.raises(ConfigError, match="that name is taken"):
+        start(tmp_path / "x", SETTINGS, (Oracle(name="local"),))
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_study_within_a_budget_of_memory_is_taken_in_parts_and_is_the_same_study(complete, tmp_path, monkeypatch):
+    taken, early = [], module._Prover._early
+
+    def noted(self, batch, broken_at):
+        taken.append(len(batch.samples))
+        return early(self, batch, broken_at)
+
+    monkeypatch.setattr(module._Prover, "_early", noted)
+    known = about(model=fingerprint(model()), data="the data")
+    run_certify(model(), data(), tmp_path / "parts", SETTINGS, about=known, device=CPU, memory=300_000)
+    assert sum(taken) == len(data())
+    assert max(taken) < SETTINGS.batch
+    for whole, parts in zip(lines(complete), lines(tmp_path / "parts"), strict=True):
+        assert whole["sample"] == parts["sample"]
+        assert [row["verdict"] for row in whole["radii"]] == [row["verdict"] for row in parts["radii"]]
