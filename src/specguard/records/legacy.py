@@ -199,7 +199,9 @@ def _certificate_record(line: Json) -> Json:
 
 def _radius_record(row: Json) -> Json:
     names = {"stage": "method", "by": "method", "rivals": "classes"}
-    lists = {name: [_renamed(each, names) for each in row[name]] for name in ("stages", "proved") if name in row}
+    lists: Json = {
+        name: [_renamed(each, names) for each in row[name]] for name in ("stages", "proved") if name in row
+    }
     return {**row, **lists}
 
 
