@@ -137,8 +137,7 @@ def _work(study: Study[RecordType, Any], ledger: Ledger[RecordType], watch: Watc
         records, seconds = study.work(begin, min(begin + study.batch, len(study.labels)), tell)
         spent = max(0.0, time.perf_counter() - begun)
         timing.append([Timing(begin=begin, seconds={"total": spent, **seconds})])
-        ledger.own.append(records)
-        ledger.take(records, ledger.own.path)
+        ledger.add(records)
     watch(Progress(total, total, "done"))
 
 
