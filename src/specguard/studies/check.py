@@ -33,7 +33,7 @@ from specguard.records.store import described, file_digest
 from specguard.records.study import Pending, Study, Tell, Watcher, check_summary, complete
 from specguard.studies.counterexample import misclassified
 from specguard.studies.recheck import l2_ball, prove_again
-from specguard.studies.samples import Batch, in_order, labels_by_sample, subject
+from specguard.studies.samples import Batch, in_order, labels_by_sample, stated_subset, subject
 
 _BATCH = 20
 ATTACK = APGD(steps=50, restarts=2, loss="margin")
@@ -82,6 +82,8 @@ def run_check(
         raise SoundnessError(f"{claimed.file} is about another model: the fingerprints differ")
     if about.data != data:
         raise SoundnessError(f"{claimed.file} is about other data: the hashes differ")
+    if about.subset != stated_subset(split):
+        raise RunError(f"{claimed.file} is about other images than those that it is to be checked with")
     labels = labels_by_sample(split)
     if len(labels) < len(claimed.records):
         raise RunError(f"{claimed.file} holds {len(claimed.records)} records, and there are {len(labels)} images")

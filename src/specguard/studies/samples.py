@@ -24,7 +24,7 @@ from specguard.data import AnyData, Data, Dataset, Sentences, Split
 from specguard.errors import ConfigError, RunError
 from specguard.geometry import Ball, Norm
 from specguard.nn import TextEncoder, by_length, fingerprint, materialised, weights_fingerprint
-from specguard.records.base import About
+from specguard.records.base import About, Subset
 from specguard.records.ledger import SampleRecord
 
 Inputs = Float[Tensor, "sample *shape"]
@@ -167,8 +167,13 @@ def about_study(model: nn.Module, data: AnyData, split: Split) -> About:
         data=data.fingerprint(),
         dataset=data.name,
         n=len(split),
-        subset=split.subset.record() if isinstance(split, Dataset) and split.subset is not None else None,
+        subset=stated_subset(split),
     )
+
+
+def stated_subset(split: Split) -> Subset | None:
+    """How the images were chosen, where they are not the first of the data set."""
+    return split.subset.record() if isinstance(split, Dataset) and split.subset is not None else None
 
 
 def labels_by_sample(split: Split) -> dict[int, int]:
