@@ -20,7 +20,7 @@ Name = Annotated[str, Meta(max_length=10_000)]
 Description = dict[str, Any]  # an object of the library: its type's name and its fields, see `store.described`
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """A value on disk. Fields that are not declared are refused, and so are numbers out of range."""
 
 
@@ -106,11 +106,13 @@ def difference(old: Any, new: Any, path: str = "") -> str | None:
 
 
 def nearly_equal(one: Any, other: Any) -> bool:
-    """Whether two JSON values are the same but for the rounding of their numbers."""
+    """Whether two records, or JSON values, are the same but for the rounding of their numbers."""
+    if isinstance(one, msgspec.Struct):  # by its fields: which of them are left out on disk says nothing
+        return type(one) is type(other) and nearly_equal(*map(msgspec.structs.asdict, (one, other)))
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(nearly_equal(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(nearly_equal, one, other))
-    if isinstance(one, float) and isinstance(other, float):
+    if {type(one), type(other)} in ({float}, {float, int}):
         return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
     return type(one) is type(other) and one == other

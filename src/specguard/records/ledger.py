@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
-import msgspec
-
 from specguard.errors import RunError
 from specguard.records.base import Count, Record, nearly_equal
 from specguard.records.io import RecordFile
@@ -58,7 +56,7 @@ class Ledger(Generic[RecordType]):
             if self.labels.get(sample) != record.label or not self.fits(record):
                 raise RunError(f"{path} holds a record that does not belong to this study: image {sample}")
             known = self.records.setdefault(sample, record)
-            if known is not record and not nearly_equal(*map(msgspec.to_builtins, (known, record))):
+            if known is not record and not nearly_equal(known, record):
                 raise RunError(f"{path} holds a record that does not belong to this study: image {sample} again")
 
     def add(self, records: list[RecordType]) -> None:

@@ -107,7 +107,7 @@ def complete(
     """
     place = Place(folder, shard)
     with opened(place, study.header):
-        if not resume and any((folder / name).exists() for name in (RECORDS, SUMMARY)):
+        if not resume and any((each / name).exists() for each in place.folders() for name in (RECORDS, SUMMARY)):
             raise RunError(f"{folder} holds a check, which is not believed: resume it, or name another folder")
         ledger = Ledger(place, study.labels, study.batch, study.record, study.fits)
         ledger.read()
@@ -163,9 +163,9 @@ def _ended(study: Study[RecordType, SummaryType], ledger: Ledger[RecordType], de
 
 def check_summary(stored: Summary, expected: Summary, path: Path, apart: tuple[str, ...] = ()) -> None:
     """Refuse a stored summary that says anything else than its records do."""
-    one, other = (msgspec.to_builtins(each) for each in (stored, expected))
-    for name in one.keys() | other.keys():
-        if name not in ("seconds", "environment", *apart) and not nearly_equal(one.get(name), other.get(name)):
+    for name in type(expected).__struct_fields__:
+        same = type(stored) is type(expected) and nearly_equal(getattr(stored, name), getattr(expected, name))
+        if name not in ("seconds", "environment", *apart) and not same:
             raise RunError(f"{path} does not hold the summary of this study: {name} differs from its records")
 
 
