@@ -103,7 +103,7 @@ class _Look:
         X = layer_inputs(self.model, self.layer, images.to(self.device).double())
         if not X.isfinite().all():
             raise ConfigError(f"the input of {self.name} is not finite")
-        noise = Noise.of(torch.arange(begin, end, device=X.device), derived_seed(s.seed, "starts"))
+        noise = Noise.of(self.split.samples[begin:end].to(X.device), derived_seed(s.seed, "starts"))
         try:
             tell(0, "radii")
             rows = self._over_radii(X, noise)
