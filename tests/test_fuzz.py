@@ -27,27 +27,40 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from PIL import Image
 from scipy.io import savemat
-from specguard.studies.certified_summary import is_record as is_certificate
-from specguard.studies.shards import Ledger, Place
-from specguard.studies.spectral_summary import PartForm
-from specguard.studies.spectral_summary import is_record as is_spectrum
 
-from helpers import companions
-from helpers.sample_runs import sample_run
-from helpers.studies import model
-from specguard.attacks import PGD, Suite
+import helpers.studies
+from helpers import companions, old_runs
+from helpers.studies import CPU, STUDIES, model
+from helpers.studies import data as images_of_studies
 from specguard.cli import main
 from specguard.cli.launch import chosen_shard
-from specguard.data import Dataset, image_folder, sst2, svhn
+from specguard.data import image_folder, sst2, svhn
 from specguard.data.unpickle import read_pickle
 from specguard.errors import SpecGuardError
-from specguard.geometry import Ball
 from specguard.models import from_run, untrained
 from specguard.models.checkpoint import load_weights
+from specguard.nn import fingerprint
 from specguard.records import store as runs
-from specguard.report import read_run
-from specguard.studies import Certification, Evaluation, Shard, Spectra, certification, evaluate, spectra
-from specguard.studies import attack as run_module
+from specguard.records.attack import AttackRecord, Gallery
+from specguard.records.base import About, plain
+from specguard.records.baseline import LinearBaseline
+from specguard.records.certificate import CertificateRecord, CertifyStudy
+from specguard.records.check import CheckRecord, CheckSettings
+from specguard.records.io import RecordFile, read_lines, read_record
+from specguard.records.legacy import (
+    OLD_STUDIES,
+    old_records,
+    read_certificates,
+    read_study,
+    read_summary,
+    study_records,
+)
+from specguard.records.sensitivity import SensitivityRecord
+from specguard.records.smoothing import SmoothRecord
+from specguard.records.spectrum import SpectrumRecord
+from specguard.records.study import Timing
+from specguard.records.training import EpochRecord
+from specguard.studies import checked_study, run_check
 from specguard.train.state import TrainingState
 
 CASES = int(os.environ.get("SPECGUARD_FUZZ", "40"))
@@ -127,14 +140,40 @@ class Reader:
     parse: Callable[[Path], object]
 
 
-def data() -> Dataset:
-    images = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(4))
-    return Dataset(images, torch.tensor([0, 1, 4]))
-
-
-EVALUATION = Evaluation(Suite((("pgd", PGD(steps=1)),)), (Ball("l2", 0.1),), batch=2, diagnose=False)
-CERTIFICATION = Certification((0.01,), families=("local",), search=False, attack=PGD(steps=1), batch=2)
-FORMS = {"head": PartForm("head", "map", 1, False)}
+RECORDS: dict[str, Any] = {
+    "attack": AttackRecord,
+    "spectrum": SpectrumRecord,
+    "certify": CertificateRecord,
+    "stop early": CertificateRecord,
+    "smooth": SmoothRecord,
+    "sensitivity": SensitivityRecord,
+    "check": CheckRecord,
+}
+OLD_RECORDS: dict[str, Any] = {
+    "attack": AttackRecord,
+    "cascade of attacks": AttackRecord,
+    "certify": CertificateRecord,
+    "cascade": CertificateRecord,
+    "spectrum": SpectrumRecord,
+    "smooth": SmoothRecord,
+    "check": CheckRecord,
+}
+CERTIFIED = "certify"
+PICTURES = {
+    "pictures": [
+        {
+            "sample": 3,
+            "attack": "pgd",
+            "norm": "l2",
+            "radius": 0.1,
+            "distance": 0.05,
+            "label": "a",
+            "predicted": "b",
+            "confidence": [0.9, 0.6],
+        }
+    ]
+}
+BASELINE = Path(__file__).parent.parent / "recipes" / "digits_certified" / "linear.json"
 
 
 @pytest.fixture(scope="module")
@@ -146,10 +185,13 @@ def made(tmp_path_factory) -> Path:
 def originals(folder: Path) -> Path:
     """A file of every kind, as the package writes it."""
     os.environ["SPECGUARD_COMMIT"] = "test"
-    about: dict[str, Any] = {"identity": {}, "device": torch.device("cpu")}
-    evaluate(model(), data(), tuple("abcde"), folder / "attack", EVALUATION, **about)
-    spectra(model(), data(), folder / "spectrum", Spectra("head", most=3, batch=2), **about)
-    certification(model(), data(), folder / "certify", CERTIFICATION, **about)
+    known = About(model=fingerprint(model()), data="def", dataset="noise", n=11)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(helpers.studies.ABOUT, "about", known)
+        for name, study in STUDIES.items():
+            study(folder / name)
+    checked(folder, folder / "check")
+    old(folder)
     companions.trained(folder, "everything")
     torch.save({"state_dict": model().state_dict()}, folder / "weights.pt")
     matrix = {"data": np.zeros((3, 3072), np.uint8), "labels": [0, 1, 2], "filenames": ["a.png"] * 3}
@@ -157,10 +199,29 @@ def originals(folder: Path) -> Path:
     savemat(folder / "x.mat", {"X": np.zeros((4, 4, 3, 2), np.uint8), "y": np.array([[1], [10]], np.uint8)})
     torch.save(model().state_dict(), folder / "weights.pth", _use_new_zipfile_serialization=False)
     (folder / "train.tsv").write_bytes(b"sentence\tlabel\na good film\t1\nnot a good one\t0\n")
-    sample_run(folder / "reported", n=20)
     for suffix in ("png", "jpg", "webp", "bmp", "ppm"):
         Image.new("RGB", (5, 4), (9, 99, 199)).save(folder / f"picture.{suffix}")
     return folder
+
+
+def checked(source: Path, folder: Path, **options: bool) -> object:
+    """The check of the certificates, at a place of its own."""
+    return run_check(
+        checked_study(source / CERTIFIED / "records.jsonl"),
+        model(),
+        images_of_studies(),
+        folder,
+        data="def",
+        device=CPU,
+        settings=CheckSettings(),
+        **options,
+    )
+
+
+def old(folder: Path) -> None:
+    """Studies as versions before 0.2 have left them."""
+    for name in old_runs.STUDIES:
+        old_runs.write(name, folder / "old" / name)
 
 
 def lines(path: Path) -> st.SearchStrategy[bytes]:
@@ -172,21 +233,99 @@ def document(path: Path) -> st.SearchStrategy[bytes]:
     return changed_json([json.loads(path.read_bytes())]) | changed_bytes(path.read_bytes())
 
 
-def attack_records(folder: Path) -> object:
-    return run_module._State(Place(folder, Shard()), data(), EVALUATION).merged()
+def beside(name: str, folder: Path) -> Path:
+    """A study of which one file is that of a stranger, which lies in `folder`, and the others are the originals."""
+    place = shutil.copytree(ORIGINALS / name, folder / "study")
+    for path in [path for path in folder.iterdir() if path.is_file()]:
+        shutil.copy(path, place / path.name)
+    return place
 
 
-def spectrum_records(folder: Path) -> object:
-    ledger = Ledger(
-        Place(folder, Shard()), range(3), 2, lambda record, i: is_spectrum(record, i, int(data().labels[i]), FORMS)
-    )
-    return ledger.missing()
+def continued(name: str, without: tuple[str, ...]) -> Callable[[Path], object]:
+    """Who goes on with a study in which a stranger has changed a file: `without` these, so that it is read."""
+
+    def parse(folder: Path) -> object:
+        place = beside(name, folder)
+        for file in without:
+            (place / file).unlink()
+        if name == "check":
+            return checked(ORIGINALS, place, resume=True)
+        with pytest.MonkeyPatch.context() as patch:
+            known = About(model=fingerprint(model()), data="def", dataset="noise", n=11)
+            patch.setitem(helpers.studies.ABOUT, "about", known)
+            return STUDIES[name](place)
+
+    return parse
+
+
+def written_again(value: Any) -> object:
+    """What has been read can be written, and read again."""
+    again = [plain(each) for each in value] if isinstance(value, list) else plain(value)
+    return json.dumps(again, allow_nan=False)
+
+
+def of_a_study(name: str) -> dict[str, Reader]:
+    """Every file of a study, as it is read on its own and by the study itself."""
+    at = lambda file: ORIGINALS / name / file  # noqa: E731
+    kind = RECORDS[name]
+    return {
+        f"study.json of {name}": Reader(
+            lambda: document(at("study.json")),
+            "study.json",
+            lambda folder: written_again(read_study(folder)),
+        ),
+        f"summary.json of {name}": Reader(
+            lambda: document(at("summary.json")),
+            "summary.json",
+            lambda folder: written_again(read_summary(folder / "summary.json")),
+        ),
+        f"records.jsonl of {name}": Reader(
+            lambda: lines(at("records.jsonl")),
+            "records.jsonl",
+            lambda folder: written_again(RecordFile(folder / "records.jsonl", kind).read()),
+        ),
+        f"records.jsonl of {name}, continued": Reader(
+            lambda: lines(at("records.jsonl")), "records.jsonl", continued(name, ("summary.json",))
+        ),
+        f"summary.json of {name}, continued": Reader(
+            lambda: document(at("summary.json")), "summary.json", continued(name, ())
+        ),
+    }
+
+
+def with_study_beside(name: str, parse: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda folder: parse(beside(name, folder))
 
 
 def certificates(folder: Path) -> object:
-    labels = data().labels.tolist()
-    fits = lambda record, i: is_certificate(record, i, labels[i], (0.01,), ("local",))  # noqa: E731
-    return Ledger(Place(folder, Shard()), range(3), 2, fits).missing()
+    study, records = read_certificates(folder / "records.jsonl")
+    assert isinstance(study, CertifyStudy)
+    return written_again(list(records))
+
+
+def of_an_old_study(name: str) -> dict[str, Reader]:
+    """Every file of a study of an earlier version."""
+    at = lambda file: ORIGINALS / "old" / name / file  # noqa: E731
+    readers = {
+        f"{file} of an old {name}": Reader(
+            lambda file=file: document(at(file)), file, lambda folder: written_again(read_study(folder))
+        )
+        for file in old_runs.STUDIES[name]
+        if file in OLD_STUDIES
+    }
+    if "summary.json" in old_runs.STUDIES[name]:
+        readers[f"summary.json of an old {name}"] = Reader(
+            lambda: document(at("summary.json")),
+            "summary.json",
+            lambda folder: written_again(read_summary(folder / "summary.json")),
+        )
+    if "records.jsonl" in old_runs.STUDIES[name]:
+        readers[f"records.jsonl of an old {name}"] = Reader(
+            lambda: lines(at("records.jsonl")),
+            "records.jsonl",
+            lambda folder: written_again(list(old_records(folder / "records.jsonl", OLD_RECORDS[name]))),
+        )
+    return readers
 
 
 def checkpoint(folder: Path) -> None:
@@ -234,26 +373,87 @@ def sentences(folder: Path) -> object:
 def reported(place: str) -> Reader:
     """A report says what is wrong with a file of a run, and what is right; it never ends with an error."""
 
+    @cache
+    def sample(folder: Path) -> Path:
+        from helpers.sample_runs import sample_run
+
+        return sample_run(folder / "reported", n=20)
+
     def parse(folder: Path) -> object:
+        from specguard.report import read_run
+
         (file,) = folder.iterdir()
-        shutil.copytree(ORIGINALS / "reported", folder / "run")
+        shutil.copytree(sample(ORIGINALS), folder / "run")
         shutil.move(file, folder / "run" / place)
         return read_run(folder / "run", "a")
 
-    source = lambda: (lines if place.endswith(".jsonl") else document)(ORIGINALS / "reported" / place)  # noqa: E731
-    changed = lambda: changed_bytes((ORIGINALS / "reported" / place).read_bytes())  # noqa: E731
+    source = lambda: (lines if place.endswith(".jsonl") else document)(sample(ORIGINALS) / place)  # noqa: E731
+    changed = lambda: changed_bytes((sample(ORIGINALS) / place).read_bytes())  # noqa: E731
     return Reader(changed if place.endswith(".safetensors") else source, Path(place).name, parse)
 
 
 ORIGINALS = Path()  # set below, once the files are there
 READERS: dict[str, Reader] = {
-    "records of an attack": Reader(
-        lambda: lines(ORIGINALS / "attack" / "records.jsonl"), "records.jsonl", attack_records
+    **{kind: reader for name in RECORDS for kind, reader in of_a_study(name).items()},
+    **{kind: reader for name in old_runs.STUDIES for kind, reader in of_an_old_study(name).items()},
+    "certificates": Reader(
+        lambda: lines(ORIGINALS / CERTIFIED / "records.jsonl"),
+        "records.jsonl",
+        with_study_beside(CERTIFIED, certificates),
     ),
-    "records of a spectrum": Reader(
-        lambda: lines(ORIGINALS / "spectrum" / "records.jsonl"), "records.jsonl", spectrum_records
+    "certificates that are checked": Reader(
+        lambda: lines(ORIGINALS / CERTIFIED / "records.jsonl"),
+        "records.jsonl",
+        with_study_beside(CERTIFIED, lambda folder: checked(folder.parent, folder.parent / "checked")),
     ),
-    "certificates": Reader(lambda: lines(ORIGINALS / "certify" / "records.jsonl"), "records.jsonl", certificates),
+    "records of any version": Reader(
+        lambda: lines(ORIGINALS / "attack" / "records.jsonl"),
+        "records.jsonl",
+        with_study_beside("attack", lambda folder: written_again(list(study_records(folder, AttackRecord)))),
+    ),
+    "timing.jsonl": Reader(
+        lambda: lines(ORIGINALS / "attack" / "timing.jsonl"),
+        "timing.jsonl",
+        lambda folder: written_again(RecordFile(folder / "timing.jsonl", Timing).read()),
+    ),
+    "timing.jsonl, continued": Reader(
+        lambda: lines(ORIGINALS / "attack" / "timing.jsonl"),
+        "timing.jsonl",
+        continued("attack", ("summary.json",)),
+    ),
+    "environment.jsonl, continued": Reader(
+        lambda: lines(ORIGINALS / "attack" / "environment.jsonl"),
+        "environment.jsonl",
+        continued("attack", ("summary.json",)),
+    ),
+    "study.json, continued": Reader(
+        lambda: document(ORIGINALS / "attack" / "study.json"), "study.json", continued("attack", ())
+    ),
+    "a gallery": Reader(
+        lambda: changed_json([PICTURES]),
+        "pictures.json",
+        lambda folder: written_again(read_record(folder / "pictures.json", Gallery)),
+    ),
+    "a linear baseline": Reader(
+        lambda: document(BASELINE),
+        "linear.json",
+        lambda folder: written_again(read_record(folder / "linear.json", LinearBaseline)),
+    ),
+    "epochs": Reader(
+        lambda: lines(ORIGINALS / "everything" / "metrics.jsonl"),
+        "metrics.jsonl",
+        lambda folder: RecordFile(folder / "metrics.jsonl", EpochRecord).read(),
+    ),
+    "lines": Reader(
+        lambda: lines(ORIGINALS / "attack" / "records.jsonl"),
+        "x.jsonl",
+        lambda folder: read_lines(folder / "x.jsonl"),
+    ),
+    "result.json": Reader(
+        lambda: document(ORIGINALS / "everything" / "result.json"),
+        "result.json",
+        lambda folder: read_summary(folder / "result.json"),
+    ),
     "json": Reader(
         lambda: document(ORIGINALS / "everything" / "run.json") | st.binary(max_size=20),
         "x.json",

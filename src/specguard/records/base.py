@@ -82,7 +82,7 @@ def convert(value: object, kind: Any, what: object) -> Any:
     """A JSON value as a record of `kind`; what does not fit is one sentence about `what`."""
     try:
         return msgspec.convert(value, type=kind)
-    except (msgspec.ValidationError, ConfigError, UnicodeError, RecursionError) as error:  # half a surrogate pair
+    except (msgspec.ValidationError, ConfigError, RecursionError, UnicodeError, OverflowError) as error:
         raise RunError(f"{what} is not as it should be: {sentence(error)}") from error
 
 
