@@ -105,14 +105,14 @@ class RadiusRecord(Record, frozen=True, omit_defaults=True):
 class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What the largest certified radius rests on: radii at all layers, and what the closest margin loses where.
 
-    `lower` bounds the margin over every class, None at the label itself.
+    `lower` bounds the margin over every class, None at the label itself; earlier versions did not keep it.
     """
 
     radius: Size
     other_class: Count
     margin: Finite
     loss: Size
-    lower: tuple[Finite | None, ...] = ()
+    lower: tuple[Finite | None, ...] | None = None
     radii: dict[Name, Size]
     terms: dict[Name, Size]
 

@@ -127,7 +127,7 @@ def _same_proof(image: Image, method: MethodName, stored: Proof, agree: Agree) -
 
 def _same_bounds(image: Image, method: MethodName, stored: Proof, falls: Array, agree: Agree) -> int:
     """The bounds on the margins of all classes, nothing at the label, if a record has them."""
-    if not stored.lower:
+    if stored.lower is None:
         return 0
     claimed = stored.lower
     agree(f"the proof of {method} has another number of classes", len(claimed) == len(image.output))
