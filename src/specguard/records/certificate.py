@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
+from msgspec import UNSET, UnsetType
+
 from specguard.errors import ConfigError
 from specguard.records.accuracy import Accuracy
 from specguard.records.base import About, Count, Description, Finite, Name, Norm, Record, Seed, Size
@@ -112,7 +114,7 @@ class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
     other_class: Count
     margin: Finite
     loss: Size
-    lower: tuple[Finite | None, ...] | None = None
+    lower: tuple[Finite | None, ...] | UnsetType = UNSET
     radii: dict[Name, Size]
     terms: dict[Name, Size]
 
