@@ -6,9 +6,8 @@ import json
 import math
 import os
 import shutil
-import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace as changed_config
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from specguard.studies.spectral_summary import path_of, spectral_summary, spread
+from msgspec.structs import replace
 from torch import Tensor
 from torch.func import jacrev
 
@@ -25,21 +24,25 @@ from specguard.data import Dataset
 from specguard.errors import ConfigError, RunError, SpecGuardError
 from specguard.geometry import Ball
 from specguard.nn import ViT, ViTConfig, explicit
+from specguard.records import io, ledger
 from specguard.records import store as runs
+from specguard.records.base import About, BallRecord, plain
+from specguard.records.spectrum import SpectrumRecord, SpectrumSettings, SpectrumSummary, path_of, summarize
+from specguard.records.study import Progress
 from specguard.spectrum import part_names
-from specguard.studies import Progress, Spectra, shards, spectra
+from specguard.studies import run_spectrum
+from specguard.studies import spectrum as module
 
-module = sys.modules[spectra.__module__]  # the package's own name for it is the function's
 CPU = torch.device("cpu")
 CONFIG = ViTConfig(
     image=4, patch=2, channels=1, classes=5, dim=6, depth=2, heads=2, mlp_ratio=2.0, mean=(0.4,), std=(0.3,)
 )
-IDENTITY = {"model": "abc", "data": "def", "dataset": "noise"}
 COUNT = 5  # in batches of 2, 2 and 1
+ABOUT = {"model": "abc", "data": "def", "dataset": "noise"}
 # The image has 16 entries and the tokens 30: row_column is there for the embedding and the network only.
-SETTINGS = Spectra(top=2, dense=20, ball=Ball("l2", 0.1), directions=3, batch=2, seed=1)
+SETTINGS = SpectrumSettings(top=2, dense=20, ball=BallRecord(norm="l2", radius=0.1), directions=3, batch=2, seed=1)
 EXACT = replace(SETTINGS, tolerance=1e-9, precision="float64", dense=30, directions=5)
-QUICK = replace(SETTINGS, wanted="blocks.0,head", top=1, most=2)  # to be killed often; its attack is short, too
+QUICK = replace(SETTINGS, parts="blocks.0,head", top=1, most=2)  # to be killed often; its attack is short, too
 
 
 class Death(BaseException):
@@ -63,26 +66,33 @@ def data() -> Dataset:
 
 def start(
     folder: Path,
-    settings: Spectra,
+    settings: SpectrumSettings,
     *,
     model: ViT | None = None,
-    identity: dict[str, Any] = IDENTITY,
+    about: dict[str, Any] = ABOUT,
     split: Dataset | None = None,
     untrained: ViT | None = None,
     watch: Callable[[Progress], None] = lambda progress: None,
-) -> dict[str, Any]:
+) -> SpectrumSummary:
     """What a new process does."""
     with pytest.MonkeyPatch.context() as patch:
         if settings.most == QUICK.most:
             patch.setattr(module, "PGD", lambda steps, leave: PGD(steps=1, leave=leave))
-        return spectra(
-            model or made(), split or data(), folder, settings,
-            identity=identity, device=CPU, untrained=untrained, watch=watch,
+        split = split or data()
+        found = run_spectrum(
+            model or made(), split, folder, settings,
+            about=About(**about, n=len(split)), device=CPU, untrained=untrained, watch=watch,
         )  # fmt: skip
+        assert isinstance(found, SpectrumSummary)
+        return found
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    return runs.read_lines(folder / "records.jsonl")
+    return io.read_lines(folder / "records.jsonl")
+
+
+def typed(folder: Path) -> list[SpectrumRecord]:
+    return list(io.each_record(folder / "records.jsonl", SpectrumRecord))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -92,9 +102,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def outcome(folder: Path) -> dict[str, bytes]:
     """All that may not depend on how often the study was killed."""
-    found = {n: c for n, c in contents(folder).items() if n != "environment.jsonl" and not n.endswith(".draft")}
+    apart = ("environment.jsonl", "timing.jsonl")
+    found = {n: c for n, c in contents(folder).items() if n not in apart and not n.endswith(".draft")}
     summary = json.loads(found["summary.json"])
-    del summary["environment"]
+    del summary["environment"], summary["seconds"]
     return found | {"summary.json": json.dumps(summary).encode()}
 
 
@@ -105,11 +116,11 @@ def quick(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Callable[[Spectra], Path]:
+def finished(tmp_path_factory) -> Callable[[SpectrumSettings], Path]:
     """The folder of a study that was never killed."""
 
     @cache
-    def of(settings: Spectra) -> Path:
+    def of(settings: SpectrumSettings) -> Path:
         folder = tmp_path_factory.mktemp("finished") / "study"
         start(folder, settings)
         return folder
@@ -117,7 +128,7 @@ def finished(tmp_path_factory) -> Callable[[Spectra], Path]:
     return of
 
 
-def difference(folder: Path, expected: dict[str, bytes], settings: Spectra = QUICK) -> str | None:
+def difference(folder: Path, expected: dict[str, bytes], settings: SpectrumSettings = QUICK) -> str | None:
     """Continue in `folder`; what then differs from an uninterrupted study, or the error that it ends with."""
     try:
         start(folder, settings)
@@ -142,14 +153,19 @@ def one_sentence(error: BaseException, *named: object) -> None:
 class Dense:
     """Everything a study says of the exact settings, by whole matrices in float64 and the model's own layers."""
 
-    def __init__(self, settings: Spectra) -> None:
+    def __init__(self, settings: SpectrumSettings) -> None:
         self.model = explicit(made().double())
         self.images = data().images.double()
         ids = torch.arange(COUNT)
         attack = PGD(steps=20, leave=False)
         found = [
             attack(
-                made().double(), self.images[some], data().labels[some], settings.ball, ids=some, seed=settings.seed
+                made().double(),
+                self.images[some],
+                data().labels[some],
+                Ball(settings.ball.norm, settings.ball.radius),
+                ids=some,
+                seed=settings.seed,
             )
             for some in ids.split(settings.batch)
         ]
@@ -271,7 +287,7 @@ def test_the_summary_is_what_whole_matrices_say(finished, exact):
 
 
 def test_the_weights_of_the_summary_are_the_svd_of_both_models(tmp_path):
-    found = start(tmp_path, QUICK, untrained=made(scale=0.1))["weights"]
+    found = plain(start(tmp_path, QUICK, untrained=made(scale=0.1)).weights)
     for key, model in (("after", made()), ("before", made(scale=0.1))):
         rows = {(row["layer"], row["kind"]): row["sigma"] for row in found[key]}
         assert len(rows) == len(found[key]) == 2 * 6 + 2
@@ -289,11 +305,17 @@ def test_without_the_untrained_model_there_is_nothing_to_compare_with(finished):
 def test_the_summary_is_a_function_of_the_records_on_disk(finished):
     folder = finished(SETTINGS)
     found = runs.read_json(folder / "summary.json")
-    again = json.loads(json.dumps(spectral_summary(records(folder), list(NAMES))))
-    assert {key: found[key] for key in again} == again
-    assert found["settings"] == runs.read_json(folder / "spectrum.json")
-    assert found["settings"].items() >= {**IDENTITY, "n": COUNT, "top": 2, "ball": asdict(SETTINGS.ball)}.items()
-    assert len(runs.read_lines(folder / "environment.jsonl")) == 1
+    study = io.read_record(folder / "summary.json", SpectrumSummary).study
+    again = plain(summarize(typed(folder), study))
+    apart = ("weights", "seconds", "environment")
+    assert {key: found[key] for key in found if key not in apart} == {
+        key: again[key] for key in again if key not in apart
+    }
+    assert found["study"] == runs.read_json(folder / "study.json")
+    assert found["study"]["about"] == {**ABOUT, "n": COUNT}
+    assert found["study"]["settings"].items() >= {"top": 2, "ball": plain(SETTINGS.ball)}.items()
+    assert len(io.read_lines(folder / "environment.jsonl")) == 1
+    assert [line["begin"] for line in io.read_lines(folder / "timing.jsonl")] == [0, 2, 4]
 
 
 def test_single_precision_is_within_the_tolerance_of_double(finished):
@@ -306,7 +328,7 @@ def test_single_precision_is_within_the_tolerance_of_double(finished):
 
 
 def test_what_is_said_of_a_part_does_not_depend_on_which_others_are_looked_at(tmp_path, finished):
-    start(tmp_path, replace(SETTINGS, wanted="blocks.1.mlp,network"))
+    start(tmp_path, replace(SETTINGS, parts="blocks.1.mlp,network"))
     for some, whole in zip(records(tmp_path), records(finished(SETTINGS)), strict=True):
         assert some["parts"] == {name: whole["parts"][name] for name in ("blocks.1.mlp", "network")}
     assert "exponent" not in runs.read_json(tmp_path / "summary.json")
@@ -321,7 +343,7 @@ def test_pixels_stored_as_bytes_are_looked_at_in_0_to_1(tmp_path):
 
 @pytest.mark.parametrize("batch", [2, 50])
 def test_how_images_are_put_together_changes_nothing_beyond_the_tolerance(tmp_path, finished, batch):
-    start(tmp_path, replace(EXACT, batch=batch, wanted="blocks.1,network", directions=0))
+    start(tmp_path, replace(EXACT, batch=batch, parts="blocks.1,network", directions=0))
     for one, other in zip(records(tmp_path), records(finished(EXACT)), strict=True):
         for name in ("blocks.1", "network"):
             assert one["parts"][name]["sigma"] == pytest.approx(other["parts"][name]["sigma"], rel=1e-6)
@@ -338,7 +360,7 @@ def test_a_row_column_bound_is_there_only_for_parts_that_are_small_enough(finish
 
 
 def test_more_values_than_there_are_are_as_many_as_there_are(tmp_path):
-    start(tmp_path, replace(EXACT, wanted="head,network,embedding", top=20, batch=4, directions=0))
+    start(tmp_path, replace(EXACT, parts="head,network,embedding", top=20, batch=4, directions=0))
     for record in records(tmp_path):
         assert {n: len(p["sigma"]) for n, p in record["parts"].items()} == {
             "embedding": 16,
@@ -351,12 +373,12 @@ def test_more_values_than_there_are_are_as_many_as_there_are(tmp_path):
 
 def test_values_that_did_not_converge_are_counted(tmp_path):
     found = start(tmp_path, replace(SETTINGS, most=1, tolerance=1e-6, directions=0))
-    for part in found["parts"]:
-        rows = [record["parts"][part["name"]] for record in records(tmp_path)]
-        assert part["unconverged"] == sum(not row["converged"] for row in rows)
+    for part in found.parts:
+        rows = [record["parts"][part.name] for record in records(tmp_path)]
+        assert part.unconverged == sum(not row["converged"] for row in rows)
         for row in rows:
             assert row["converged"] == all(r <= 1e-6 * row["sigma"][0] for r in row["residual"])
-    assert sum(part["unconverged"] for part in found["parts"]) > COUNT
+    assert sum(part.unconverged for part in found.parts) > COUNT
 
 
 def test_a_step_that_did_not_converge_is_counted_too(tmp_path, monkeypatch):
@@ -372,32 +394,13 @@ def test_a_step_that_did_not_converge_is_counted_too(tmp_path, monkeypatch):
     for most in (3, 5, 8):
         calls.clear()
         folder = tmp_path / str(most)
-        summary = start(folder, replace(EXACT, wanted="block", top=1, most=most, tolerance=1e-2, directions=0))
+        summary = start(folder, replace(EXACT, parts="block", top=1, most=most, tolerance=1e-2, directions=0))
         pairs = list(zip(calls[::2], calls[1::2], strict=True))
         either = sum(int((~(values & steps)).sum()) for values, steps in pairs)
-        assert sum(part["unconverged"] for part in summary["parts"]) == either, f"most={most}"
+        assert sum(part.unconverged for part in summary.parts) == either, f"most={most}"
 
 
 # The laws of the path ----------------------------------------------------------------------------------------
-
-
-def rows(*blocks: tuple[float, float, float, float]) -> dict[str, Any]:
-    keys = ("sigma", "step", "entering", "leaving")
-    named = {f"blocks.{i}": dict(zip(keys, block, strict=True)) for i, block in enumerate(blocks)}
-    return {"parts": {name: part | {"sigma": [part["sigma"]]} for name, part in named.items()}}
-
-
-def test_the_path_of_blocks_by_hand():
-    record = rows((2.0, 2.5, 0.5, 1.0), (3.0, 4.0, 1.0, 3.0))
-    found = path_of(record, ["blocks.0", "blocks.1"])
-    assert found == pytest.approx({"exponent": 5.0, "log_product": math.log(10), "growth": math.log(6)})
-
-
-def test_a_path_that_nothing_enters_has_no_growth_and_is_left_out():
-    found = path_of(rows((2.0, 2.5, 0.0, 0.0)), ["blocks.0"])
-    assert math.isnan(found["growth"])
-    assert spread([found["growth"], 1.0, 3.0])["n"] == 2
-    assert spread([math.nan, math.inf]) == {"n": 0, "mean": None, "std": None, "quantiles": None}
 
 
 @pytest.mark.parametrize("local", [0, 1])
@@ -406,17 +409,17 @@ def test_a_tiny_perturbation_grows_no_more_than_the_steps_and_these_no_more_than
     tmp_path, wanted, local
 ):
     """The first-order law, of whichever blocks were looked at."""
-    model = made(replace(CONFIG, depth=3 + local, local_blocks=local))
+    model = made(changed_config(CONFIG, depth=3 + local, local_blocks=local))
     with torch.no_grad():
         for parameter in model.blocks[1].parameters():
             parameter.mul_(3)
         for name in (0, 2):
             for parameter in model.blocks[name].parameters():
                 parameter.mul_(0.2)
-    settings = replace(EXACT, wanted=wanted, ball=Ball("l2", 1e-6), batch=5, dense=0, directions=0, top=1)
+    settings = replace(EXACT, parts=wanted, ball=BallRecord(norm="l2", radius=1e-6), batch=5, dense=0, directions=0, top=1)
     start(tmp_path, settings, model=model)
     blocks = [n for n, p in records(tmp_path)[0]["parts"].items() if p["group"] == "block"]
-    for record in records(tmp_path):
+    for record in typed(tmp_path):
         found = path_of(record, blocks)
         assert found["growth"] <= found["log_product"] + 1e-4
         assert found["log_product"] <= found["exponent"] + 1e-9
@@ -434,9 +437,9 @@ def test_each_part_leaves_what_the_next_one_is_entered_by(finished):
 
 
 def test_without_a_perturbation_there_is_no_growth(tmp_path):
-    found = start(tmp_path, replace(SETTINGS, wanted="block", ball=Ball("linf", 0.0), directions=0))
-    assert found["growth"]["n"] == 0
-    assert found["exponent"]["n"] == COUNT
+    found = start(tmp_path, replace(SETTINGS, parts="block", ball=BallRecord(norm="linf", radius=0.0), directions=0))
+    assert found.growth.n == 0
+    assert found.exponent.n == COUNT
 
 
 # Directions --------------------------------------------------------------------------------------------------
@@ -488,7 +491,7 @@ def test_a_direction_has_length_one_however_small_the_derivative_is(tmp_path):
     model = made()
     with torch.no_grad():
         model.patches.map.weight.mul_(1e-25)
-    start(tmp_path, replace(QUICK, wanted="blocks.0"), model=model)
+    start(tmp_path, replace(QUICK, parts="blocks.0"), model=model)
     found = stored_directions(tmp_path)["blocks.0"]
     torch.testing.assert_close(found.flatten(1).norm(dim=1), torch.ones(3), rtol=0, atol=1e-4)
 
@@ -519,9 +522,9 @@ def test_a_study_leaves_the_libraries_of_the_device_as_fast_and_deterministic_as
 def test_a_watcher_is_told_of_every_part_of_every_batch(tmp_path):
     told: list[Progress] = []
     start(tmp_path, QUICK, watch=told.append)
-    assert [p.done for p in told] == list(range(7))
+    assert [p.done for p in told] == [0, 0, 1, 2, 2, 3, 4, 4, 5, 6]
     assert {p.total for p in told} == {6}
-    assert [p.doing for p in told] == ["blocks.0", "head"] * 3 + ["done"]
+    assert [p.doing for p in told] == ["working", "blocks.0", "head"] * 3 + ["done"]
 
 
 @pytest.mark.parametrize(
@@ -541,7 +544,7 @@ def test_settings_that_make_no_sense_are_refused(change):
 
 def test_a_part_that_the_model_lacks_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(ConfigError) as caught:
-        start(tmp_path / "study", replace(QUICK, wanted="blocks.7"))
+        start(tmp_path / "study", replace(QUICK, parts="blocks.7"))
     one_sentence(caught.value, "blocks.7")
     assert not (tmp_path / "study").exists()
 
@@ -569,7 +572,7 @@ def test_a_model_whose_numbers_are_not_finite_is_refused_with_one_sentence_or_lo
     except SpecGuardError as error:
         one_sentence(error)
     else:
-        json.dumps(found, allow_nan=False)
+        assert io.read_record(tmp_path / "summary.json", SpectrumSummary) == found
         assert len(records(tmp_path)) == COUNT
 
 
@@ -592,7 +595,7 @@ def test_a_study_killed_before_any_part_ends_like_an_uninterrupted_one(tmp_path,
             found[call] = difference(folder, expected)
         else:
             break
-    assert found == dict.fromkeys(range(1, 8))
+    assert found == dict.fromkeys(range(1, 11))
 
 
 def test_a_study_killed_again_and_again_ends_like_an_uninterrupted_one(tmp_path, finished):
@@ -607,7 +610,7 @@ def test_a_study_killed_again_and_again_ends_like_an_uninterrupted_one(tmp_path,
         with pytest.raises(Death):
             start(tmp_path / "study", QUICK, watch=watch)
     start(tmp_path / "study", QUICK, watch=watch)
-    assert len(runs.read_lines(tmp_path / "study" / "environment.jsonl")) == 8
+    assert len(io.read_lines(tmp_path / "study" / "environment.jsonl")) == 8
     assert outcome(tmp_path / "study") == outcome(finished(QUICK))
 
 
@@ -620,7 +623,7 @@ def test_a_resumed_study_does_not_look_again_at_what_is_recorded(tmp_path):
     with pytest.raises(Death):
         start(tmp_path, QUICK, watch=stop)
     start(tmp_path, QUICK, watch=told.append)
-    assert [p.done for p in told] == [4, 5, 6]
+    assert [p.done for p in told] == [4, 4, 5, 6]
 
 
 def unfinished(folder: Path, source: Path, content: bytes) -> Path:
@@ -653,7 +656,7 @@ def test_a_planted_study_that_keeps_half_a_batch_is_noticed(tmp_path, finished, 
     """The start of the iteration belongs to the batch: its rest alone would end with other digits."""
     lines = (finished(QUICK) / "records.jsonl").read_bytes().splitlines(keepends=True)
     folder = unfinished(tmp_path / "study", finished(QUICK), b"".join(lines[:3]))
-    monkeypatch.setattr(shards.Ledger, "_whole", lambda ledger, begin: begin in ledger.records)
+    monkeypatch.setattr(ledger.Ledger, "whole", lambda known, begin: begin in known.records)
     assert difference(folder, outcome(finished(QUICK))) is not None
 
 
@@ -747,7 +750,7 @@ def test_a_finished_study_is_returned_as_it_is(complete):
     def watch(progress: Progress) -> None:
         raise AssertionError("something was looked at")
 
-    assert start(complete, QUICK, watch=watch) == runs.read_json(complete / "summary.json")
+    assert start(complete, QUICK, watch=watch) == io.read_record(complete / "summary.json", SpectrumSummary)
     assert contents(complete) == before
 
 
@@ -756,8 +759,8 @@ OTHER = {
     "batch": ({"batch": 5}, "batch: 2 before, 5 now"),
     "top": ({"top": 2}, "top: 1 before, 2 now"),
     "precision": ({"precision": "float64"}, 'precision: "float32" before, "float64" now'),
-    "ball": ({"ball": Ball("linf", 0.1)}, "ball.norm: "),
-    "wanted": ({"wanted": "head,block"}, "parts: "),
+    "ball": ({"ball": BallRecord(norm="linf", radius=0.1)}, "ball.norm: "),
+    "parts": ({"parts": "head,block"}, "parts: "),
     "directions": ({"directions": 5}, "directions: 3 before, 5 now"),
     "tolerance": ({"tolerance": 1e-2}, "tolerance: 0.001 before, 0.01 now"),
 }
@@ -780,8 +783,8 @@ def test_a_folder_with_other_settings_is_refused_by_the_difference_and_left_alon
 def test_a_folder_of_another_model_or_other_data_is_refused(complete, change):
     (key,) = change
     with pytest.raises(RunError) as caught:
-        start(complete, QUICK, identity=IDENTITY | change)
-    one_sentence(caught.value, f'{key}: "{IDENTITY[key]}" before, "{change[key]}" now')
+        start(complete, QUICK, about=ABOUT | change)
+    one_sentence(caught.value, f'{key}: "{ABOUT[key]}" before, "{change[key]}" now')
 
 
 def test_a_folder_of_more_or_fewer_images_is_refused(complete):
@@ -889,7 +892,7 @@ def test_more_records_than_images_are_refused(tmp_path, finished):
     one_sentence(caught.value, folder / "records.jsonl")
 
 
-@pytest.mark.parametrize("file", ["spectrum.json", "summary.json", "environment.jsonl"])
+@pytest.mark.parametrize("file", ["study.json", "summary.json", "environment.jsonl"])
 @pytest.mark.parametrize("content", [b"[]\n", b"{\n", b"\xff\xfe\n", b"{}\n", b"null\n"])
 def test_a_file_of_the_folder_that_is_no_record_is_refused_by_name(complete, file, content):
     if file != "summary.json":
@@ -903,8 +906,13 @@ def test_a_file_of_the_folder_that_is_no_record_is_refused_by_name(complete, fil
 
 
 SPOILT: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "other settings": lambda s: s["settings"].update(seed=9),
-    "no settings": lambda s: s.pop("settings"),
+    "other settings": lambda s: s["study"]["settings"].update(seed=9),
+    "another model": lambda s: s["study"]["about"].update(model="xyz"),
+    "no settings": lambda s: s.pop("study"),
+    "of another kind": lambda s: s.update(kind="certify"),
+    "more than there is": lambda s: s.update(extra=1),
+    "weights of nothing": lambda s: s.update(weights={}),
+    "another mean": lambda s: s["parts"][0]["step"].update(mean=s["parts"][0]["step"]["mean"] + 1e-3),
     "no parts": lambda s: s.update(parts=[]),
     "n is text": lambda s: s.update(n="5"),
     "another n": lambda s: s.update(n=8),

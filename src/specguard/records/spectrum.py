@@ -125,7 +125,7 @@ class WeightNorms(Record, frozen=True):
 class WeightSpectra(Record, frozen=True):
     """Of all weights, after training and before it, where that is known."""
 
-    after: tuple[WeightNorms, ...] = ()
+    after: tuple[WeightNorms, ...]
     before: tuple[WeightNorms, ...] | None = None
 
 
@@ -141,10 +141,10 @@ class SpectrumSummary(Summary, frozen=True, tag_field="kind", tag="spectrum", om
     study: SpectrumStudy
     n: Count
     parts: tuple[PartSummary, ...]
+    weights: WeightSpectra
     exponent: Distribution | None = None
     log_product: Distribution | None = None
     growth: Distribution | None = None
-    weights: WeightSpectra = WeightSpectra()
 
     def __post_init__(self) -> None:
         if tuple(part.name for part in self.parts) != self.study.parts or self.n != self.study.about.n:
@@ -152,14 +152,14 @@ class SpectrumSummary(Summary, frozen=True, tag_field="kind", tag="spectrum", om
 
 
 def summarize(records: Sequence[SpectrumRecord], study: SpectrumStudy) -> SpectrumSummary:
-    """The summary of all records of a study, but for the weights."""
+    """The summary of all records of a study, but for the weights, which are not in them."""
     parts = tuple(_part(name, [record.parts[name] for record in records]) for name in study.parts)
     blocks = [part.name for part in parts if part.group == "block"]
     found = [path_of(record, blocks) for record in records] if blocks else []
     together: dict[str, Any] = (
         {key: distribution([path[key] for path in found]) for key in found[0]} if found else {}
     )
-    return SpectrumSummary(study=study, n=len(records), parts=parts, **together)
+    return SpectrumSummary(study=study, n=len(records), parts=parts, weights=WeightSpectra(()), **together)
 
 
 def path_of(record: SpectrumRecord, blocks: Sequence[str]) -> dict[str, float]:
