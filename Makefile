@@ -36,6 +36,7 @@ bench: .venv/.dev
 
 tables: .venv/.dev
 	$(BIN)/python docs/tables.py
+	$(BIN)/python docs/formats.py
 
 # PIP_CONSTRAINT reaches the isolated build environment too.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt

@@ -26,7 +26,8 @@ from specguard.attacks import APGD, PGD
 from specguard.cli.names import named_data, number
 from specguard.geometry import Ball
 from specguard.models import from_run
-from specguard.records.store import environment, read_json
+from specguard.records.io import read_json
+from specguard.records.store import environment
 
 STEPS, APGD_STEPS = 20, 50
 

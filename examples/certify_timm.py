@@ -6,8 +6,7 @@ python examples/certify_timm.py
 import timm
 import torch
 
-from specguard.certificates import certify
-from specguard.geometry import Ball
+from specguard import Ball, certify
 from specguard.models import convert
 
 
@@ -18,7 +17,7 @@ def main() -> None:
     network = convert(model)  # the same function of pixels in [0, 1], checked in float64
     images = torch.rand(3, *network.shape)
     labels = network(images).argmax(1)  # yours, if you have them
-    certificate = certify(network, images, labels, Ball("l2", 1e-4), families=("local", "adjoint"))
+    certificate = certify(network, images, labels, Ball("l2", 1e-4), methods=("local", "adjoint"))
     for number, radius in enumerate(certificate.radius.tolist()):
         reason, loss = next(iter(certificate.terms[number].items()))
         margin = certificate.margins[number].min()

@@ -9,10 +9,12 @@ from pathlib import Path
 import torch
 
 from specguard import PGD, Ball, SpectralNorm, ViT, from_run, preset
-from specguard import studies as evaluate
 from specguard.attacks import Suite
 from specguard.data import Dataset, digits
+from specguard.records.attack import AttackSettings
+from specguard.records.certificate import CertifySettings
 from specguard.report import write_report
+from specguard.studies import about_study, run_attack, run_certify, write_gallery
 from specguard.train import AdamW, PGDTraining, Training, train
 
 CPU = torch.device("cpu")
@@ -35,15 +37,15 @@ def main(folder: Path, epochs: int = 4) -> None:
 
     model = from_run(run)
     test = Dataset(data.test.images[:60], data.test.labels[:60])
-    about = evaluate.identity(model, data)
-    attacks = evaluate.Evaluation(Suite((("pgd", PGD(steps=20)),)), (ball, Ball("l2", 0.5)), diagnose=False)
-    evaluate.evaluate(model, test, data.classes, run / "attacks", attacks, identity=about, device=CPU)
-    evaluate.gallery(model, test, data.classes, run / "attacks", attacks, device=CPU)
-    proofs = evaluate.Certification(radii=(0.02, 0.05, 0.1), families=("lofast", "adjoint"))
-    result = evaluate.certification(model, test, run / "proofs", proofs, identity=about, device=CPU)
+    about, balls = about_study(model, data, test), (ball, Ball("l2", 0.5))
+    suite, settings = Suite((("pgd", PGD(steps=20)),)), AttackSettings(diagnose=False)
+    run_attack(model, test, data.classes, run / "attacks", suite, balls, settings, about=about, device=CPU)
+    write_gallery(model, test, data.classes, run / "attacks", suite, balls, settings, device=CPU)
+    proofs = CertifySettings((0.02, 0.05, 0.1), methods=("lofast", "adjoint"))
+    result = run_certify(model, test, run / "proofs", proofs, about=about, device=CPU)
 
-    last = result["radii"][-1]
-    print(f"{last['certified']['count']} certified, {last['broken']} broken, 0 both, of {result['n']}")
+    last = result.radii[-1]
+    print(f"{last.certified.count} certified, {last.broken} broken, 0 both, of {result.n}")
     print(f"report in {write_report({'robust': run}, folder / 'report.html')}")
 
 

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.lines import rewrite_lines
 from specguard.data import Augmentation, Data, Dataset, digits
 from specguard.errors import RunError
 from specguard.nn import ViT, preset
 from specguard.penalties import MSVP, SpectralNorm
-from specguard.records import store as runs
+from specguard.records import base, io, store
 from specguard.train import SAM, SGD, AdamW, Cosine, CrossEntropy, OneCycle, Progress, Training, loop, train
 from specguard.train import run as run_module
 from specguard.train import state as state_module
@@ -80,25 +81,25 @@ def start(run: Path, settings: str, watch: Callable[[Progress], None] = lambda p
     """What a new process does: a fresh model, and whatever the directory holds."""
     changes, training = SETTINGS[settings]
     config = preset("tiny", dim=8, depth=1, heads=2, **changes)
-    model = ViT(config, torch.Generator().manual_seed(runs.derived_seed(training.seed, "weights")))
+    model = ViT(config, torch.Generator().manual_seed(store.derived_seed(training.seed, "weights")))
     train(model, data(), run, training, device=torch.device("cpu"), resume=True, watch=watch)
 
 
 def bytes_of_last_checkpoint(run: Path) -> dict[str, bytes]:
-    folder = run / "checkpoints" / f"{runs.checkpoint_steps(run)[-1]:08d}"
+    folder = run / "checkpoints" / f"{store.checkpoint_steps(run)[-1]:08d}"
     return {str(path.relative_to(run)): path.read_bytes() for path in folder.iterdir()}
 
 
 def outcome(run: Path) -> dict[str, object]:
     """All that may not depend on how often the run was killed."""
-    result = runs.read_json(run / "result.json")
+    result = io.read_json(run / "result.json")
     files = ("metrics.jsonl", "model.safetensors", "model.json", "run.json")
     return {
         **{name: (run / name).read_bytes() for name in files},
         **{name: result[name] for name in ("test_accuracy", "fingerprint", "metrics", "settings")},
         "checkpoint": bytes_of_last_checkpoint(run),
-        "timing": [r["epoch"] for r in runs.read_lines(run / "timing.jsonl")],
-        "environment": runs.read_lines(run / "environment.jsonl")[-1]["versions"],
+        "timing": [r["epoch"] for r in io.read_lines(run / "timing.jsonl")],
+        "environment": io.read_lines(run / "environment.jsonl")[-1]["versions"],
     }
 
 
@@ -165,7 +166,7 @@ def test_a_run_killed_again_and_again_ends_like_an_uninterrupted_one(tmp_path, u
         else:
             break
     assert deaths >= 3
-    assert len(runs.read_lines(run / "environment.jsonl")) == deaths + 1
+    assert len(io.read_lines(run / "environment.jsonl")) == deaths + 1
     assert outcome(run) == uninterrupted("adamw")
 
 
@@ -297,7 +298,7 @@ def test_a_metrics_file_that_lost_an_epoch_of_the_checkpoint_is_refused(tmp_path
     run = tmp_path / "run"
     with pytest.raises(Death):
         start(run, "adamw", dying_at(6))
-    runs.rewrite_lines(run / "metrics.jsonl", [])
+    rewrite_lines(run / "metrics.jsonl", [])
     with pytest.raises(RunError) as caught:
         start(run, "adamw")
     assert "metrics.jsonl" in str(caught.value)
@@ -322,7 +323,7 @@ def test_a_run_whose_disk_was_full_for_a_while_ends_like_an_uninterrupted_one(tm
     try:
         with pytest.raises(RunError, match="No space left on device"):
             start(disk / "run", "adamw", fill)
-        assert runs.checkpoint_steps(disk / "run") == [4]
+        assert store.checkpoint_steps(disk / "run") == [4]
         with pytest.raises(RunError, match="No space left on device"):
             start(disk / "run", "adamw")
         ballast.unlink()
@@ -340,13 +341,13 @@ def test_a_part_of_the_state_that_was_not_saved_anew_is_noticed(tmp_path, uninte
     run = tmp_path / "run"
     with pytest.raises(Death):
         start(run, "adamw", dying_at(2))
-    stale, _ = runs.read_checkpoint(run, 2)
+    stale, _ = store.read_checkpoint(run, 2)
     with pytest.raises(Death):
         start(run, "adamw", dying_at(3))
-    tensors, _ = runs.read_checkpoint(run, 4)
+    tensors, _ = store.read_checkpoint(run, 4)
     replaced = {name: stale[name] if name.startswith(part) else tensor for name, tensor in tensors.items()}
     assert any(not torch.equal(replaced[name], tensors[name]) for name in tensors)
-    runs.write_tensors(run / "checkpoints" / "00000004" / "tensors.safetensors", replaced)
+    store.write_tensors(run / "checkpoints" / "00000004" / "tensors.safetensors", replaced)
     assert difference(run, "adamw", uninterrupted("adamw")) is not None
 
 
@@ -355,9 +356,9 @@ def test_a_part_of_the_state_that_is_missing_is_refused(tmp_path, part):
     run = tmp_path / "run"
     with pytest.raises(Death):
         start(run, "adamw", dying_at(2))
-    tensors, _ = runs.read_checkpoint(run, 2)
+    tensors, _ = store.read_checkpoint(run, 2)
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(part)}
-    runs.write_tensors(run / "checkpoints" / "00000002" / "tensors.safetensors", kept)
+    store.write_tensors(run / "checkpoints" / "00000002" / "tensors.safetensors", kept)
     with pytest.raises(RunError, match="00000002"):
         start(run, "adamw")
 
@@ -366,10 +367,10 @@ def test_optimizer_moments_that_are_missing_are_refused(tmp_path):
     run = tmp_path / "run"
     with pytest.raises(Death):
         start(run, "adamw", dying_at(2))
-    tensors, _ = runs.read_checkpoint(run, 2)
+    tensors, _ = store.read_checkpoint(run, 2)
     for lost in ("optimizer/", "optimizer/0/", "optimizer/0/exp_avg", "optimizer/0/step"):
         kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(lost)}
-        runs.write_tensors(run / "checkpoints" / "00000002" / "tensors.safetensors", kept)
+        store.write_tensors(run / "checkpoints" / "00000002" / "tensors.safetensors", kept)
         with pytest.raises(RunError, match="00000002"):
             start(run, "adamw")
 
@@ -397,8 +398,8 @@ def test_records_of_the_time_after_the_checkpoint_that_are_not_removed_are_notic
         patch.setattr(loop.TrainingState, "save", saved)
         with pytest.raises(Death):
             start(run, "adamw")
-    assert [record["epoch"] for record in runs.read_lines(run / "metrics.jsonl")] == [1, 2]
-    monkeypatch.setattr(run_module, "_first_records", lambda path, epochs: runs.read_lines(path))
+    assert [record["epoch"] for record in io.read_lines(run / "metrics.jsonl")] == [1, 2]
+    monkeypatch.setattr(run_module, "_first_records", lambda path, epochs: io.read_lines(path))
     assert difference(run, "adamw", uninterrupted("adamw")) == "metrics.jsonl"
 
 
@@ -409,7 +410,8 @@ def test_files_written_in_place_are_noticed(tmp_path, monkeypatch, uninterrupted
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as handle:
             handle.write(content)
 
-    monkeypatch.setattr(runs, "write_file", in_place)
+    for module in (store, io):
+        monkeypatch.setattr(module, "write_file", in_place)
     found = deaths_at_every_request(monkeypatch, tmp_path, expected)
     assert any(what == "write /run.json" and wrong for what, wrong in found)
 
@@ -417,11 +419,11 @@ def test_files_written_in_place_are_noticed(tmp_path, monkeypatch, uninterrupted
 def test_checkpoints_written_in_place_are_noticed(tmp_path, monkeypatch, uninterrupted):
     expected = uninterrupted("adamw")
 
-    def in_place(run: Path, step: int, tensors: dict[str, torch.Tensor], state: runs.Json) -> None:
+    def in_place(run: Path, step: int, tensors: dict[str, torch.Tensor], state: base.Json) -> None:
         folder = run / "checkpoints" / f"{step:08d}"
         folder.mkdir(parents=True, exist_ok=True)
-        runs.write_tensors(folder / "tensors.safetensors", tensors)
-        runs.write_json(folder / "state.json", state)
+        store.write_tensors(folder / "tensors.safetensors", tensors)
+        io.write_json(folder / "state.json", state)
 
     monkeypatch.setattr(state_module, "write_checkpoint", in_place)
     found = deaths_at_every_request(monkeypatch, tmp_path, expected)
@@ -492,7 +494,7 @@ def test_a_process_killed_several_times_ends_with_the_bytes_of_one_that_was_not(
     finishing = process(run, "--resume")
     _, errors = finishing.communicate(timeout=300)
     assert finishing.returncode == 0, errors
-    assert len(runs.read_lines(run / "environment.jsonl")) == len(moments) + 1
+    assert len(io.read_lines(run / "environment.jsonl")) == len(moments) + 1
     same_bytes(run, reference)
 
 

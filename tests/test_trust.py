@@ -16,9 +16,9 @@ from torch.nn.utils import parametrize
 
 from certificates.layers import LAYERS, made
 from specguard.certificates import certify, program
-from specguard.certificates.propagate import located
+from specguard.certificates.propagate import forward_pass
 from specguard.checker import Image, read
-from specguard.checker.propagate import walked
+from specguard.checker.propagate import forward_pass as checker_pass
 from specguard.errors import ConfigError, SoundnessError, SpecGuardError
 from specguard.geometry import Ball
 from specguard.nn import (
@@ -179,11 +179,11 @@ def test_no_setting_of_a_layer_can_be_changed_into_a_false_reading(name):
 
 
 def _proved(found, points):
-    return located(found.steps, points)[1]
+    return forward_pass(found.steps, points)[1]
 
 
 def _checked(found, points):
-    return torch.stack([torch.from_numpy(np.asarray(walked(found.steps, p.numpy())[1])) for p in points])
+    return torch.stack([torch.from_numpy(np.asarray(checker_pass(found.steps, p.numpy())[1])) for p in points])
 
 
 # What a module computes -------------------------------------------------------------------------------------------

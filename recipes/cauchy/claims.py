@@ -19,7 +19,10 @@ from scipy.stats import t
 
 from cauchy.correlation import rank_correlation
 from specguard.errors import RunError
-from specguard.records.store import read_json
+from specguard.records.accuracy import Accuracy
+from specguard.records.attack import AttackSummary
+from specguard.records.legacy import read_summary
+from specguard.records.spectrum import Distribution, SpectrumSummary
 
 Json = dict[str, Any]
 MEASURES = ("sigma", "step", "largest", "exponent", "log_product", "growth", "network")
@@ -36,7 +39,7 @@ class Diagnosis:
     """
 
     name: str
-    clean: Json
+    clean: Accuracy
     robust: Mapping[float, float]
     blocks: tuple[float, ...]
     spread: float
@@ -48,33 +51,40 @@ class Diagnosis:
         return self.name.rpartition("-")[0]
 
 
-def diagnosis(name: str, attack: Json, spectrum: Json) -> Diagnosis:
+def diagnosis(name: str, attack: AttackSummary, spectrum: SpectrumSummary) -> Diagnosis:
     """From the two summaries of one network, whose fingerprint must be the same."""
-    if attack["settings"]["model"] != spectrum["settings"]["model"]:
+    if attack.study.about.model != spectrum.study.about.model:
         raise RunError(f"the attack and the spectra of {name} are of two networks")
-    parts = {part["name"]: part for part in spectrum["parts"]}
-    blocks = [part for part in parts.values() if part["group"] == "block"]
-    if not blocks or "network" not in parts or spectrum["growth"]["mean"] is None:
+    parts = {part.name: part for part in spectrum.parts}
+    blocks = [part for part in parts.values() if part.group == "block"]
+    together = (spectrum.exponent, spectrum.log_product, spectrum.growth)
+    if not blocks or "network" not in parts or any(each is None or each.mean is None for each in together):
         raise RunError(f"the spectra of {name} lack its blocks, the whole network, or a perturbation to follow")
-    sigmas = [part["sigma"][0]["mean"] for part in blocks]
-    squares = (part["sigma"][0]["std"] ** 2 + part["sigma"][0]["mean"] ** 2 for part in blocks)
+    sigmas = [_mean(part.sigma[0]) for part in blocks]
+    squares = ((part.sigma[0].std or 0.0) ** 2 + _mean(part.sigma[0]) ** 2 for part in blocks)
     sigma = statistics.fmean(sigmas)
     measures = {
         "sigma": sigma,
-        "step": statistics.fmean(part["step"]["mean"] for part in blocks),
+        "step": statistics.fmean(_mean(part.step) for part in blocks),
         "largest": max(sigmas),
-        **{key: spectrum[key]["mean"] for key in ("exponent", "log_product", "growth")},
-        "network": parts["network"]["sigma"][0]["mean"],
+        **{key: _mean(each) for key, each in zip(("exponent", "log_product", "growth"), together, strict=True)},
+        "network": _mean(parts["network"].sigma[0]),
     }
     return Diagnosis(
         name,
-        attack["clean"],
-        {row["radius"]: row["accuracy"]["value"] for row in attack["worst_case"] if row["norm"] == "l2"},
+        attack.clean,
+        {row.radius: row.accuracy.value for row in attack.worst_case if row.norm == "l2"},
         tuple(sigmas),
         math.sqrt(max(0.0, statistics.fmean(squares) - sigma**2)),  # over all blocks and images at once
         measures,
-        sum(part["unconverged"] for part in (*blocks, parts["network"])),
+        sum(part.unconverged for part in (*blocks, parts["network"])),
     )
+
+
+def _mean(values: Distribution | None) -> float:
+    assert values is not None
+    assert values.mean is not None
+    return values.mean
 
 
 def diagnoses(folder: Path, pattern: str = "*") -> tuple[Diagnosis, ...]:
@@ -83,7 +93,10 @@ def diagnoses(folder: Path, pattern: str = "*") -> tuple[Diagnosis, ...]:
     for row in sorted(folder.glob(pattern)):
         files = [_summary(row / study) for study in ("pgd", "spectrum")]
         if all(path.exists() for path in files):
-            found.append(diagnosis(row.name, *(read_json(path) for path in files)))
+            attack, spectrum = (read_summary(path) for path in files)
+            if not (isinstance(attack, AttackSummary) and isinstance(spectrum, SpectrumSummary)):
+                raise RunError(f"{row} does not hold the summaries of an attack and of spectra")
+            found.append(diagnosis(row.name, attack, spectrum))
     return tuple(found)
 
 
@@ -128,7 +141,7 @@ def cauchy_claims(found: Sequence[Diagnosis]) -> Json:
 
 def _numbers(some: Sequence[Diagnosis], radii: Sequence[float]) -> dict[str | float, float]:
     """The means of measures by name and of accuracies by radius, where 0 is clean."""
-    accuracies = [{0.0: each.clean["value"], **each.robust} for each in some]
+    accuracies = [{0.0: each.clean.value, **each.robust} for each in some]
     return {measure: statistics.fmean(each.measures[measure] for each in some) for measure in MEASURES} | {
         radius: statistics.fmean(found[radius] for found in accuracies) for radius in (0.0, *radii)
     }

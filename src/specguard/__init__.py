@@ -10,7 +10,7 @@ from specguard.version import __version__
 
 if TYPE_CHECKING:
     from specguard.attacks import APGD, CWL2, FAB, FGSM, PGD, AutoAttack, Square
-    from specguard.certificates import Certificate
+    from specguard.certificates import Certificate, certify
     from specguard.geometry import Ball
     from specguard.models import from_run
     from specguard.nn import ViT, ViTConfig, preset
@@ -31,13 +31,14 @@ __all__ = [
     "ViT",
     "ViTConfig",
     "__version__",
+    "certify",
     "from_run",
     "preset",
 ]
 _HOMES = {
     "models": ("from_run",),
     "attacks": ("APGD", "CWL2", "FAB", "FGSM", "PGD", "AutoAttack", "Square"),
-    "certificates": ("Certificate",),
+    "certificates": ("Certificate", "certify"),
     "geometry": ("Ball",),
     "nn": ("ViT", "ViTConfig", "preset"),
     "penalties": ("MSVP", "SpectralNorm"),

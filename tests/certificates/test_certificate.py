@@ -8,10 +8,11 @@ import torch
 from jaxtyping import config
 from torch import nn
 
+from helpers.proofs import NAMES, posed
 from specguard.attacks import APGD, PGD
-from specguard.certificates import FAMILIES, certificate, certify, program
-from specguard.certificates import problem as families
-from specguard.certificates.certificate import lower_radius, posed
+from specguard.certificates import certify, problem, program
+from specguard.certificates.methods import MIXED, losses_of
+from specguard.certificates.problem import lower_radius
 from specguard.data import digits
 from specguard.errors import ConfigError, DataError
 from specguard.geometry import Ball
@@ -166,7 +167,7 @@ def test_radius_zero_certifies_exactly_what_is_classified_correctly(models):
     model.float()
     assert 20 < int(right.sum()) < 60
     assert torch.equal(given.predicted == labels, right)
-    for family in FAMILIES:
+    for family in NAMES:
         assert torch.equal(given.certified_by(family), right)
 
 
@@ -203,7 +204,7 @@ def test_lower_bounds_fall_with_the_radius_and_the_families_keep_their_order(nam
         for better, worse in (("mixed", "adjoint"), ("mixed", "local"), ("local", "lofast")):
             assert (given[better] >= given[worse] - size).all(), (better, worse, radius)
         if before is not None:
-            assert all((given[family] <= before[family] + size).all() for family in FAMILIES)
+            assert all((given[family] <= before[family] + size).all() for family in NAMES)
         before = given
 
 
@@ -211,7 +212,7 @@ def test_an_linf_ball_is_the_l2_ball_around_it_and_the_adjoint_knows_better(mode
     model, (images, labels) = models("smooth"), some_images(4)
     square = certify(model, images, labels, Ball("linf", 0.01), search=False)
     around = certify(model, images, labels, Ball("l2", 0.01 * math.sqrt(64)), search=False)
-    for family in FAMILIES:
+    for family in NAMES:
         if family in ("adjoint", "mixed"):
             assert (square.lower[family] >= around.lower[family] - 1e-9).all()
         else:
@@ -239,7 +240,7 @@ def test_the_largest_radius_is_certified_and_little_more_is_not(models):
     model, (images, labels) = models("smooth"), some_images(4)
     given = certify(model, images, labels, Ball("l2", 0.05))
     for number in range(4):
-        for family in FAMILIES:
+        for family in NAMES:
             largest = float(given.largest[family][number])
             if largest > 0:
                 one = (images[number : number + 1], labels[number : number + 1])
@@ -251,24 +252,23 @@ def test_the_largest_radius_is_certified_and_little_more_is_not(models):
                 assert not beyond.any()
 
 
-def test_a_radius_does_not_depend_on_where_the_search_starts_and_a_near_start_saves_steps(models, monkeypatch):
+def test_a_radius_does_not_depend_on_where_the_search_starts_and_a_near_start_saves_steps(models):
     images, labels = some_images(4)
     p = posed(program(models("smooth")), images, labels, ("mixed",))
-    wanted = lower_radius(p, "mixed")
-    asked, falls = [], certificate.upper_falls
-    monkeypatch.setattr(certificate, "upper_falls", lambda *given: asked.append(1) or falls(*given))
+    losses, asked = losses_of(MIXED, p), []
+    wanted = lower_radius(p, losses)
     for factor, most in ((0.0, 18), (1e-9, 18), (0.9, 15), (1.0, 15), (1.1, 18), (1e9, 18)):
         asked.clear()
-        found = lower_radius(p, "mixed", wanted * factor)
+        found = lower_radius(p, lambda radius: asked.append(1) or losses(radius), wanted * factor)
         torch.testing.assert_close(found, wanted, rtol=1.2e-3, atol=0)
-        assert (p.margins > falls(p, found, ("mixed",))["mixed"].total).all(0)[found > 0].all()
+        assert (p.margins > losses(found).total).all(0)[found > 0].all()
         assert len(asked) <= most, factor
 
 
 def test_the_terms_of_the_best_family_add_up_to_the_fall(models):
     model, (images, labels) = models("two blocks"), some_images(5)
     given = certify(model, images, labels, Ball("l2", 0.02), search=False)
-    for number, (family, terms) in enumerate(zip(given.family, given.terms, strict=True)):
+    for number, (family, terms) in enumerate(zip(given.method, given.terms, strict=True)):
         rival = int(given.lower[family][number].argmin())
         fall = float(given.margins[number, rival] - given.lower[family][number, rival])
         assert math.isclose(sum(terms.values()), fall, rel_tol=1e-9)
@@ -281,7 +281,7 @@ def test_images_certified_one_at_a_time_have_the_same_verdicts_and_radii(models)
         for number in range(3):
             alone = certify(model, images[number : number + 1], labels[number : number + 1], Ball("l2", 0.03))
             assert bool(alone.certified[0]) == bool(together.certified[number])
-            for family in FAMILIES:
+            for family in NAMES:
                 torch.testing.assert_close(
                     alone.largest[family][0], together.largest[family][number], rtol=1e-6, atol=1e-12
                 )
@@ -295,7 +295,7 @@ def test_a_program_serves_as_well_as_its_model_and_certifying_changes_neither(mo
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     steps = program(model)
     first, second, third = (certify(m, images, labels, Ball("l2", 0.02)) for m in (model, steps, steps))
-    for family in FAMILIES:
+    for family in NAMES:
         assert torch.equal(first.largest[family], second.largest[family])
         assert torch.equal(second.lower[family], third.lower[family])
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
@@ -308,7 +308,7 @@ def test_models_of_any_type_are_certified_as_the_function_of_their_stored_weight
     exact = ViT(TINY).eval().double()
     exact.load_state_dict({name: tensor.double() for name, tensor in model.state_dict().items()})
     given, wanted = (certify(m, images, labels, Ball("l2", 0.1)) for m in (model, exact))
-    for family in FAMILIES:
+    for family in NAMES:
         assert torch.equal(given.lower[family], wanted.lower[family])
         assert torch.equal(given.largest[family], wanted.largest[family])
     assert all(p.dtype == dtype for p in model.parameters())
@@ -319,7 +319,7 @@ def test_models_of_any_type_are_certified_as_the_function_of_their_stored_weight
 
 def refused(error, *given, **settings):
     model, images = linear_classifier()
-    arguments = dict(zip(("images", "labels", "ball", "families"), given, strict=False))
+    arguments = dict(zip(("images", "labels", "ball", "methods"), given, strict=False))
     images = arguments.pop("images", None) if arguments.get("images") is not None else images
     arguments.pop("images", None)
     labels = arguments.pop("labels", None)
@@ -376,7 +376,7 @@ def test_whole_numbers_of_any_type_are_labels(labels):
 # Many rivals, bad scales ----------------------------------------------------------------------------------------
 
 
-def sound(model, images, labels, radii=(0.01, 0.3), families=FAMILIES, **settings):
+def sound(model, images, labels, radii=(0.01, 0.3), families=NAMES, **settings):
     """No margin that is found lies below a lower bound, and no certified image is broken."""
     steps = program(model)
     for radius in radii:
@@ -435,8 +435,8 @@ def linear_maps(classes=70):
 
 def test_the_adjoint_runs_for_every_rival_that_the_local_bound_leaves_open_and_for_no_other(monkeypatch):
     model, images, labels, exact = linear_maps()
-    asked, part = [], families.Backward.part
-    monkeypatch.setattr(families.Backward, "part", lambda self, number: asked.append(number) or part(self, number))
+    asked, part = [], problem.Backward.part
+    monkeypatch.setattr(problem.Backward, "part", lambda self, number: asked.append(number) or part(self, number))
     given = certify(model, images, labels, Ball("l2", float(exact.min()) * 0.9), ("local", "adjoint"), search=False)
     left = (given.lower["local"] <= 0).sum(1)
     assert (left > 64).any()  # more than two parts of 32 are open

@@ -13,7 +13,7 @@ from torch import nn
 from certificates.layers import LAYERS, made
 from certificates.lirpa import stand_in
 from helpers.registry import MODELS
-from specguard.certificates import CROWN, Attempt, cascade, certify, lowering, register_rule, rules
+from specguard.certificates import CROWN, Attempt, certify, lowering, register_rule, rules
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.nn import Attention, MeanPool, SmoothProject, ViT, materialised
@@ -138,18 +138,20 @@ def test_bounds_are_sound_and_the_model_is_certified_by_a_third_party(lirpa):
     found = crown.attempt(x, labels, BALL, everyone(labels))
     assert found.reasons == (None,) * len(x)
     sound_and_certified(model, x, labels, found)
-    given = cascade(model, x, labels, BALL, ("naive",), (crown,))
-    assert given.rests_on == {"crown": crown.rests_on}
+    given = certify(model, x, labels, BALL, ("naive",), stop_early=True, verifiers=(crown,))
+    assert given.verifiers == {"crown": crown.rests_on}
     assert (given.third_party <= given.certified).all()
 
 
 def test_what_our_own_proofs_certify_never_reaches_it(lirpa):
     model = small()
     x, labels = images(model)
-    given = cascade(model, x, labels, BALL, ("mixed",), (CROWN(model, (3, 6)),))
+    crown = CROWN(model, (3, 6))
+    given = certify(model, x, labels, BALL, ("mixed",), stop_early=True, verifiers=(crown,))
     assert given.certified.all()
     assert not given.third_party.any()
-    assert given.stages[-1].images == 0
+    assert list(given.asked) == ["mixed", "crown"]
+    assert not given.asked["crown"].any()
 
 
 def test_only_the_rivals_that_are_left_are_asked_about(lirpa):
@@ -165,8 +167,10 @@ def test_only_the_rivals_that_are_left_are_asked_about(lirpa):
     crown = CROWN(model, (3, 6))
     lirpa.BoundedModule.compute_bounds = noted
     radius = float(certify(model, x, labels, BALL, ("local",)).radius.median()) * 1.05
-    given = cascade(model, x, labels, Ball("l2", radius, box=False), ("local",), (crown,))
-    assert asked == given.rivals[1][given.rivals[1] > 0].tolist()
+    ball = Ball("l2", radius, box=False)
+    given = certify(model, x, labels, ball, ("local",), stop_early=True, verifiers=(crown,))
+    left = given.asked["crown"]
+    assert asked == left[left > 0].tolist()
     assert 0 < len(asked) < len(x) or min(asked) < 3
 
 

@@ -14,7 +14,7 @@ from specguard.certificates import program
 from specguard.certificates.attention.rule import AttentionNode
 from specguard.certificates.attention.weights import Weights
 from specguard.certificates.layers import curves
-from specguard.certificates.propagate import located, pulled, upper_radii
+from specguard.certificates.propagate import backward_pass, forward_pass, upper_radii
 from specguard.errors import ConfigError
 from specguard.nn import (
     Attention,
@@ -58,7 +58,7 @@ def filled(model, seed=0, scale=1.0):
 
 def node_of(layer, x):
     """The node of a layer that is one step."""
-    (place,) = located(program(layer).steps, x)[0]
+    (place,) = forward_pass(program(layer).steps, x)[0]
     return place.node
 
 
@@ -106,7 +106,7 @@ def test_hard_points_obey_the_laws(name):
 @pytest.mark.parametrize("layer", [GatedUnit(), CoreAttention(2, fused=False), HeadNorm(4, 2, eps=1e-2)])
 def test_bounds_hold_for_many_radii_at_once_and_are_those_of_each(layer):
     x = points(2, 3, 12)
-    (place,) = located(program(layer.eval()).steps, x)[0]
+    (place,) = forward_pass(program(layer.eval()).steps, x)[0]
     radii = torch.tensor([[0.1, 0.2], [1.0, 3.0], [0.0, 9.0]], dtype=torch.float64)
     pull = place.node.pull(points(5, *place.node.output.shape))
     for number, radius in enumerate(radii):
@@ -218,9 +218,9 @@ def test_attention_in_three_parts_is_attention():
     layer = filled(Attention(6, 2))
     parts = nn.Sequential(layer.qkv, CoreAttention(2, fused=False), layer.out).eval()
     x, g = points(2, 4, 6), points(3, 2, 4, 6)
-    (path, output), (whole, wanted) = (located(program(each).steps, x) for each in (parts, layer))
+    (path, output), (whole, wanted) = (forward_pass(program(each).steps, x) for each in (parts, layer))
     torch.testing.assert_close(output, wanted)
-    torch.testing.assert_close(pulled(path, g).adjoint, pulled(whole, g).adjoint)
+    torch.testing.assert_close(backward_pass(path, g).adjoint, backward_pass(whole, g).adjoint)
 
 
 def test_head_norms_that_share_a_radius_leave_out_no_more_than_those_that_have_one_each():
@@ -236,12 +236,12 @@ def test_head_norms_that_share_a_radius_leave_out_no_more_than_those_that_have_o
 def test_a_gated_unit_behind_its_map_is_bounded_no_worse_than_the_two_apart():
     model = filled(nn.Sequential(nn.Linear(7, 22), GatedUnit()), scale=2.0)
     x, g = points(2, 5, 7), points(3, 2, 5, 11)
-    together = located(program(model).steps, x)[0]
-    apart = (*located(program(model[0]).steps, x)[0], *located(program(model[1]).steps, model[0](x))[0])
+    together = forward_pass(program(model).steps, x)[0]
+    apart = (*forward_pass(program(model[0]).steps, x)[0], *forward_pass(program(model[1]).steps, model[0](x))[0])
     radius = torch.full((2,), 0.3, dtype=torch.float64)
     first = upper_radii(apart[:1], radius, "local").out
-    (pair,) = pulled(together, g).pulls.values()
-    (alone,) = pulled(apart[1:], g).pulls.values()
+    (pair,) = backward_pass(together, g).pulls.values()
+    (alone,) = backward_pass(apart[1:], g).pulls.values()
     assert (pair.remainder(radius)["bend"] <= alone.remainder(first)["bend"] * (1 + 1e-9)).all()
     bound = upper_radii(apart[1:], first, "local").out
     assert (upper_radii(together, radius, "local").out <= bound * (1 + 1e-9)).all()
@@ -395,7 +395,7 @@ def test_no_image_of_a_network_is_both_certified_and_broken(name, scale):
 def test_a_network_takes_inputs_of_its_shape_only():
     model = filled(NETWORKS["gated units"]())
     with pytest.raises(ConfigError, match=r"^input: .* of shape \(1, 8, 8\), not \(1, 8, 12\)"):
-        located(program(model).steps, points(1, 1, 8, 12))
+        forward_pass(program(model).steps, points(1, 1, 8, 12))
 
 
 def test_an_unknown_layer_in_a_network_is_named():
@@ -445,5 +445,5 @@ REFUSED = {
 def test_what_has_no_proof_is_refused_in_one_line(name):
     layer, shape, message = REFUSED[name]
     with pytest.raises(ConfigError, match=message) as error:
-        located(program(nn.Sequential(layer).eval()).steps, points(*shape))
+        forward_pass(program(nn.Sequential(layer).eval()).steps, points(*shape))
     assert "\n" not in str(error.value)

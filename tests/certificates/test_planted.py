@@ -13,8 +13,7 @@ from jaxtyping import config
 from torch import nn
 
 from specguard import testing
-from specguard.certificates import certify
-from specguard.certificates import problem as families
+from specguard.certificates import certify, methods, problem
 from specguard.certificates import propagate as network
 from specguard.certificates.attention import core, local, quadratic_form, remainder, softmax
 from specguard.certificates.attention import point as attention
@@ -533,17 +532,18 @@ def test_proposition_1_without_its_root_of_two_is_caught(family, monkeypatch):
 
     def without(p, radii):
         total = radii.out[..., None, :].expand(*radii.out.shape[:-1], *p.margins.shape)
-        return families.Fall(total, {(families.WHOLE, "output radius"): total})
+        return problem.MarginLoss(total, {(problem.WHOLE, "output radius"): total})
 
-    monkeypatch.setattr(families, "_at_the_output", without)
+    monkeypatch.setattr(methods.radii, "at_the_output", without)
     assert violation(family) > 0.1
 
 
 @pytest.mark.parametrize("family", ["local", "adjoint", "mixed"])
 def test_a_fall_a_thousandth_too_small_is_caught_in_a_linear_network(family, monkeypatch):
     assert -1e-9 < violation(family) <= 0
-    true = families._sum
-    monkeypatch.setattr(families, "_sum", lambda terms: true(terms) * 0.999)
+    true = problem.sum_terms
+    for module in (methods.local, methods.adjoint):
+        monkeypatch.setattr(module, "sum_terms", lambda terms: true(terms) * 0.999)
     assert violation(family) > 1e-4
 
 

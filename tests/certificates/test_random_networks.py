@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from helpers.proofs import NAMES
 from specguard.attacks import APGD, PGD
-from specguard.certificates import FAMILIES, certify
+from specguard.certificates import certify
 from specguard.certificates.rules import _RULES
 from specguard.checker import Image, read
 from specguard.geometry import Ball
@@ -45,7 +46,7 @@ from specguard.nn import (
     TokenBatchNorm,
     TokenConvolution,
 )
-from specguard.studies.counterexample import lost
+from specguard.studies.counterexample import misclassified
 
 COUNT = int(os.environ.get("SPECGUARD_NETWORKS", "16"))
 DIM, SIDE, IMAGES = 6, 2, 4  # six channels: one, two and three heads; four patches
@@ -197,7 +198,9 @@ def test_the_networks_hold_every_layer_that_proofs_know():
 def breaks(exact: nn.Module, image: torch.Tensor, label: torch.Tensor, ball: Ball) -> bool:
     """Whether an attack leads the image to another class within the ball."""
     x, y, ids = image[None], label[None], torch.tensor([0])
-    return any(bool(lost(exact, x, attack(exact, x, y, ball, ids=ids).images, y, ball)) for attack in ATTACKS)
+    return any(
+        bool(misclassified(exact, x, attack(exact, x, y, ball, ids=ids).images, y, ball)) for attack in ATTACKS
+    )
 
 
 def test_the_attacks_break_what_is_claimed_wrongly():
@@ -221,12 +224,12 @@ def test_what_is_certified_of_a_random_network_stands_attacks_and_is_proved_agai
     labels = exact(images).argmax(1)
     box = bool(number % 2)
     for ball in (Ball("l2", 0.05, box=box), Ball("linf", 0.01, box=box)):
-        given = certify(model, images, labels, ball, FAMILIES, search=ball.norm == "l2")
+        given = certify(model, images, labels, ball, NAMES, search=ball.norm == "l2")
         radii = torch.where(given.certified, ball.radius, 0.0)
         radii = torch.maximum(radii, given.radius) if ball.norm == "l2" else radii
         for i in (radii > 0).nonzero()[:, 0].tolist():
             assert not breaks(exact, images[i], labels[i], Ball(ball.norm, float(radii[i]), box=box)), (ball, i)
-    reading, family = read(model), FAMILIES[number % len(FAMILIES)]
+    reading, family = read(model), NAMES[number % len(NAMES)]
     given = certify(model, images[:1], labels[:1], Ball("l2", 0.05), (family,))
     image = Image.of(reading, images[0].numpy(), int(labels[0]))
     if (radius := float(given.largest[family][0])) > 0:

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from specguard.certificates import FAMILIES, program
-from specguard.certificates.certificate import posed
-from specguard.certificates.problem import upper_falls
+from helpers.proofs import NAMES, posed, upper_losses
+from specguard.certificates import program
 from specguard.checker import Image, read
 from specguard.checker.enclosure import Box
 from specguard.checker.layers import sll as checked_sll
@@ -161,14 +160,14 @@ def test_every_family_proves_the_same(name):
     images = torch.rand(2, *shape, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         labels = model(images).argmax(1)
-    p = posed(program(model), images, labels, FAMILIES)
+    p = posed(program(model), images, labels, NAMES)
     checked = [Image.of(read(model), images[i].double().numpy(), int(labels[i])) for i in range(2)]
     for i, image in enumerate(checked):
         places = [image.rivals.index(int(j)) for j in p.rivals[:, i]]
         assert np.allclose(image.margins[places], p.margins[:, i].numpy(), rtol=1e-9, atol=1e-9)
         for radius in (1e-6, 0.01, 0.4):
-            falls = upper_falls(p, torch.full((2,), radius, dtype=torch.float64), FAMILIES)
-            for family in FAMILIES:
+            falls = upper_losses(p, torch.full((2,), radius, dtype=torch.float64), NAMES)
+            for family in NAMES:
                 proof, wanted = image.proof(radius, family), falls[family]
                 ratio = proof.falls[places] / wanted.total[:, i].numpy()
                 assert (ratio <= 1 + 1e-7).all(), family

@@ -6,12 +6,12 @@ import torch
 from exact.boxes import fractions, holds
 from exact.numbers import length, mpf, real
 from exact.reference import adjoint, forward
-from specguard.checker import FAMILIES, Image, read
+from specguard.checker import METHODS, Image, read
 from specguard.checker.enclosure import Box, longest
-from specguard.checker.propagate import Place, pulled, radii, walked
+from specguard.checker.propagate import LayerAtPoint, backward_pass, forward_pass, radii
 from specguard.nn import explicit, materialised
 
-METHODS = ("naive", "specformer", "lofast", "local")
+PROPAGATIONS = ("naive", "specformer", "lofast", "local")
 
 
 def plain(layer):
@@ -58,7 +58,7 @@ def check_point(layer, z, g, radii, seed=0, kinked=False):
         for D in directions(np.random.default_rng(seed), z.shape, radius, back.mid[0]):
             r = upper(length(D))
             change = function(f, moved(z, D)) - real(clean)
-            for method in METHODS:
+            for method in PROPAGATIONS:
                 assert at_most(length(change), point.spread(r, method)), f"it moves farther than {method} says"
             bounds = remainder(r).values()
             off = longest(Box.exact(back.rad), 1) * r
@@ -70,12 +70,12 @@ def check_point(layer, z, g, radii, seed=0, kinked=False):
 
 def check_path(layer, z, g, radius, seed=0):
     """Layers in a row, each at the input computed before it: the output's radius, and the adjoint's identity."""
-    f, (path, output) = plain(layer), walked(read(layer.eval()).steps, z)
-    found = pulled(path, g)
+    f, (path, output) = plain(layer), forward_pass(read(layer.eval()).steps, z)
+    found = backward_pass(path, g)
     for D in [0 * fractions(z), *directions(np.random.default_rng(seed), z.shape, radius, found.g[0])]:
         r = upper(length(D)) if any(D.ravel()) else 0.0
         change = function(f, moved(z, D)) - real(fractions(output))
-        for method in METHODS:
+        for method in PROPAGATIONS:
             at, out = radii(path, r, method)
             assert at_most(length(change), out), f"it moves farther than {method} says"
         bounds = [term for name, rest in found.remainders.items() for term in rest(at[name]).values()]
@@ -98,13 +98,13 @@ def at_most(number, *bounds):
     return not np.isfinite(bounds).all() or number <= sum(mpf(float(bound)) for bound in bounds)
 
 
-def check_margins(model, x, label, radius, seed=0, families=FAMILIES, entry=False):
+def check_margins(model, x, label, radius, seed=0, families=METHODS, entry=False):
     """The exact margins at exact points within a radius are at least what every family proves."""
     f, image = plain(model), Image.of(read(model.eval()), x, label)
     rng = np.random.default_rng(seed)
     some = image.proof(radius, "adjoint") if radius else None
     assert some is None or some.falls.shape == image.margins.shape
-    along = pulled(image.path, image._functionals).g[int(np.argmin(image.margins))]
+    along = backward_pass(image.path, image._functionals).g[int(np.argmin(image.margins))]
     points = [0 * fractions(x)]
     if entry:  # of an linf ball: every entry by as much
         points += [fractions(s * entry * np.where(along < 0, -1.0, 1.0)) for s in (1, -1)]
@@ -124,5 +124,5 @@ def check_margins(model, x, label, radius, seed=0, families=FAMILIES, entry=Fals
 
 def single(layer, z):
     """Whether a layer is one step of the checker's."""
-    path, _ = walked(read(layer.eval()).steps, z)
-    return len(path) == 1 and isinstance(path[0], Place)
+    path, _ = forward_pass(read(layer.eval()).steps, z)
+    return len(path) == 1 and isinstance(path[0], LayerAtPoint)

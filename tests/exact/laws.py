@@ -7,10 +7,9 @@ import torch
 
 from exact.numbers import Dual, exact, length, like, mpf, real, squared, with_derivatives, within
 from exact.reference import adjoint, forward, value_at
-from specguard.certificates import FAMILIES, program
-from specguard.certificates.certificate import posed
-from specguard.certificates.problem import upper_falls
-from specguard.certificates.propagate import Place, located, pulled, upper_radii
+from helpers.proofs import NAMES, posed, upper_losses
+from specguard.certificates import program
+from specguard.certificates.propagate import LayerAtPoint, backward_pass, forward_pass, upper_radii
 from specguard.nn import explicit, materialised
 
 
@@ -21,8 +20,8 @@ def plain(layer):
 
 def one_step(layer, z):
     """The node of a layer that is one step of a program."""
-    (place,), _ = located(program(layer).steps, z)
-    assert isinstance(place, Place)
+    (place,), _ = forward_pass(program(layer).steps, z)
+    assert isinstance(place, LayerAtPoint)
     return place.node
 
 
@@ -55,13 +54,13 @@ def check_identity(layer, z, g, D, methods=("local",)):
 
     `||f(z + D) - output|| <= radius`; `<g, f(z + D) - output> - <adjoint, D>` is at most remainders and rounding.
     """
-    path, output = located(program(layer).steps, z)
+    path, output = forward_pass(program(layer).steps, z)
     r = upper(length(D))
     moved = forward(plain(layer), real(exact(z)) + real(D)[None])
     change = moved - like(output, moved)
     for method in methods:
         assert squared(change) <= like(float(upper_radii(path, full(z, r), method).out[0]), moved) ** 2, method
-    found, radii = pulled(path, g), upper_radii(path, full(z, r), "local")
+    found, radii = backward_pass(path, g), upper_radii(path, full(z, r), "local")
     for rival in range(len(g)):
         allowed = mpf(0)
         for name, pull in found.pulls.items():
@@ -76,12 +75,12 @@ def check_identity(layer, z, g, D, methods=("local",)):
         assert abs(left) <= allowed, "the remainder is larger than its bound"
 
 
-def check_margins(model, x, label, D, families=FAMILIES, largest=float("inf")):
+def check_margins(model, x, label, D, families=NAMES, largest=float("inf")):
     """`m_j(x + D)` is at least what every family proves within ||D||, for one image x and an array D."""
     images, labels = x[None], torch.tensor([label])
     p = posed(program(model), images, labels, families)
     radius = upper(length(D)) if any(D.ravel()) else 0.0
-    falls = upper_falls(p, full(images, radius), families, largest)
+    falls = upper_losses(p, full(images, radius), families, largest)
     logits = real(forward(plain(model), real(exact(images)) + real(D)[None]))[0]
     for family, fall in falls.items():
         for row, rival in enumerate(p.rivals[:, 0].tolist()):

@@ -10,7 +10,7 @@ from torch import nn
 from exact.boxes import blunt, fractions, member
 from exact.checker import at_most, check_margins, check_path, check_point, function, plain
 from exact.numbers import mp, real
-from specguard.checker import FAMILIES, Image, read
+from specguard.checker import METHODS, Image, read
 from specguard.checker.attention.point import Attention
 from specguard.checker.enclosure import Box
 from specguard.errors import ConfigError, SpecGuardError
@@ -269,7 +269,7 @@ def test_radii_that_overflow_prove_nothing(name):
     image = Image.of(read(model), x, label)
     assert (image.margins > 0).all()
     for radius in (1e155, 1e300, math.inf):
-        for family in FAMILIES:
+        for family in METHODS:
             assert not (image.margins > image.proof(radius, family).falls).any()
 
 

@@ -11,10 +11,10 @@ from exact.laws import check_identity, check_margins, full, one_step, plain
 from exact.networks import NETWORKS, drawn, point, shape
 from exact.numbers import exact, length, like, mpf, real, squared
 from exact.reference import value_at
+from helpers.proofs import posed, upper_losses
 from specguard.certificates import certify, program
-from specguard.certificates.certificate import l2_radius, posed
-from specguard.certificates.problem import upper_falls
-from specguard.certificates.propagate import located, upper_radii
+from specguard.certificates.problem import l2_radius
+from specguard.certificates.propagate import forward_pass, upper_radii
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.nn import SLL, Residual, Squareplus
@@ -122,7 +122,7 @@ def test_the_sum_over_all_pixels_is_not_rounded_down(monkeypatch):
     in_order(monkeypatch)
     p = posed(program(model), torch.zeros(1, pixels).double(), torch.tensor([0]), ("adjoint",))
     radius = full(torch.zeros(1), l2_radius(Ball("linf", entry), pixels))
-    fall = upper_falls(p, radius, ("adjoint",), entry)["adjoint"].total
+    fall = upper_losses(p, radius, ("adjoint",), entry)["adjoint"].total
     assert Fraction(float(fall[0, 0])) >= Fraction(entry) * (1 + (pixels - 1) * Fraction(1e-16))
 
 
@@ -140,7 +140,7 @@ def test_every_radius_that_is_reported_is_certified_itself():
         found = certify(model, images, labels, Ball("l2", 0.01, box=False))
         p = posed(program(model), images, labels, tuple(found.largest))
         for family, radius in found.largest.items():
-            fall = upper_falls(p, radius, (family,))[family].total
+            fall = upper_losses(p, radius, (family,))[family].total
             assert ((p.margins > fall).all(0) | (radius == 0)).all()
 
 
@@ -149,7 +149,7 @@ def test_every_radius_that_is_reported_is_certified_itself():
 
 def check_radii_at_zero(model, z):
     """What the computed activation is off by is at most its radius at radius 0."""
-    path, output = located(program(model).steps, z)
+    path, output = forward_pass(program(model).steps, z)
     wanted = value_at(plain(model), z)
     for method in ("naive", "specformer", "lofast", "local"):
         radius = upper_radii(path, full(z, 0.0), method).out
@@ -224,7 +224,7 @@ def test_a_long_sum_in_an_adjoint_is_no_exact_fall():
         model[1].weight.zero_()
         model[1].weight[0] = 1.0
     p = posed(program(model), torch.zeros(1, 1).double(), torch.tensor([0]), ("adjoint",))
-    fall = upper_falls(p, full(torch.zeros(1), 1.0), ("adjoint",))["adjoint"].total
+    fall = upper_losses(p, full(torch.zeros(1), 1.0), ("adjoint",))["adjoint"].total
     assert Fraction(float(fall[0, 0])) >= 64 + (hidden - 64) * Fraction(1e-16)
 
 
@@ -235,7 +235,7 @@ def test_a_fall_holds_every_rounding_that_the_identity_names(name):
     images = point(1, 1, *shape(model))
     p = posed(program(model), images, torch.tensor([0]), ("adjoint",))
     radius = full(images, 0.7)
-    fall, radii = upper_falls(p, radius, ("adjoint",))["adjoint"], upper_radii(p.path, radius, "local")
+    fall, radii = upper_losses(p, radius, ("adjoint",))["adjoint"], upper_radii(p.path, radius, "local")
     found = p.whole.part(0)
     for layer, (ahead, back) in found.rounding.items():
         for rival in range(len(ahead)):

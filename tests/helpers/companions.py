@@ -11,7 +11,7 @@ from specguard.data import Augmentation, Data, Dataset, digits
 from specguard.geometry import Ball
 from specguard.nn import ViT, preset
 from specguard.penalties import MSVP, SpectralNorm
-from specguard.records import store as runs
+from specguard.records import base, store
 from specguard.train import (
     EMMA,
     NFGSM,
@@ -70,13 +70,13 @@ def data() -> Data:
 
 
 def model(training: Training, **changes: Any) -> ViT:
-    generator = torch.Generator().manual_seed(runs.derived_seed(training.seed, "weights"))
+    generator = torch.Generator().manual_seed(store.derived_seed(training.seed, "weights"))
     if isinstance(training.objective, Certified):  # which knows the layers of certifiable networks only
         changes |= {"norm": "smoothproject", "pool": "mean"}
     return ViT(preset("tiny", dim=8, depth=1, heads=2, **changes), generator)
 
 
-def trained(folder: Path, name: str, distributed: Distributed = ALONE, **more: Any) -> runs.Json:
+def trained(folder: Path, name: str, distributed: Distributed = ALONE, **more: Any) -> base.Json:
     training = SETTINGS[name]
     return train(model(training), data(), folder / name, training, device=CPU, distributed=distributed, **more)
 
@@ -88,4 +88,4 @@ if __name__ == "__main__":
             found = model(SETTINGS[setting])
             train(found, data(), Path(sys.argv[1]) / setting, SETTINGS[setting], device=CPU, distributed=companions)
             end = Path(sys.argv[1]) / f"{setting}-{companions.index}.safetensors"
-            runs.write_tensors(end, found.state_dict())
+            store.write_tensors(end, found.state_dict())

@@ -12,7 +12,7 @@ from specguard.models import ModelSource, from_run, untrained
 from specguard.models.source import source_from_json
 from specguard.nn import Resize, fingerprint
 from specguard.penalties import MSVP
-from specguard.records import store as runs
+from specguard.records import io, store
 from specguard.train import Training, train
 
 SOURCE = ModelSource("timm", "test_vit", 10, 1, 32, (0.3,), (0.4,), pixels=8)
@@ -74,7 +74,7 @@ def finished(timm, tmp_path_factory):
     """A run of one step, with weights that are not the first ones."""
     place = tmp_path_factory.mktemp("finished") / "run"
     training = Training(epochs=1, batch=1437, penalties=(MSVP(),))
-    network = SOURCE.fresh(runs.derived_seed(training.seed, "weights"))
+    network = SOURCE.fresh(store.derived_seed(training.seed, "weights"))
     train(network, digits(), place, training, device=torch.device("cpu"))
     return place
 
@@ -85,16 +85,16 @@ def run(finished, tmp_path):
 
 
 def changed(run, file, **changes):
-    record = runs.read_json(run / file)
+    record = io.read_json(run / file)
     part = record["config" if file == "model.json" else "model"]
     part["source"] = None if changes == {"source": None} else part["source"] | changes
-    runs.write_json(run / file, record)
+    io.write_json(run / file, record)
 
 
 def test_a_run_is_read_back_with_its_weights_its_origin_and_its_beginning(run):
     network, begun = from_run(run), untrained(run)
-    assert fingerprint(network) == runs.read_json(run / "result.json")["fingerprint"]
-    assert fingerprint(begun) == fingerprint(SOURCE.fresh(runs.derived_seed(0, "weights")))
+    assert fingerprint(network) == io.read_json(run / "result.json")["fingerprint"]
+    assert fingerprint(begun) == fingerprint(SOURCE.fresh(store.derived_seed(0, "weights")))
     assert fingerprint(begun) != fingerprint(network)
     assert source_from_json(network.source) == SOURCE
     assert not network.training

@@ -14,11 +14,13 @@ from specguard.geometry import Ball
 from specguard.linalg import jacobian, lower_singular_values
 from specguard.models import convert
 from specguard.nn import attention_maps, explicit, fingerprint
-from specguard.records.store import read_lines
+from specguard.records.base import About
+from specguard.records.certificate import CertificateRecord, CertifySettings
+from specguard.records.check import CheckSettings
+from specguard.records.io import each_record
 from specguard.spectrum import exact_weight_spectra, part_names, parts
+from specguard.studies import checked_study, run_certify, run_check
 from specguard.studies.attention_change import attention_name
-from specguard.studies.certify import Certification, certification
-from specguard.studies.check import verification
 
 TIMM = (
     "deit distilled",
@@ -62,22 +64,32 @@ def goes_all_the_way(network, generator, folder):
     attack = PGD(steps=10, loss="margin")
     assert attack(network, x, labels, Ball("l2", 30.0, box=False)).success.any()
     analysed(network, x)
-    split, known = Dataset(pixels, labels), {"model": fingerprint(network), "data": "pixels"}
-    settings = Certification(radii=(1e-8,), families=("adjoint",), attack=PGD(steps=5, loss="margin"))
-    certification(network, split, folder / "proofs", settings, identity=known, device=CPU)
-    (record,) = read_lines(folder / "proofs" / "records.jsonl")
-    radius = max(record["largest"].values())
+    split = Dataset(pixels, labels)
+    about = About(model=fingerprint(network), data="pixels", dataset="noise", n=1)
+    settings, quick = CertifySettings((1e-8,), methods=("adjoint",)), PGD(steps=5, loss="margin")
+    run_certify(network, split, folder / "proofs", settings, attack=quick, about=about, device=CPU)
+    (record,) = each_record(folder / "proofs" / "records.jsonl", CertificateRecord)
+    radius = max(record.largest.values())
     assert radius > 0
     assert not attack(network, x, labels, Ball("l2", radius, box=False), seed=1).success.any()
-    losses = list(record["loses"].values())
+    losses = list(record.losses.values())
     assert losses[0] > 0
     assert losses == sorted(losses, reverse=True)
-    assert record["radii"][0]["lower"]["adjoint"] <= record["margin"]
+    assert record.radii[0].lower["adjoint"] <= record.margin
     file = folder / "proofs" / "records.jsonl"
     again = APGD(steps=10, loss="margin")
-    result = verification(file, network, split, folder / "verified", data="pixels", device=CPU, attack=again)
-    assert result["claims"] > 50
-    assert result["attacked"] == (radius >= 1e-8)
+    result, _ = run_check(
+        checked_study(file),
+        network,
+        split,
+        folder / "verified",
+        data="pixels",
+        device=CPU,
+        attack=again,
+        settings=CheckSettings(),
+    )
+    assert result.claims > 50
+    assert result.attacked == (radius >= 1e-8)
 
 
 def analysed(network, x):

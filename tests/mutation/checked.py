@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from exact.networks import NETWORKS, drawn, point, shape
-from specguard.certificates import FAMILIES, program
-from specguard.certificates.certificate import posed
-from specguard.certificates.problem import upper_falls
+from helpers.proofs import NAMES, posed, upper_losses
+from specguard.certificates import program
 from specguard.checker import Image, read
 from specguard.studies.recheck import CLOSE
 
@@ -20,12 +19,12 @@ _NEAR = 1e-4  # of radii, some of which are all rounding, on which two programs 
 
 def proved_again(model, x, label, radii):
     """Every bound of every family is the checker's too, and what is certified it certifies."""
-    p = posed(program(model), x[None], torch.tensor([label]), FAMILIES)
+    p = posed(program(model), x[None], torch.tensor([label]), NAMES)
     image = Image.of(read(model), x.numpy(), label)
     places = [image.rivals.index(int(rival)) for rival in p.rivals[:, 0]]
     size = np.abs(image.output).max()
     for radius in radii:
-        falls = upper_falls(p, torch.full((1,), radius, dtype=torch.float64), FAMILIES)
+        falls = upper_losses(p, torch.full((1,), radius, dtype=torch.float64), NAMES)
         for family, fall in falls.items():
             claimed = (p.margins - fall.total)[:, 0].numpy()
             proof = image.proof(radius, family)

@@ -60,7 +60,7 @@ _HELPERS = (
     "tests/certificates/layers.py",
 )
 _NEAR = {"linalg": "test_linalg.py"}  # asked first; the others in their order
-_CORE = ("node", "propagate", "problem", "certificate")
+_CORE = ("node", "propagate", "problem", "methods/radii", "methods/adjoint")
 _NEAR |= {f"certificates/{name}.py": "test_networks.py" for name in _CORE}
 _ATTENTION = ("forward", "point", "softmax", "rule", "weights", "remainder", "quadratic_form", "local", "lofast")
 _NEAR |= {f"certificates/attention/{name}.py": "test_attention.py" for name in _ATTENTION}

@@ -11,7 +11,7 @@ from torch.nn.functional import one_hot
 
 from specguard.attacks import PGD
 from specguard.certificates import certify, program
-from specguard.certificates.propagate import located, names, upper_radii
+from specguard.certificates.propagate import forward_pass, names, upper_radii
 from specguard.checker import Image, read
 from specguard.data import digits
 from specguard.errors import CheckpointError, ConfigError
@@ -45,11 +45,11 @@ def radii_by_name(path):
 
 def test_distances_grow_by_less_than_half_over_three_blocks():
     images, _ = some_digits(2)
-    path, _ = located(program(small()).steps, images.double())
+    path, _ = forward_pass(program(small()).steps, images.double())
     at = radii_by_name(path)
     assert (at["head"] < 1.5 * at["blocks.0.project"]).all()
     assert (attention_growth(at) < 1.5).all()
-    steep, _ = located(program(small(query_norm=3.0)).steps, images.double())
+    steep, _ = forward_pass(program(small(query_norm=3.0)).steps, images.double())
     more = radii_by_name(steep)
     assert (attention_growth(more) > attention_growth(at)).all()
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from certificates.layers import made
 from specguard.certificates import program
 from specguard.certificates.attention.point import AttentionPoint
-from specguard.certificates.propagate import located
+from specguard.certificates.propagate import forward_pass
 from specguard.checker import Image, read
 from specguard.errors import ConfigError
 from specguard.nn import (
@@ -267,7 +267,7 @@ def test_another_number_of_tokens_is_refused_everywhere():
     with pytest.raises(ConfigError, match=message):
         model(x)
     with pytest.raises(ConfigError, match=message):
-        located(program(model).steps, x.double())
+        forward_pass(program(model).steps, x.double())
     with pytest.raises(ConfigError, match=message):
         Image.of(read(model), x[0].double().numpy(), 0)
 

@@ -4,7 +4,7 @@ import importlib.util
 import re
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import typer
@@ -42,9 +42,7 @@ def test_there_are_commands_to_check_and_a_wrong_one_is_noticed():
 
 
 def test_theory_pages_show_every_row_of_the_ledger_and_refuse_others():
-    specification = importlib.util.spec_from_file_location("ledger", ROOT / "docs" / "ledger.py")
-    hook = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(hook)
+    hook = module_of("ledger")
     page = SimpleNamespace(file=SimpleNamespace(src_uri="a page"))
     texts = [hook.on_page_markdown(path.read_text(), page) for path in sorted((ROOT / "docs/theory").glob("*.md"))]
     shown = re.findall(r"^\| \*\*(.+?)\*\* \|", "\n".join(texts), re.MULTILINE)
@@ -56,3 +54,15 @@ def test_theory_pages_show_every_row_of_the_ledger_and_refuse_others():
 def test_every_page_is_in_the_navigation():
     listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
     assert {str(path.relative_to(ROOT / "docs")) for path in PAGES} == listed
+
+
+def module_of(name: str) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_formats_is_that_of_the_types():
+    formats = module_of("formats")
+    assert formats.PAGE.read_text() == formats.page(), "python docs/formats.py writes it anew"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specguard import __version__
-from specguard.records.store import read_json
+from specguard.records.io import read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 

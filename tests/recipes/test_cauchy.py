@@ -1,38 +1,61 @@
 """Claims about spectra and robustness say what the summaries say, and nothing where there is nothing to say."""
 
-import json
-
+import msgspec
 import numpy as np
 import pytest
 from scipy.stats import spearmanr, ttest_1samp
-from specguard.studies.spectral_summary import spectral_summary
 
 from cauchy.claims import MEASURES, cauchy_claims, diagnoses, diagnosis
 from specguard.errors import RunError
+from specguard.records.accuracy import Accuracy
+from specguard.records.attack import AttackSettings, AttackStudy, AttackSummary, BallAccuracy, NamedAttack
+from specguard.records.base import About, BallRecord
+from specguard.records.io import write_record
+from specguard.records.spectrum import (
+    PartRecord,
+    SpectrumRecord,
+    SpectrumSettings,
+    SpectrumStudy,
+    summarize,
+)
 
-RADII = (0.25, 0.5)
+RADII, N = (0.25, 0.5), 10_000
 
 
-def spectrum(sigmas, network=3.0, model="m", growth=1.0):
+def spectrum(sigmas, network=3.0, model="m", growth=1.0, groups=("block", "network")):
     """The summary of two images; sigma of a block is `sigmas[block]`, less and more a tenth."""
 
     def part(group, sigma):
         kind = "residual" if group == "block" else "map"
-        numbers = {"sigma": [sigma], "residual": [0.0], "step": 1 + sigma, "entering": 1.0, "leaving": growth}
-        return {"group": group, "kind": kind, "converged": True, "row_column": None, **numbers}
+        lengths = {"residual": (0.0,), "step": 1 + sigma, "entering": 1.0, "leaving": growth}
+        return PartRecord(group=group, kind=kind, converged=True, row_column=None, sigma=(sigma,), **lengths)
 
-    records = [
-        {"parts": {f"blocks.{i}": part("block", s + shift) for i, s in enumerate(sigmas)}} for shift in (-0.1, 0.1)
-    ]
-    for record in records:
-        record["parts"]["network"] = part("network", network)
-    names = [*(f"blocks.{i}" for i in range(len(sigmas))), "network"]
-    return {**spectral_summary(records, names), "settings": {"model": model}}
+    def record(sample, shift):
+        parts = {f"blocks.{i}": part("block", s + shift) for i, s in enumerate(sigmas)}
+        parts["network"] = part("network", network)
+        kept = {name: each for name, each in parts.items() if each.group in groups}
+        return SpectrumRecord(sample=sample, label=0, parts=kept)
+
+    records = [record(0, -0.1), record(1, 0.1)]
+    about = About(model=model, data="d", dataset="d", n=2)
+    return summarize(records, SpectrumStudy(about, SpectrumSettings(), tuple(records[0].parts)))
 
 
-def attack(robust, clean=0.9, model="m"):
-    rows = [{"norm": "l2", "radius": r, "accuracy": {"value": v}} for r, v in zip(RADII, robust, strict=True)]
-    return {"clean": {"value": clean, "n": 100}, "worst_case": rows, "settings": {"model": model}}
+def attack(robust, clean=0.9, model="m", balls=tuple(("l2", r) for r in RADII)):
+    """The summary of a hundred images."""
+    rows = tuple(
+        BallAccuracy(norm=n, radius=r, accuracy=Accuracy.of(round(N * v), N))
+        for (n, r), v in zip(balls, robust, strict=True)
+    )
+    study = AttackStudy(
+        about=About(model=model, data="d", dataset="d", n=N),
+        attacks=(NamedAttack(name="pgd", settings={}),),
+        stop_early=False,
+        balls=tuple(BallRecord(norm=n, radius=r) for n, r in balls),
+        settings=AttackSettings(),
+    )
+    found = {"attacks": (), "distances": {}, "per_class": ()}
+    return AttackSummary(study=study, n=N, clean=Accuracy.of(round(N * clean), N), worst_case=rows, **found)
 
 
 def networks():
@@ -117,20 +140,19 @@ def test_the_interval_of_differences_is_students():
 
 def test_only_radii_in_l2_that_all_were_attacked_at_are_spoken_of():
     found = networks()
-    other = attack((0.3, 0.2))
-    other["worst_case"][1]["radius"] = 1.0
-    other["worst_case"].append({"norm": "linf", "radius": 0.25, "accuracy": {"value": 0.0}})
+    other = attack((0.3, 0.2, 0.0), balls=(("l2", 0.25), ("l2", 1.0), ("linf", 0.25)))
     odd = diagnosis("vit_t9-0", other, spectrum([1.0, 2.0]))
     assert odd.robust == {0.25: 0.3, 1.0: 0.2}
     assert {row["radius"] for row in cauchy_claims([*found, odd])["correlations"]} == {0.25}
-    other["worst_case"] = other["worst_case"][1:2]
+    other = attack((0.2,), balls=(("l2", 1.0),))
     with pytest.raises(RunError, match="common radius"):
         cauchy_claims([*found, diagnosis("vit_t9-0", other, spectrum([1.0, 2.0]))])
 
 
 def test_values_that_did_not_converge_are_counted():
     lost = spectrum([1.0, 2.0])
-    lost["parts"][1]["unconverged"] = 2
+    second = msgspec.structs.replace(lost.parts[1], unconverged=2)
+    lost = msgspec.structs.replace(lost, parts=(lost.parts[0], second, *lost.parts[2:]))
     found = [diagnosis("vit_t1-0", attack((0.4, 0.1)), summary) for summary in (lost, spectrum([1.0]))]
     assert cauchy_claims(found)["unconverged"] == 2
 
@@ -139,12 +161,12 @@ def test_rows_are_read_where_both_studies_are_complete(tmp_path):
     for name in ("vit_t1_32-0", "covit_t1_32-0", "vit_t1_224-0"):
         (tmp_path / name).mkdir()
     kept = tmp_path / "vit_t1_32-0"
-    (kept / "pgd.json").write_text(json.dumps(attack((0.4, 0.1))))
-    (kept / "spectrum.json").write_text(json.dumps(spectrum([1.0, 2.0])))
+    write_record(kept / "pgd.json", attack((0.4, 0.1)))
+    write_record(kept / "spectrum.json", spectrum([1.0, 2.0]))
     for study, summary in (("pgd", attack((0.3, 0.2))), ("spectrum", spectrum([3.0, 2.0]))):
         for name in ("covit_t1_32-0", "vit_t1_224-0"):
             (tmp_path / name / study).mkdir()
-            (tmp_path / name / study / "summary.json").write_text(json.dumps(summary))
+            write_record(tmp_path / name / study / "summary.json", summary)
     (tmp_path / "vit_t1_224-0" / "spectrum" / "summary.json").unlink()
     (tmp_path / "notes.txt").write_text("not a row")
     assert [each.name for each in diagnoses(tmp_path)] == ["covit_t1_32-0", "vit_t1_32-0"]
@@ -156,8 +178,7 @@ def test_errors_are_sentences():
     with pytest.raises(RunError, match="of two networks"):
         diagnosis("x-0", attack((0.4, 0.1), model="a"), spectrum([1.0], model="b"))
     for group in ("block", "network"):
-        without = spectrum([1.0])
-        without["parts"] = [part for part in without["parts"] if part["group"] != group]
+        without = spectrum([1.0], groups={"block", "network"} - {group})
         with pytest.raises(RunError, match="lack its blocks"):
             diagnosis("x-0", attack((0.4, 0.1)), without)
     with pytest.raises(RunError, match="a perturbation to follow"):

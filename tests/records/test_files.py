@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from specguard.studies.shards import Place
 
 import specguard as package
-from helpers import companions
+from helpers import companions, lines
 from helpers.sample_runs import sample_run
 from helpers.studies import STUDIES
 from specguard.cli.models import Subject
@@ -30,10 +29,9 @@ from specguard.errors import RunError, SpecGuardError
 from specguard.models import from_run
 from specguard.models.checkpoint import load_weights
 from specguard.models.pretrained import huggingface_config, huggingface_statistics
-from specguard.records import files
-from specguard.records import store as runs
+from specguard.records import files, io, store
+from specguard.records.shards import Place, Shard
 from specguard.report import read_run, write_report
-from specguard.studies import Shard
 
 SOURCE = Path(package.__file__).parent
 
@@ -149,10 +147,10 @@ def pictures(folder: Path) -> object:
 
 
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "json": ("x.json", lambda folder: runs.read_json(folder / "x.json")),
-    "lines": ("x.jsonl", lambda folder: runs.read_lines(folder / "x.jsonl")),
-    "the hash of lines": ("x.jsonl", lambda folder: runs.lines_digest(folder / "x.jsonl")),
-    "safetensors": ("x.safetensors", lambda folder: runs.read_tensors(folder / "x.safetensors")),
+    "json": ("x.json", lambda folder: io.read_json(folder / "x.json")),
+    "lines": ("x.jsonl", lambda folder: io.read_lines(folder / "x.jsonl")),
+    "the hash of lines": ("x.jsonl", lambda folder: store.lines_digest(folder / "x.jsonl")),
+    "safetensors": ("x.safetensors", lambda folder: store.read_tensors(folder / "x.safetensors")),
     "weights": ("x.safetensors", lambda folder: load_weights(folder / "x.safetensors")),
     "weights of torch": ("x.pt", lambda folder: load_weights(folder / "x.pt")),
     "the model of a run": ("model.json", from_run),
@@ -200,7 +198,7 @@ def gallery_of(run: Path) -> Path:
 
 
 REPORTED = [
-    "result.json", "model.json", "metrics.jsonl", "attacks/quick/summary.json", "attacks/quick/elapsed.jsonl",
+    "result.json", "model.json", "metrics.jsonl", "attacks/quick/summary.json",
     "attacks/quick/gallery/pictures.json", "attacks/quick/gallery/images.safetensors",
     "certificates/proofs/records.jsonl", "certificates/proofs/environment.jsonl", "spectrum/looked/records.jsonl",
 ]  # fmt: skip
@@ -232,7 +230,7 @@ def test_a_report_does_not_follow_a_gallery_that_is_a_link(tmp_path):
     os.rename(gallery_of(run), tmp_path / "elsewhere")
     gallery_of(run).symlink_to(tmp_path / "elsewhere")
     found = read_run(run, "a")
-    assert found.attacked[0].gallery is None
+    assert found.attacks[0].gallery is None
     assert any("gallery" in problem and "link" in problem for problem in found.problems)
 
 
@@ -331,10 +329,10 @@ def test_a_report_of_a_prepared_run_writes_nothing_outside_of_it(tmp_path, preci
 
 
 WRITERS: dict[str, Callable[[Path], None]] = {
-    "write_file": lambda path: runs.write_file(path, b"5"),
-    "write_json": lambda path: runs.write_json(path, {"a": 5}),
-    "rewrite_lines": lambda path: runs.rewrite_lines(path, [{"a": 5}]),
-    "write_tensors": lambda path: runs.write_tensors(path, {"a": torch.ones(2)}),
+    "write_file": lambda path: files.write_file(path, b"5"),
+    "write_json": lambda path: io.write_json(path, {"a": 5}),
+    "rewrite_lines": lambda path: lines.rewrite_lines(path, [{"a": 5}]),
+    "write_tensors": lambda path: store.write_tensors(path, {"a": torch.ones(2)}),
 }
 
 
@@ -355,7 +353,7 @@ def test_nothing_is_added_through_a_link_to_another_name_or_to_a_pipe(tmp_path, 
     (tmp_path / "dangling").symlink_to(tmp_path / "new")
     for name in ("soft", "hard", "pipe", "dangling"):
         with no_hang(), pytest.raises(RunError) as caught:
-            runs.append_lines(tmp_path / name, {"a": 5})
+            lines.append_lines(tmp_path / name, {"a": 5})
         one_sentence(caught.value, tmp_path / name)
     assert precious.read_bytes() == b"precious\n"
     assert not (tmp_path / "new").exists()
@@ -364,20 +362,20 @@ def test_nothing_is_added_through_a_link_to_another_name_or_to_a_pipe(tmp_path, 
 def test_a_lock_is_neither_emptied_nor_followed(tmp_path, precious):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").symlink_to(precious)
-    with pytest.raises(RunError) as caught, runs.locked(tmp_path / "run"):
+    with pytest.raises(RunError) as caught, files.locked(tmp_path / "run"):
         pass
     one_sentence(caught.value, tmp_path / "run" / ".lock", "it is a link")
     assert precious.read_bytes() == b"precious\n"
     (tmp_path / "run" / ".lock").unlink()
     os.link(precious, tmp_path / "run" / ".lock")
-    with runs.locked(tmp_path / "run"):
+    with files.locked(tmp_path / "run"):
         assert precious.read_bytes() == b"precious\n"
 
 
 @pytest.mark.parametrize("made", [os.mkfifo, os.mkdir])
 def test_a_lock_that_is_no_file_is_refused_and_not_waited_for(tmp_path, made):
     made(tmp_path / ".lock")
-    with no_hang(), pytest.raises(RunError) as caught, runs.locked(tmp_path):
+    with no_hang(), pytest.raises(RunError) as caught, files.locked(tmp_path):
         pass
     one_sentence(caught.value, tmp_path / ".lock")
 
@@ -411,7 +409,7 @@ def test_a_training_writes_and_removes_nothing_through_a_link(tmp_path):
     (tmp_path / "sgd").mkdir()
     (tmp_path / "sgd" / "checkpoints").symlink_to(outside)
     with pytest.raises(RunError) as caught:
-        runs.write_checkpoint(tmp_path / "sgd", 2, {"w": torch.ones(2)}, {"step": 2})
+        store.write_checkpoint(tmp_path / "sgd", 2, {"w": torch.ones(2)}, {"step": 2})
     one_sentence(caught.value, tmp_path / "sgd" / "checkpoints", "link")
     assert len(list(outside.glob("*/precious"))) == 3
     with pytest.raises(RunError):
@@ -427,7 +425,7 @@ def test_a_checkpoint_is_not_written_through_a_left_over_that_is_a_link(tmp_path
     (tmp_path / "run" / "checkpoints" / name).symlink_to(tmp_path / "outside")
     for step in (1, 2):
         try:
-            runs.write_checkpoint(tmp_path / "run", step, {"w": torch.ones(2)}, {"step": step})
+            store.write_checkpoint(tmp_path / "run", step, {"w": torch.ones(2)}, {"step": step})
         except RunError as error:
             one_sentence(error)
     assert [path.name for path in (tmp_path / "outside").iterdir()] == ["precious"]
@@ -474,7 +472,7 @@ def test_many_writers_of_one_file_do_not_disturb_each_other(tmp_path):
     def write(content: bytes) -> None:
         try:
             for _ in range(60):
-                runs.write_file(tmp_path / "report.html", content)
+                files.write_file(tmp_path / "report.html", content)
                 assert (tmp_path / "report.html").read_bytes() in contents
         except (AssertionError, SpecGuardError) as error:
             wrong.append(error)
@@ -509,9 +507,9 @@ def test_the_draft_of_a_killed_process_goes_and_that_of_a_living_one_stays(tmp_p
         assert living.stdout is not None
         living.stdout.readline()
         (own,) = tmp_path.glob(".*.draft")  # the dead one's has gone
-        with runs.locked(tmp_path):
+        with files.locked(tmp_path):
             pass
-        runs.write_file(tmp_path / "other", b"5")
+        files.write_file(tmp_path / "other", b"5")
         assert own.exists()
         living.communicate(b"")
     assert living.returncode == 0
@@ -528,7 +526,7 @@ def test_a_lock_removes_dead_drafts_and_nothing_else(tmp_path):
         (tmp_path / name).touch()
     (tmp_path / f".specguard-{'2' * 16}.draft").mkdir()
     (tmp_path / f".specguard-{'3' * 16}.draft").symlink_to(tmp_path / ".thesis.draft")
-    with runs.locked(tmp_path):
+    with files.locked(tmp_path):
         pass
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {*others, ".lock", f".specguard-{'2' * 16}.draft", f".specguard-{'3' * 16}.draft"}
@@ -536,26 +534,26 @@ def test_a_lock_removes_dead_drafts_and_nothing_else(tmp_path):
 
 @pytest.mark.parametrize("name", ["x" * 255, "é" * 127])
 def test_the_longest_name_can_be_written(tmp_path, name):
-    runs.write_file(tmp_path / name, b"5")
+    files.write_file(tmp_path / name, b"5")
     assert (tmp_path / name).read_bytes() == b"5"
 
 
 def test_a_disk_that_fills_up_leaves_the_old_file_and_no_draft(tmp_path, monkeypatch):
-    runs.write_file(tmp_path / "record", b"old")
+    files.write_file(tmp_path / "record", b"old")
     refusal = OSError(errno.ENOSPC, "No space left on device")
     for name in ("fsync", "replace"):
         with monkeypatch.context() as patch:
             patch.setattr(os, name, lambda *_: (_ for _ in ()).throw(refusal))
             with pytest.raises(RunError, match="No space left"):
-                runs.write_file(tmp_path / "record", b"new")
+                files.write_file(tmp_path / "record", b"new")
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"record": b"old"}
 
 
 def test_a_file_keeps_the_rights_that_the_user_gives_new_files(tmp_path):
     before = os.umask(0o027)
     try:
-        runs.write_json(tmp_path / "x.json", {})
-        runs.append_lines(tmp_path / "x.jsonl", {})
+        io.write_json(tmp_path / "x.json", {})
+        lines.append_lines(tmp_path / "x.jsonl", {})
     finally:
         os.umask(before)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o640}

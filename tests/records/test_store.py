@@ -17,13 +17,14 @@ import pytest
 import torch
 from torch import nn
 
+from helpers import lines
 from specguard.data import Augmentation, Data, Dataset, digits
 from specguard.errors import CheckpointError, RunError, SpecGuardError
 from specguard.geometry import Ball
 from specguard.models import from_run, untrained
 from specguard.nn import ViT, fingerprint, preset
 from specguard.penalties import MSVP
-from specguard.records import store as runs
+from specguard.records import base, files, io, store
 from specguard.train import SAM, SGD, CrossEntropy, OneCycle, Training, Validation, train
 
 CPU = torch.device("cpu")
@@ -65,10 +66,10 @@ def one_sentence(error: BaseException, *named: object) -> None:
 # Atomic files ------------------------------------------------------------------------------------------------
 
 WRITERS = {
-    "write_file": (runs.write_file, b"old", b"new"),
-    "write_json": (runs.write_json, {"a": 1}, {"a": 2}),
-    "rewrite_lines": (runs.rewrite_lines, [{"a": 1}], [{"a": 2}, {"a": 3}]),
-    "write_tensors": (runs.write_tensors, {"a": torch.zeros(3)}, {"a": torch.ones(5)}),
+    "write_file": (files.write_file, b"old", b"new"),
+    "write_json": (io.write_json, {"a": 1}, {"a": 2}),
+    "rewrite_lines": (lines.rewrite_lines, [{"a": 1}], [{"a": 2}, {"a": 3}]),
+    "write_tensors": (store.write_tensors, {"a": torch.zeros(3)}, {"a": torch.ones(5)}),
 }
 
 
@@ -106,9 +107,9 @@ def test_a_write_that_fails_anywhere_leaves_the_old_content_or_the_new_and_can_b
 def test_a_record_with_a_number_that_is_not_finite_is_never_written(tmp_path, number):
     path = tmp_path / "record"
     for write, record in (
-        (runs.write_json, {"loss": number}),
-        (runs.append_lines, {"loss": number}),
-        (runs.rewrite_lines, [{"loss": 1.0}, {"loss": number}]),
+        (io.write_json, {"loss": number}),
+        (lines.append_lines, {"loss": number}),
+        (lines.rewrite_lines, [{"loss": 1.0}, {"loss": number}]),
     ):
         path.write_bytes(b'{"loss": 0.5}\n')
         with pytest.raises(ValueError, match="JSON"):
@@ -118,8 +119,8 @@ def test_a_record_with_a_number_that_is_not_finite_is_never_written(tmp_path, nu
 
 def test_json_comes_back_as_it_was_written(tmp_path):
     record = {"text": "σ \n \u2028", "float": 0.1 + 0.2, "none": None, "nested": [{"a": True}], "big": 2**70}
-    runs.write_json(tmp_path / "a.json", record)
-    assert runs.read_json(tmp_path / "a.json") == record
+    io.write_json(tmp_path / "a.json", record)
+    assert io.read_json(tmp_path / "a.json") == record
 
 
 @pytest.mark.parametrize(
@@ -131,13 +132,13 @@ def test_a_file_that_holds_no_json_object_is_refused_by_name(tmp_path, content):
     path = tmp_path / "a.json"
     path.write_bytes(content)
     with pytest.raises(RunError) as caught:
-        runs.read_json(path)
+        io.read_json(path)
     one_sentence(caught.value, path)
 
 
 def test_a_missing_file_and_a_folder_in_place_of_a_file_are_refused_by_name(tmp_path):
     for path in (tmp_path / "missing", tmp_path):
-        for read in (runs.read_json, runs.read_tensors):
+        for read in (io.read_json, store.read_tensors):
             with pytest.raises(RunError) as caught:
                 read(path)
             one_sentence(caught.value, path)
@@ -150,12 +151,12 @@ def test_a_file_of_lines_cut_at_any_byte_yields_its_complete_records(tmp_path):
     path = tmp_path / "a.jsonl"
     records = [{"epoch": 1, "loss": 0.25}, {"epoch": 2, "text": "ü\n"}, {"epoch": 3}]
     for record in records:
-        runs.append_lines(path, record)
+        lines.append_lines(path, record)
     content = path.read_bytes()
     assert content.count(b"\n") == len(records)
     for length in range(len(content) + 1):
         path.write_bytes(content[:length])
-        assert runs.read_lines(path) == records[: content[:length].count(b"\n")]
+        assert io.read_lines(path) == records[: content[:length].count(b"\n")]
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"[1]", b"7", b"\xff\xfe", b'{"a": 1}{"a": 2}', b'{"a": 1}\r{"a": 2}'])
@@ -166,22 +167,22 @@ def test_a_broken_line_is_refused_by_its_number_wherever_it_is(tmp_path, line, p
     lines.insert(place, line)
     path.write_bytes(b"\n".join([*lines, b""]))
     with pytest.raises(RunError) as caught:
-        runs.read_lines(path)
+        io.read_lines(path)
     one_sentence(caught.value, path, f"line {place + 1}")
 
 
 def test_lines_of_a_missing_file_are_none_and_a_folder_is_refused(tmp_path):
-    assert runs.read_lines(tmp_path / "missing") == []
+    assert io.read_lines(tmp_path / "missing") == []
     with pytest.raises(RunError) as caught:
-        runs.read_lines(tmp_path)
+        io.read_lines(tmp_path)
     one_sentence(caught.value, tmp_path)
 
 
 def test_rewritten_lines_replace_the_file_as_a_whole(tmp_path):
     path = tmp_path / "a.jsonl"
     for records in ([{"a": 1}, {"a": 2}], [{"b": 3}], []):
-        runs.rewrite_lines(path, records)
-        assert runs.read_lines(path) == records
+        lines.rewrite_lines(path, records)
+        assert io.read_lines(path) == records
         assert path.read_bytes().count(b"\n") == len(records)
     assert [p.name for p in tmp_path.iterdir()] == ["a.jsonl"]
 
@@ -209,8 +210,8 @@ def bits(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
 
 @pytest.mark.parametrize("kind", TENSORS)
 def test_tensors_come_back_bit_for_bit(tmp_path, kind):
-    runs.write_tensors(tmp_path / "a", {"name/with.dots": TENSORS[kind], "other": torch.ones(1)})
-    back = runs.read_tensors(tmp_path / "a")
+    store.write_tensors(tmp_path / "a", {"name/with.dots": TENSORS[kind], "other": torch.ones(1)})
+    back = store.read_tensors(tmp_path / "a")
     assert set(back) == {"name/with.dots", "other"}
     assert bits(back["name/with.dots"]) == bits(TENSORS[kind])
 
@@ -260,7 +261,7 @@ HOSTILE = {
 
 def refusal(path: Path) -> CheckpointError:
     with pytest.raises(CheckpointError) as caught:
-        runs.read_tensors(path)
+        store.read_tensors(path)
     one_sentence(caught.value, path)
     return caught.value
 
@@ -274,7 +275,7 @@ def test_a_hostile_safetensors_file_is_refused_with_one_sentence(tmp_path, kind)
 
 def test_a_safetensors_file_cut_at_any_byte_or_lengthened_is_refused(tmp_path):
     path = tmp_path / "a.safetensors"
-    runs.write_tensors(path, {"w": torch.arange(6.0).view(2, 3), "n": torch.tensor(3)})
+    store.write_tensors(path, {"w": torch.arange(6.0).view(2, 3), "n": torch.tensor(3)})
     content = path.read_bytes()
     for length in range(len(content)):
         path.write_bytes(content[:length])
@@ -293,14 +294,14 @@ def test_random_bytes_are_refused(tmp_path):
 
 def test_a_changed_byte_is_refused_or_read_but_never_anything_else(tmp_path):
     path = tmp_path / "a.safetensors"
-    runs.write_tensors(path, {"w": torch.arange(4.0), "n": torch.tensor(3)})
+    store.write_tensors(path, {"w": torch.arange(4.0), "n": torch.tensor(3)})
     content = path.read_bytes()
     refused = 0
     for place in range(len(content)):
         for mask in (0x01, 0x10, 0x80, 0xFF):
             path.write_bytes(content[:place] + bytes([content[place] ^ mask]) + content[place + 1 :])
             try:
-                assert isinstance(runs.read_tensors(path), dict)
+                assert isinstance(store.read_tensors(path), dict)
             except CheckpointError as error:
                 one_sentence(error, path)
                 refused += 1
@@ -322,11 +323,11 @@ def test_a_pickle_under_the_name_of_a_safetensors_file_is_refused_and_not_run(tm
 
 
 def test_only_the_newest_checkpoint_stays_and_it_comes_back_exactly(tmp_path):
-    assert runs.checkpoint_steps(tmp_path) == []
+    assert store.checkpoint_steps(tmp_path) == []
     for step in (3, 7, 12):
-        runs.write_checkpoint(tmp_path, step, {"w": torch.full((2,), float(step))}, {"step": step})
-        assert runs.checkpoint_steps(tmp_path) == [step]
-    tensors, state = runs.read_checkpoint(tmp_path, 12)
+        store.write_checkpoint(tmp_path, step, {"w": torch.full((2,), float(step))}, {"step": step})
+        assert store.checkpoint_steps(tmp_path) == [step]
+    tensors, state = store.read_checkpoint(tmp_path, 12)
     assert (bits(tensors["w"]), state) == (bits(torch.full((2,), 12.0)), {"step": 12})
 
 
@@ -334,30 +335,30 @@ def test_a_checkpoint_that_fails_anywhere_leaves_the_old_one_or_the_new_one_comp
     newest = []
     for at in range(1, 30):
         run = tmp_path / str(at)
-        runs.write_checkpoint(run, 1, {"w": torch.full((2,), 1.0)}, {"step": 1})
+        store.write_checkpoint(run, 1, {"w": torch.full((2,), 1.0)}, {"step": 1})
         with monkeypatch.context() as patch:
             dying(patch, at, Death())
             try:
-                runs.write_checkpoint(run, 2, {"w": torch.full((2,), 2.0)}, {"step": 2})
+                store.write_checkpoint(run, 2, {"w": torch.full((2,), 2.0)}, {"step": 2})
             except Death:
                 pass
             else:
                 break
-        for step in runs.checkpoint_steps(run):
-            tensors, state = runs.read_checkpoint(run, step)
+        for step in store.checkpoint_steps(run):
+            tensors, state = store.read_checkpoint(run, step)
             assert (tensors["w"].tolist(), state) == ([float(step)] * 2, {"step": step})
         newest.append(step)
-        runs.write_checkpoint(run, 3, {"w": torch.full((2,), 3.0)}, {"step": 3})
-        assert runs.checkpoint_steps(run) == [3]
+        store.write_checkpoint(run, 3, {"w": torch.full((2,), 3.0)}, {"step": 3})
+        assert store.checkpoint_steps(run) == [3]
     assert newest == sorted(newest)
     assert set(newest) == {1, 2}
 
 
 def test_only_folders_named_by_a_step_count_as_checkpoints(tmp_path):
-    runs.write_checkpoint(tmp_path, 5, {"w": torch.ones(1)}, {"step": 5})
+    store.write_checkpoint(tmp_path, 5, {"w": torch.ones(1)}, {"step": 5})
     for name in (".draft", "notes", "5.old", "²"):
         (tmp_path / "checkpoints" / name).mkdir()
-    assert runs.checkpoint_steps(tmp_path) == [5]
+    assert store.checkpoint_steps(tmp_path) == [5]
 
 
 # The lock ----------------------------------------------------------------------------------------------------
@@ -365,12 +366,12 @@ def test_only_folders_named_by_a_step_count_as_checkpoints(tmp_path):
 
 def test_a_run_directory_in_use_is_refused_and_free_again_afterwards(tmp_path):
     run = tmp_path / "new" / "run"
-    with runs.locked(run), pytest.raises(RunError) as caught, runs.locked(run):
+    with files.locked(run), pytest.raises(RunError) as caught, files.locked(run):
         pass
     one_sentence(caught.value, run, "in use")
-    with pytest.raises(Death), runs.locked(run):
+    with pytest.raises(Death), files.locked(run):
         raise Death
-    with runs.locked(run):
+    with files.locked(run):
         pass
 
 
@@ -382,10 +383,10 @@ def test_a_run_directory_is_held_by_another_process_only_while_that_lives(tmp_pa
     with subprocess.Popen([sys.executable, "-c", hold, tmp_path / ".lock"], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        with pytest.raises(RunError, match="in use by another process"), runs.locked(tmp_path):
+        with pytest.raises(RunError, match="in use by another process"), files.locked(tmp_path):
             pass
         other.kill()
-    with runs.locked(tmp_path):
+    with files.locked(tmp_path):
         pass
 
 
@@ -406,14 +407,14 @@ class Outer:
 
 def test_settings_are_described_by_type_and_fields():
     inner = {"type": "Inner", "rate": 0.1, "names": ["a", "b"]}
-    assert runs.described(Outer()) == {"type": "Outer", "inner": inner, "flag": True}
-    assert runs.described((Inner(), None, 3)) == [inner, None, 3]
+    assert store.described(Outer()) == {"type": "Outer", "inner": inner, "flag": True}
+    assert store.described((Inner(), None, 3)) == [inner, None, 3]
 
 
 @pytest.mark.parametrize("value", [object(), {1: 2}, Inner, torch.ones(1), {1}])
 def test_what_is_no_setting_is_refused_by_its_kind(value):
     with pytest.raises(RunError) as caught:
-        runs.described((Inner(), value))
+        store.described((Inner(), value))
     one_sentence(caught.value, type(value).__name__)
 
 
@@ -439,10 +440,10 @@ OTHER = Training(
 
 @pytest.mark.parametrize("name", [f.name for f in fields(Training)])
 def test_every_training_setting_is_part_of_the_description_and_named_when_it_differs(name):
-    old = json.loads(json.dumps(runs.described(Training())))
-    new = json.loads(json.dumps(runs.described(replace(Training(), **{name: getattr(OTHER, name)}))))
-    assert runs.first_difference(old, old) is None
-    found = runs.first_difference({"training": old}, {"training": new})
+    old = json.loads(json.dumps(store.described(Training())))
+    new = json.loads(json.dumps(store.described(replace(Training(), **{name: getattr(OTHER, name)}))))
+    assert base.first_difference(old, old) is None
+    found = base.first_difference({"training": old}, {"training": new})
     assert found is not None
     assert found.startswith(f"training.{name}")
 
@@ -460,21 +461,21 @@ def test_every_training_setting_is_part_of_the_description_and_named_when_it_dif
     ],
 )
 def test_the_first_difference_of_settings_is_named_with_both_values(old, new, found):
-    assert runs.first_difference(old, new) == found
+    assert base.first_difference(old, new) == found
 
 
 # Seeds -------------------------------------------------------------------------------------------------------
 
 
 def test_derived_seeds_never_change():
-    assert runs.derived_seed(0, "weights") == 133441691874178746
-    assert runs.derived_seed(7, "augment", 123) == 2986823514240868165
+    assert store.derived_seed(0, "weights") == 133441691874178746
+    assert store.derived_seed(7, "augment", 123) == 2986823514240868165
 
 
 def test_derived_seeds_of_different_purposes_differ_and_fit_a_generator():
     purposes = [("weights",), *(("order", e) for e in range(50)), *(("penalty", i) for i in range(3))]
     purposes += [(kind, step) for kind in ("augment", "objective 0", "objective 1") for step in range(500)]
-    seeds = [runs.derived_seed(seed, *purpose) for seed in (0, 1, -1, 11) for purpose in purposes]
+    seeds = [store.derived_seed(seed, *purpose) for seed in (0, 1, -1, 11) for purpose in purposes]
     assert len(set(seeds)) == len(seeds)
     assert min(seeds) >= 0
     assert max(seeds) < 2**63
@@ -499,18 +500,18 @@ def small_disk(tmp_path):
 
 
 TOO_LARGE = {
-    "write_file": lambda run: runs.write_file(run / "record", bytes(100_000)),
-    "append_lines": lambda run: runs.append_lines(run / "record", {"text": "x" * 100_000}),
-    "write_checkpoint": lambda run: runs.write_checkpoint(run, 2, {"w": torch.ones(100_000)}, {"step": 2}),
+    "write_file": lambda run: files.write_file(run / "record", bytes(100_000)),
+    "append_lines": lambda run: lines.append_lines(run / "record", {"text": "x" * 100_000}),
+    "write_checkpoint": lambda run: store.write_checkpoint(run, 2, {"w": torch.ones(100_000)}, {"step": 2}),
 }
 
 
 @pytest.mark.parametrize("writer", TOO_LARGE)
 def test_a_full_disk_is_one_sentence_and_what_was_written_stays(small_disk, writer):
     path = small_disk / "record"
-    runs.append_lines(path, {"epoch": 1})
+    lines.append_lines(path, {"epoch": 1})
     before = path.read_bytes()
-    runs.write_checkpoint(small_disk, 1, {"w": torch.ones(9)}, {"step": 1})
+    store.write_checkpoint(small_disk, 1, {"w": torch.ones(9)}, {"step": 1})
     with pytest.raises(RunError) as caught:
         TOO_LARGE[writer](small_disk)
     one_sentence(
@@ -519,9 +520,9 @@ def test_a_full_disk_is_one_sentence_and_what_was_written_stays(small_disk, writ
         "No space left on device",
     )
     assert path.read_bytes().startswith(before)
-    assert runs.read_lines(path) == [{"epoch": 1}]
-    assert runs.checkpoint_steps(small_disk) == [1]
-    assert bits(runs.read_checkpoint(small_disk, 1)[0]["w"]) == bits(torch.ones(9))
+    assert io.read_lines(path) == [{"epoch": 1}]
+    assert store.checkpoint_steps(small_disk) == [1]
+    assert bits(store.read_checkpoint(small_disk, 1)[0]["w"]) == bits(torch.ones(9))
 
 
 # The model a run leaves behind -------------------------------------------------------------------------------
@@ -563,7 +564,7 @@ def test_the_model_of_a_run_with_averaging_is_the_average(tmp_path):
     raw, images = trained(tmp_path / "run", ema=0.9), small_data().test.batch(slice(None))[0]
     loaded = from_run(tmp_path / "run")
     assert not torch.equal(loaded(images), raw(images))
-    tensors, _ = runs.read_checkpoint(tmp_path / "run", 3)
+    tensors, _ = store.read_checkpoint(tmp_path / "run", 3)
     prefix = "average/module."
     average = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
     raw.load_state_dict(average)
@@ -585,9 +586,9 @@ def test_a_run_without_one_of_the_model_files_is_refused_by_name(copied, file):
 
 @pytest.mark.parametrize("change", [1e-7, 1.0, math.nan])
 def test_weights_that_were_changed_are_refused_by_their_fingerprint(copied, change):
-    tensors = runs.read_tensors(copied / "model.safetensors")
+    tensors = store.read_tensors(copied / "model.safetensors")
     tensors["head.bias"][4] += change
-    runs.write_tensors(copied / "model.safetensors", tensors)
+    store.write_tensors(copied / "model.safetensors", tensors)
     assert "fingerprint" in str(spoilt(copied))
 
 
@@ -595,8 +596,8 @@ def test_weights_that_were_changed_are_refused_by_their_fingerprint(copied, chan
     "change", [{"dim": 16}, {"depth": 2}, {"pool": "mean"}, {"classes": 11}, {"qkv_bias": False}, {"patch": 4}]
 )
 def test_weights_of_another_architecture_are_refused_by_the_name_of_a_weight(copied, change):
-    record = runs.read_json(copied / "model.json")
-    runs.write_json(copied / "model.json", {**record, "config": {**record["config"], **change}})
+    record = io.read_json(copied / "model.json")
+    io.write_json(copied / "model.json", {**record, "config": {**record["config"], **change}})
     assert "another architecture" in str(spoilt(copied))
 
 
@@ -604,8 +605,8 @@ def test_weights_of_another_architecture_are_refused_by_the_name_of_a_weight(cop
     "change", [{"heads": 1}, {"activation": "relu"}, {"residual_scale": 0.5}, {"mean": [0.5]}, {"norm_eps": 0.1}]
 )
 def test_a_config_changed_where_the_weights_still_fit_is_refused(copied, change):
-    record = runs.read_json(copied / "model.json")
-    runs.write_json(copied / "model.json", {**record, "config": {**record["config"], **change}})
+    record = io.read_json(copied / "model.json")
+    io.write_json(copied / "model.json", {**record, "config": {**record["config"], **change}})
     spoilt(copied)
 
 
@@ -621,7 +622,7 @@ def test_a_config_changed_where_the_weights_still_fit_is_refused(copied, change)
     ids=str,
 )  # fmt: skip
 def test_a_hostile_model_config_is_refused_with_one_sentence(copied, change):
-    record = runs.read_json(copied / "model.json")
+    record = io.read_json(copied / "model.json")
     config = {**record["config"], **change}
     (copied / "model.json").write_text(json.dumps({**record, "config": config}))
     spoilt(copied)
@@ -638,8 +639,8 @@ def test_a_model_record_that_is_no_record_is_refused_with_one_sentence(copied, c
 
 @pytest.mark.parametrize("value", [None, 5, "", "0" * 64, ["x"]])
 def test_a_model_record_with_another_fingerprint_is_refused(copied, value):
-    record = runs.read_json(copied / "model.json")
-    runs.write_json(copied / "model.json", {**record, "fingerprint": value})
+    record = io.read_json(copied / "model.json")
+    io.write_json(copied / "model.json", {**record, "fingerprint": value})
     assert "fingerprint" in str(spoilt(copied))
 
 
@@ -648,7 +649,7 @@ def test_a_model_record_with_another_fingerprint_is_refused(copied, value):
 
 def begun(run: Path, seed: int = 5, **changes: object) -> ViT:
     """Train for an epoch as the command does, from the weights of the run's own seed; the model before that."""
-    generator = torch.Generator().manual_seed(runs.derived_seed(seed, "weights"))
+    generator = torch.Generator().manual_seed(store.derived_seed(seed, "weights"))
     model = ViT(preset("tiny", dim=8, depth=1, heads=2), generator)
     before = copy.deepcopy(model)
     train(model, small_data(), run, Training(epochs=1, batch=32, seed=seed, **changes), device=CPU)
@@ -688,7 +689,7 @@ def test_a_run_that_began_with_other_weights_has_no_untrained_model(finished):
     ids=str,
 )
 def test_a_run_whose_record_says_otherwise_has_no_untrained_model(damaged, change):
-    runs.write_json(damaged / "run.json", runs.read_json(damaged / "run.json") | change)
+    io.write_json(damaged / "run.json", io.read_json(damaged / "run.json") | change)
     assert untrained(damaged) is None
 
 
@@ -701,7 +702,7 @@ DAMAGED = [
 
 @pytest.mark.parametrize("change", DAMAGED, ids=str)
 def test_a_damaged_record_of_a_run_is_refused_with_one_sentence(damaged, change):
-    runs.write_json(damaged / "run.json", runs.read_json(damaged / "run.json") | change)
+    io.write_json(damaged / "run.json", io.read_json(damaged / "run.json") | change)
     with pytest.raises(RunError) as caught:
         untrained(damaged)
     one_sentence(caught.value, damaged / "run.json")
@@ -709,9 +710,9 @@ def test_a_damaged_record_of_a_run_is_refused_with_one_sentence(damaged, change)
 
 @pytest.mark.parametrize("key", ["model", "training", "initial_weights"])
 def test_a_record_of_a_run_that_lacks_something_is_refused_with_one_sentence(damaged, key):
-    record = runs.read_json(damaged / "run.json")
+    record = io.read_json(damaged / "run.json")
     del record[key]
-    runs.write_json(damaged / "run.json", record)
+    io.write_json(damaged / "run.json", record)
     with pytest.raises(RunError) as caught:
         untrained(damaged)
     one_sentence(caught.value, damaged / "run.json")
@@ -729,8 +730,8 @@ def test_a_file_that_is_no_record_of_a_run_is_refused_with_one_sentence(damaged,
 
 @pytest.mark.parametrize("change", [{"dim": "8"}, {"unknown": 1}, {"heads": 3}, {"depth": 2**40}], ids=str)
 def test_a_run_whose_record_holds_no_possible_model_is_refused_with_one_sentence(damaged, change):
-    record = runs.read_json(damaged / "run.json")
-    runs.write_json(damaged / "run.json", {**record, "model": {**record["model"], **change}})
+    record = io.read_json(damaged / "run.json")
+    io.write_json(damaged / "run.json", {**record, "model": {**record["model"], **change}})
     with pytest.raises(SpecGuardError) as caught:
         untrained(damaged)
     one_sentence(caught.value)
@@ -738,8 +739,8 @@ def test_a_run_whose_record_holds_no_possible_model_is_refused_with_one_sentence
 
 def test_a_config_that_is_not_the_trained_models_is_refused_before_it_takes_memory(damaged, monkeypatch):
     """A stranger's record may ask for a model of any size; the weights beside it say what is meant."""
-    record = runs.read_json(damaged / "run.json")
-    runs.write_json(damaged / "run.json", {**record, "model": {**record["model"], "dim": 1024, "depth": 2}})
+    record = io.read_json(damaged / "run.json")
+    io.write_json(damaged / "run.json", {**record, "model": {**record["model"], "dim": 1024, "depth": 2}})
     made = []
     empty = torch.empty
 

@@ -20,7 +20,7 @@ FLAGS = [
 HOSTILE = "</text><script>window.taken=1</script><img src=x onerror=window.taken=1>"
 FIGURES = (
     *(f"curve-{run}-l2" for run in range(3)), "all-l2", "violin", "weights", "epochs",
-    *(f"families-{run}-0" for run in range(3)),
+    *(f"methods-{run}-0" for run in range(3)),
 )  # fmt: skip
 SECTIONS = ("summary", "radius", "images", "blocks", "weights", "proofs", "classes", "flags", "work")
 # For every text that can be seen: the contrast of its colour with what is behind it, by WCAG 2.

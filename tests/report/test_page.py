@@ -12,16 +12,22 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from helpers.sample_runs import FAMILIES, RADII, changed, sample_run
+from helpers.sample_runs import METHODS, RADII, changed, layer_sensitivity, sample_run, smoothed, stop_early
 from specguard.errors import ConfigError
-from specguard.records.accuracy import Proportion
-from specguard.records.store import append_lines, rewrite_lines
+from specguard.records.accuracy import Accuracy
+from specguard.records.base import Json
+from specguard.records.io import rewrite_records
 from specguard.report import read_run, report, write_report
-from specguard.report.html.sections import attacked_shares, clean_share, proved_shares, subsets, verdict
+from specguard.report.html.sections import clean_accuracy, proved_accuracies, robust_accuracies, subsets, verdict
 
 HOSTILE = "\"'></script><script>alert(1)</script>\x00\u202e<b onmouseover=alert(1)>"
+
+
+def accuracy(count: int, n: int) -> Json:
+    return msgspec.to_builtins(Accuracy.of(count, n))
 
 
 class Elements(HTMLParser):
@@ -86,15 +92,18 @@ def test_every_accuracy_has_its_interval_and_its_n(made):
         assert re.search(r"\d %.*\[\d+\.\d, \d+\.\d\], n = \d+", text), text
 
 
-def test_shares_are_those_of_the_records_and_intervals_are_computed_anew(copy):
+def test_accuracies_are_those_of_the_records_and_one_that_contradicts_itself_is_never_shown(copy):
     path = copy / "result.json"
-    record = json.loads(path.read_text())
-    changed(path, test_accuracy={"count": 7, "n": 9, "value": 0.123, "interval95": [0.0, 1.0]})
-    low, high = Proportion(7, 9).interval
-    assert record["test_accuracy"]["n"] == 40
+    changed(path, test_accuracy=accuracy(7, 9))
+    low, high = Accuracy.of(7, 9).interval95
     page = report({"a run": copy}).html.decode().replace("&nbsp;", " ")
     assert f'77.8 % <span class="interval">[{100 * low:.1f}, {100 * high:.1f}], n = 9</span>' in page
-    assert "12.3 %" not in page
+    for wrong in ({"value": 0.123}, {"interval95": [0.0, 1.0]}, {"count": 8}, {"n": 10}, {"count": 10}):
+        changed(path, test_accuracy=accuracy(7, 9) | wrong)
+        page = report({"a run": copy}).html.decode()
+        assert "12.3 %" not in page
+        assert "77.8 %" not in page
+        assert "result.json is not as it should be: " in page
 
 
 def test_nothing_is_loaded_sent_or_run_but_its_own(made):
@@ -130,7 +139,9 @@ def test_hostile_names_are_text_wherever_they_stand(tmp_path):
 def test_a_certification_counts_as_checked_only_if_its_very_file_was(copy, made):
     assert b'<span class="badge">checked</span>' in made.html
     lines = copy / "certificates" / "proofs" / "records.jsonl"
-    lines.write_bytes(lines.read_bytes().replace(b'"margin": 1.0', b'"margin": 2.0'))
+    content = lines.read_bytes()
+    lines.write_bytes(content.replace(b'"margin": 1.0', b'"margin": 2.0'))
+    assert lines.read_bytes() != content
     page = report({"a run": copy}).html
     assert b'<span class="badge">checked</span>' not in page
     assert b"checked, but not this file" in page
@@ -141,7 +152,7 @@ def test_a_certification_counts_as_checked_only_if_its_very_file_was(copy, made)
 def test_the_verdict_speaks_of_the_largest_radius_at_which_something_is_proved(copy):
     path = copy / "certificates" / "proofs" / "summary.json"
     rows = json.loads(path.read_text())["radii"]
-    none = Proportion(0, 40).record()
+    none = accuracy(0, 40)
     rows[2] |= {"certified": none, "unknown": 38}
     changed(path, radii=rows)
     count = rows[1]["certified"]["count"]
@@ -153,12 +164,12 @@ def test_the_verdict_speaks_of_the_largest_radius_at_which_something_is_proved(c
 def of_subset(path: Path, count: int) -> None:
     """The study in this folder is now of a stratified subset, on which so many images are right, or certified."""
     stored = json.loads((path / "summary.json").read_text())
-    share = Proportion(count, stored["n"]).record()
-    for name, column in (("worst_case", "accuracy"), ("radii", "certified"), ("radii", "attacked")):
+    found = accuracy(count, stored["n"])
+    for name, column in (("worst_case", "accuracy"), ("radii", "certified"), ("radii", "robust")):
         for row in stored.get(name, []):
-            row[column] = share
-    stored["settings"]["subset"] = {"rule": "stratified", "seed": 0, "of": 1000}
-    changed(path / "summary.json", **stored | {"clean": share})
+            row[column] = found
+    stored["study"]["about"]["subset"] = {"rule": "stratified", "seed": 0, "of": 1000}
+    changed(path / "summary.json", **stored | {"clean": found})
 
 
 @pytest.mark.parametrize("count", [1, 39])
@@ -170,13 +181,13 @@ def test_of_as_many_images_a_stratified_subset_is_shown_before_the_first(copy, c
             shutil.copytree(copy / study, copy / study.replace("/", f"/{name}-"))
             of_subset(copy / study.replace("/", f"/{name}-"), count)
     found = read_run(copy, "a")
-    for shares in (attacked_shares, proved_shares):
-        assert shares(first).keys() == shares(found).keys()
-        assert {share.count for share in shares(found).values()} == {count}
-        assert {share.count for share in shares(first).values()} != {count}
-    share = clean_share(found)
-    assert share is not None
-    assert share.count == count
+    for accuracies in (robust_accuracies, proved_accuracies):
+        assert accuracies(first).keys() == accuracies(found).keys()
+        assert {each.count for each in accuracies(found).values()} == {count}
+        assert {each.count for each in accuracies(first).values()} != {count}
+    clean = clean_accuracy(found)
+    assert clean is not None
+    assert clean.count == count
     assert f"Of 40 images, {count} are certified" in verdict(found)
     places = "attacks/a-quick and attacks/z-quick and certificates/a-proofs and certificates/z-proofs"
     said = f"In {places}: 40 images, a stratified subset of 1,000, in which every class has its share."
@@ -188,9 +199,10 @@ def test_of_as_many_images_a_stratified_subset_is_shown_before_the_first(copy, c
 @pytest.mark.parametrize("subset", [7, [], {}, {"of": "all"}, {"of": -1}, {"of": True}], ids=str)
 def test_a_subset_that_is_none_is_a_sentence_of_the_report(copy, subset):
     path = copy / "certificates" / "proofs" / "summary.json"
-    changed(path, settings=json.loads(path.read_text())["settings"] | {"subset": subset})
+    study = json.loads(path.read_text())["study"]
+    changed(path, study=study | {"about": study["about"] | {"subset": subset}})
     found = read_run(copy, "a")
-    assert not found.certified
+    assert not found.certificates
     assert any("certificates/proofs/summary.json" in problem for problem in found.problems)
 
 
@@ -209,11 +221,12 @@ def test_the_spreadsheet_has_every_accuracy_and_no_formula(tmp_path):
     rows = list(csv.DictReader(io.StringIO(report({"@run": run}).csv.decode())))
     assert not [cell for row in rows for cell in row.values() if cell.startswith(("=", "+", "-", "@"))]
     certified = {(row["what"], row["radius"]) for row in rows if not row["class"] and row["norm"] == "l2"}
-    assert {(f"certified by {family}", str(radius)) for family in FAMILIES for radius in RADII} <= certified
+    assert {(f"certified by {method}", str(radius)) for method in METHODS for radius in RADII} <= certified
     for row in rows:
-        share = Proportion(int(row["count"]), int(row["n"]))
-        assert float(row["accuracy"]) == pytest.approx(share.value, abs=1e-6)
-        assert float(row["low95"]) == pytest.approx(share.interval[0], abs=1e-6)
+        found = Accuracy.of(int(row["count"]), int(row["n"]))
+        assert float(row["accuracy"]) == pytest.approx(found.value, abs=1e-6)
+        assert float(row["low95"]) == pytest.approx(found.interval95[0], abs=1e-6)
+        assert float(row["high95"]) == pytest.approx(found.interval95[1], abs=1e-6)
     assert {row["class"] for row in rows} > {"'=cmd|'/c calc'!A1 0"}
 
 
@@ -265,26 +278,110 @@ def test_three_files_are_written_and_only_html_is_called_a_report(run, tmp_path)
 
 
 def test_sizes_that_no_model_has_are_drawn_or_named(copy):
-    """Numbers near the ends of the range, settings nested deeply, and radii of families that differ."""
+    """Numbers near the ends of the range, settings nested deeply, and radii of methods that differ."""
     lines = copy / "spectrum" / "looked" / "records.jsonl"
     records = [json.loads(line) for line in lines.read_text().splitlines()]
     for number, record in enumerate(records):
-        record["parts"]["blocks.0"] |= {"sigma": [1e-200 * (1 + number)], "step": 1e299}
-    rewrite_lines(lines, records)
+        record["parts"]["blocks.0"] |= {"sigma": [1e-200 * (1 + number)], "step": 1e149}
+    rewrite_records(lines, records)
     nested = json.loads("[" * 400 + "]" * 400)
-    changed(copy / "result.json", settings={"deep": nested})
+    settings = json.loads((copy / "result.json").read_text())["settings"]
+    changed(copy / "result.json", settings=settings | {"training": {"deep": nested}})
     path = copy / "certificates" / "proofs" / "summary.json"
     rows = json.loads(path.read_text())["radii"]
     del rows[0]["by"]["lofast"]
     changed(path, radii=rows)
-    assert "certified by different families" in Elements(report({"a": copy}).html).text
+    text = Elements(report({"a": copy}).html).text
+    assert "certificates/proofs/summary.json: its radii are certified by different methods" in text
+    assert "a at 40 images" in text  # the spectra
+
+
+def test_settings_nested_beyond_what_can_be_written_are_left_out(copy):
+    settings = json.loads((copy / "result.json").read_text())["settings"]
+    nested = "[" * 900 + "]" * 900
+    text = json.dumps(
+        json.loads((copy / "result.json").read_text()) | {"settings": settings | {"training": "HERE"}}
+    )
+    (copy / "result.json").write_text(text.replace('"HERE"', f'{{"deep": {nested}}}'))
+    assert b"Summary" in report({"a": copy}).html
 
 
 def test_an_unfinished_study_is_named_with_what_there_is_of_it(copy):
     (copy / "attacks" / "quick" / "summary.json").unlink()
-    append_lines(copy / "attacks" / "quick" / "records.jsonl", {"sample": 0}, {"sample": 1})
+    lines = copy / "attacks" / "quick" / "records.jsonl"
+    kept = lines.read_bytes().splitlines(keepends=True)
+    lines.write_bytes(b"".join(kept[:2]) + kept[2][:9])
     text = Elements(report({"a": copy}).html).text
     assert "the attack in attacks/quick is unfinished: 2 records of 40 images" in re.sub(r"\s+", " ", text)
+    assert "attack, unfinished attacks/quick" in re.sub(r"\s+", " ", text)
+    assert "attacks/quick" not in report({"a": copy}).csv.decode()
+    shard = copy / "attacks" / "quick" / "shards" / "1-of-2"
+    shard.mkdir(parents=True)
+    (shard / "records.jsonl").write_bytes(b"".join(kept[3:8]))
+    (shard.parent / "2-of-2").symlink_to(shard)
+    assert [(study.done, study.n) for study in read_run(copy, "a").unfinished] == [(7, 40)]
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("attacks/quick", "attack"),
+        ("certificates/proofs", "certification"),
+        ("spectrum/looked", "spectrum"),
+        ("verification/again", "verification"),
+        ("smooth/quarter", "smoothing"),
+        ("sensitivity/first", "sensitivity"),
+    ],
+)
+def test_the_kind_of_an_unfinished_study_is_that_of_its_header(copy, place, name):
+    smoothed(copy / "smooth" / "quarter", 40)
+    layer_sensitivity(copy / "sensitivity" / "first", 40)
+    (copy / place / "summary.json").unlink()
+    found = read_run(copy, "a")
+    assert [(study.place, study.kind, study.done, study.n) for study in found.unfinished] == [(place, name, 40, 40)]
+    assert found.problems == ()
+    (copy / place / "study.json").write_text('{"kind": "attack"}')
+    found = read_run(copy, "a")
+    assert found.unfinished == ()
+    assert len(found.problems) == 1
+    assert f"{place}/study.json is not as it should be" in found.problems[0]
+
+
+def test_smoothing_is_shown_apart_from_proofs(copy, made):
+    """Nothing of it is in the curves, the summary, the CSV or the table of all accuracies."""
+    assert b'id="smoothing"' not in made.html
+    smoothed(copy / "smooth" / "quarter", 40)
+    both = report({"a run": copy})
+    assert both.csv == made.csv
+    page = both.html.decode().replace("&nbsp;", " ")
+    section = page[page.index('<section id="smoothing">') : page.index('<section id="classes">')]
+    assert "They are not proofs" in section
+    assert "Each certificate is false with probability 0.001 at most, any of the 40 with 0.04 at most." in section
+    found = Accuracy.of(20, 40)
+    low, high = (f"{100 * end:.1f}" for end in found.interval95)
+    for name in ("right", "abstains", "right within l2 0.1", "right within l2 0.25"):
+        assert re.search(rf">{name}</th><td class=\"num\" data-value=\"0.500000\">50.0 %", section), name
+    assert section.count(f"[{low}, {high}], n = 40") == 4
+    assert '>right within l2 0.5</th><td class="num" data-value="0.000000">0.0 %' in section
+    without = page.replace(section, "").replace('<a href="#smoothing">Smoothing</a>', "")
+    assert "right within" not in without
+
+
+def test_what_rests_on_verifiers_of_others_is_said_to_and_never_counted_as_ours(copy):
+    shutil.rmtree(copy / "certificates" / "proofs")
+    stop_early(copy / "certificates" / "early", 40)
+    made = report({"a run": copy})
+    rows = list(csv.DictReader(io.StringIO(made.csv.decode())))
+    found = {row["what"]: row["count"] for row in rows if row["radius"] == "0.1" and not row["class"]}
+    assert (found["certified"], found["certified, with verifiers of others"]) == ("10", "20")
+    assert found["attacked"] == "30"
+    run = read_run(copy, "a")
+    assert run.problems == ()
+    assert verdict(run) == (
+        "Of 40 images, 10 are certified at l2 0.1: no attack of that size can change their class. "
+        "10 are broken or wrong from the start; 10 are neither. 10 more rest on verifiers of others."
+    )
+    assert {each.count for each in proved_accuracies(run).values()} == {10}
 
 
 def test_the_page_of_a_damaged_run_says_so(copy):

@@ -4,38 +4,61 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from msgspec.structs import replace
 
+from helpers.sample_runs import about
+from specguard.records.sensitivity import (
+    HEAD_BOUNDS,
+    ChangeSummary,
+    Extent,
+    Layer,
+    SensitivitySettings,
+    SensitivityStudy,
+    SensitivitySummary,
+)
 from specguard.report import save_figure, sensitivity_figure
 from specguard.report.figures.sensitivity import ELEMENTS, SERIES
 
 
-def extent(mean: float) -> dict[str, float]:
-    return {"mean": mean, "min": 0.9 * mean, "max": 1.1 * mean}
+def extent(mean: float) -> Extent:
+    return Extent(mean=mean, min=0.9 * mean, max=1.1 * mean)
 
 
-FACTORS = {"maps": ("found", "lofast1", "lofast2", "ours"), "values": ("found", "lofast1", "naive")}
-
-
-def row(**key: float) -> dict[str, Any]:
+def row(**key: float) -> ChangeSummary:
     """Every series has a level of its own."""
-    columns = {name: extent(k + key["radius"]) for k, name in enumerate([*SERIES, "best"], 1)}
-    return {**key, **columns}
+    found, *bounds = (extent(k + key["radius"]) for k in range(1, len(SERIES) + 2))
+    names = [*list(SERIES)[1:], "best"]
+    return ChangeSummary(**key, found=found, bounds=dict(zip(names, bounds, strict=True)))
 
 
-def result() -> dict[str, Any]:
-    changes = [{"which": which, "change": change} for which in ELEMENTS for change in (0.1, 1.0)]
-    return {
-        "radii": [row(radius=radius) for radius in (0.01, 0.1)],
-        "head": [
-            {"radius": radius, "factor": factor, **{name: extent(1.0 + radius) for name in names}}
-            for radius in (0.01, 0.1)
-            for factor, names in FACTORS.items()
-        ],
-        "input_norms": [row(input_norm=norm, radius=radius) for norm in (1.0, 10.0) for radius in (0.01, 0.1)],
-        "weights": [{**change, "lofast2": extent(2.0), "t1": extent(1.0)} for change in changes],
-        "unchanged": {"lofast2": extent(2.0), "t1": extent(1.0)},
-        "settings": {"weight_radius": 0.1},
-    }
+def result() -> SensitivitySummary:
+    settings = SensitivitySettings(radii=(0.01, 0.1), input_norms=(1.0, 10.0), weight_changes=(0.1, 1.0))
+    return SensitivitySummary(
+        study=SensitivityStudy(about=about(8), settings=settings, layer="blocks.0.attention"),
+        n=8,
+        layer=Layer(name="blocks.0.attention", tokens=4, dim=32, heads=2),
+        input_norm=extent(3.0),
+        radii=tuple(row(radius=radius) for radius in settings.radii),
+        head=tuple(
+            ChangeSummary(
+                radius=radius,
+                factor=factor,
+                found=extent(1.0 + radius),
+                bounds={name: extent(1.0 + radius) for name in names},
+            )
+            for radius in settings.radii
+            for factor, names in HEAD_BOUNDS.items()
+        ),
+        input_norms=tuple(
+            row(input_norm=norm, radius=radius) for norm in settings.input_norms for radius in settings.radii
+        ),
+        weights=tuple(
+            ChangeSummary(element=element, change=change, bounds={"lofast2": extent(2.0), "t1": extent(1.0)})
+            for element in ELEMENTS
+            for change in settings.weight_changes
+        ),
+        unchanged={"lofast2": extent(2.0), "t1": extent(1.0)},
+    )
 
 
 def labels(legend: Any) -> list[str]:
@@ -63,11 +86,15 @@ def test_all_series_are_drawn_and_named():
 
 def test_what_is_none_or_zero_is_left_out():
     found = result()
-    for r in (*found["radii"], *found["input_norms"]):
-        r["t2"], r["naive"] = None, extent(0.0)
-    found["radii"][0]["t1"] = None
-    found["unchanged"]["t1"] = None
+    gone = {"t2": None, "naive": extent(0.0)}
+    radii, scaled = (
+        tuple(replace(each, bounds={**each.bounds, **gone}) for each in rows)
+        for rows in (found.radii, found.input_norms)
+    )
+    radii = (replace(radii[0], bounds=radii[0].bounds | {"t1": None}), *radii[1:])
+    found = replace(found, radii=radii, input_norms=scaled, unchanged=found.unchanged | {"t1": None})
     figure = sensitivity_figure(found, "a run")
+    assert len(figure.axes[0].lines[list(SERIES).index("t1") - 1].get_xdata()) == 1
     assert len(figure.axes[0].lines) == len(SERIES) - 2
     assert "T2" not in labels(figure.legends[0])
     assert len(figure.axes[4].lines) == 2 * len(ELEMENTS) + 1
@@ -75,8 +102,10 @@ def test_what_is_none_or_zero_is_left_out():
 
 
 def test_studies_that_were_not_asked_for_leave_their_panels_empty():
-    files = save_figure(sensitivity_figure(result() | {"input_norms": [], "weights": []}, "a run"))
-    ElementTree.fromstring(files["svg"])
+    found = replace(result(), input_norms=(), weights=(), unchanged={}, head=())
+    figure = sensitivity_figure(found, "a run")
+    assert [len(axis.lines) for axis in figure.axes] == [len(SERIES), 0, 0, 0, 0]
+    ElementTree.fromstring(save_figure(figure)["svg"])
 
 
 @pytest.mark.parametrize("title", ["<b> & $y$", "_$x^", "a\x01b"])

@@ -159,7 +159,7 @@ def test_a_record_that_cannot_be_is_refused(complete, tmp_path, change):
     found = lines(folder)
     found[0] |= change
     rewritten(folder, found)
-    with pytest.raises(RunError, match="does not belong to this study|line 1 of .* is not a record of its kind"):
+    with pytest.raises(RunError, match=r"does not belong to this study|line 1 of .* is not a record of its kind"):
         start(folder)
 
 
@@ -167,7 +167,8 @@ def test_a_record_that_cannot_be_is_refused(complete, tmp_path, change):
     "change",
     [
         {"verdict": "certified"}, {"verdict": "perhaps"}, {"radius": 0.4}, {"lower": {}}, {"extra": 1},
-        {"lower": dict.fromkeys(METHOD_NAMES, 1.0)}, {"proved": [{"method": "local", "classes": [1], "lower": 1.0}]},
+        {"lower": dict.fromkeys(METHOD_NAMES, 1.0)},
+        {"proved": [{"method": "local", "classes": [1], "lower": 1.0}]},
         {"stages": [{"method": "local", "classes": 4, "left": 4}]},
     ],
     ids=str,
@@ -178,7 +179,7 @@ def test_a_row_that_cannot_be_is_refused(complete, tmp_path, change):
     assert found[1]["radii"][2]["verdict"] == "broken"
     found[1]["radii"][2] |= change
     rewritten(folder, found)
-    with pytest.raises(RunError, match="does not belong to this study|line 2 of .* is not a record of its kind"):
+    with pytest.raises(RunError, match=r"does not belong to this study|line 2 of .* is not a record of its kind"):
         start(folder)
 
 

@@ -1,23 +1,29 @@
 """Broken images that are kept to be looked at: real ones, the same again, and where the model looked."""
 
-import json
-from dataclasses import replace
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
-from specguard.studies.folder import Progress
 
-from helpers.studies import STUDIES
 from specguard.attacks import PGD, Suite
 from specguard.data import Dataset, digits
+from specguard.errors import RunError
 from specguard.geometry import Ball
 from specguard.nn import Attention, ViT, preset
-from specguard.records.store import read_json, read_lines, read_tensors
-from specguard.studies import Evaluation, attention_rollout, evaluate, gallery, identity, timed
+from specguard.records.attack import AttackRecord, AttackSettings, Gallery, Outcome, Picture
+from specguard.records.io import RecordFile, read_record, rewrite_records, write_record
+from specguard.records.shards import Shard
+from specguard.records.store import locked, read_tensors
+from specguard.records.study import Pending
+from specguard.studies import about_study, attention_rollout, run_attack, write_gallery
 
 CPU = torch.device("cpu")
 BALLS = (Ball("linf", 0.1), Ball("linf", 0.5))
+SUITE = Suite((("weak", PGD(steps=1)), ("pgd", PGD(steps=3))))
+SETTINGS = AttackSettings(batch=16, diagnose=False)
 
 
 @pytest.fixture(scope="module")
@@ -34,111 +40,175 @@ def model() -> ViT:
     return model.eval()
 
 
-@pytest.fixture
-def studied(model, tmp_path) -> tuple[Path, Evaluation, Dataset]:
+@dataclass(frozen=True)
+class Studied:
+    """A study of attacks in a folder, and what it is about."""
+
+    folder: Path
+    model: ViT
+    split: Dataset
+    suite: Suite = SUITE
+
+    def attacked(self, shard: Shard = Shard()) -> object:  # noqa: B008 - it is frozen
+        about = about_study(self.model, digits(), self.split)
+        return run_attack(
+            self.model,
+            self.split,
+            digits().classes,
+            self.folder,
+            self.suite,
+            BALLS,
+            SETTINGS,
+            about=about,
+            device=CPU,
+            shard=shard,
+        )
+
+    def shown(self, shard: Shard = Shard()) -> None:  # noqa: B008 - it is frozen
+        write_gallery(
+            self.model,
+            self.split,
+            digits().classes,
+            self.folder,
+            self.suite,
+            BALLS,
+            SETTINGS,
+            device=CPU,
+            shard=shard,
+        )
+
+    def records(self) -> list[AttackRecord]:
+        return RecordFile(self.folder / "records.jsonl", AttackRecord).read()
+
+    def outcomes(self) -> dict[tuple[int, str, float], tuple[AttackRecord, Outcome]]:
+        return {(r.sample, o.attack, o.radius): (r, o) for r in self.records() for o in r.outcomes}
+
+    def pictures(self) -> tuple[Picture, ...]:
+        gallery: Gallery = read_record(self.folder / "gallery" / "pictures.json", Gallery)
+        return gallery.pictures
+
+
+@pytest.fixture(scope="module")
+def whole(model, tmp_path_factory) -> Studied:
     split = Dataset(digits().test.images[:30], digits().test.labels[:30])
-    suite = Suite((("weak", PGD(steps=1)), ("pgd", PGD(steps=3))))
-    evaluation = Evaluation(suite, BALLS, batch=16, diagnose=False)
-    known = identity(model, digits())
-    with timed(tmp_path):
-        evaluate(model, split, digits().classes, tmp_path, evaluation, identity=known, device=CPU)
-        gallery(model, split, digits().classes, tmp_path, evaluation, device=CPU)
-    return tmp_path, evaluation, split
+    found = Studied(tmp_path_factory.mktemp("studied") / "study", model, split)
+    found.attacked()
+    found.shown()
+    return found
 
 
-def test_kept_images_are_broken_within_their_balls_and_the_same_as_attacked(model, studied):
-    folder, _, split = studied
-    pictures = read_json(folder / "gallery" / "pictures.json")["pictures"]
-    tensors = read_tensors(folder / "gallery" / "images.safetensors")
-    records = {(r["sample"], r["attack"], r["radius"]): r for r in read_lines(folder / "records.jsonl")}
+@pytest.fixture
+def studied(whole, tmp_path) -> Studied:
+    return replace(whole, folder=shutil.copytree(whole.folder, tmp_path / "study"))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_kept_images_are_broken_within_their_balls_and_the_same_as_attacked(model, whole):
+    pictures = whole.pictures()
+    tensors = read_tensors(whole.folder / "gallery" / "images.safetensors")
+    outcomes = whole.outcomes()
     assert 2 <= len(pictures) <= 6
     for place, picture in enumerate(pictures):
         clean, adversarial = tensors["clean"][place], tensors["adversarial"][place]
-        record = records[picture["sample"], picture["attack"], picture["radius"]]
-        image, label = (part[0] for part in split.batch(torch.tensor([picture["sample"]])))
+        record, outcome = outcomes[picture.sample, picture.attack, picture.radius]
+        image, label = (part[0] for part in whole.split.batch(torch.tensor([picture.sample])))
         assert torch.equal(clean, image)
-        assert (adversarial - clean).abs().max() <= picture["radius"] + 1e-6
-        assert str(int(label)) == picture["label"]
-        assert picture["predicted"] == str(int(model(adversarial[None]).argmax())) != picture["label"]
-        assert picture["predicted"] == str(record["predicted"])
-        assert picture["distance"] == pytest.approx(record["distance"])
-        assert record["before"] == record["label"]
+        assert (adversarial - clean).abs().max() <= picture.radius + 1e-6
+        assert str(int(label)) == picture.label
+        assert picture.predicted == str(int(model(adversarial[None]).argmax())) != picture.label
+        assert picture.predicted == str(outcome.predicted)
+        assert picture.distance == pytest.approx(outcome.distance)
+        assert outcome.success
+        assert record.clean == record.label
+        for image, confidence in ((clean, picture.confidence[0]), (adversarial, picture.confidence[1])):
+            with torch.no_grad():
+                assert confidence == pytest.approx(float(model(image[None]).softmax(1).amax()), abs=1e-5)
 
 
-def test_an_image_is_shown_at_the_smallest_radius_that_breaks_it(studied):
-    folder, _, _ = studied
-    broken = {r["sample"]: r for r in read_lines(folder / "records.jsonl") if r["broken"] and r["radius"] == 0.1}
-    for picture in read_json(folder / "gallery" / "pictures.json")["pictures"]:
-        assert picture["radius"] == (0.1 if picture["sample"] in broken else 0.5)
+def test_an_image_is_shown_at_the_smallest_radius_that_breaks_it(whole):
+    broken = {sample for (sample, _, radius), (_, o) in whole.outcomes().items() if o.success and radius == 0.1}
+    for picture in whole.pictures():
+        assert picture.radius == (0.1 if picture.sample in broken else 0.5)
 
 
-def test_pictures_are_of_many_classes(studied):
-    folder, _, _ = studied
-    labels = [picture["label"] for picture in read_json(folder / "gallery" / "pictures.json")["pictures"]]
-    records = read_lines(folder / "records.jsonl")
-    fallen = {str(r["label"]) for r in records if r["broken"] and r["before"] == r["label"]}
+def test_pictures_are_of_many_classes(whole):
+    labels = [picture.label for picture in whole.pictures()]
+    fallen = {str(r.label) for r, o in whole.outcomes().values() if o.success and r.clean == r.label}
     assert len(set(labels)) == min(len(fallen), 6) > 2
 
 
-def test_a_gallery_that_is_there_is_left_as_it_is(model, studied):
-    folder, evaluation, split = studied
-    before = {path: path.read_bytes() for path in (folder / "gallery").iterdir()}
-    path = folder / "gallery" / "pictures.json"
-    path.write_text(json.dumps({"pictures": []}))
-    gallery(model, split, digits().classes, folder, evaluation, device=CPU)
-    assert read_json(path) == {"pictures": []}
-    assert (folder / "gallery" / "images.safetensors").read_bytes() == before[
-        folder / "gallery" / "images.safetensors"
+def test_a_gallery_that_is_there_is_left_as_it_is(studied):
+    before = files(studied.folder / "gallery")
+    write_record(studied.folder / "gallery" / "pictures.json", Gallery(pictures=()))
+    studied.shown()
+    assert studied.pictures() == ()
+    assert files(studied.folder / "gallery")["images.safetensors"] == before["images.safetensors"]
+
+
+@pytest.mark.parametrize("kept", [(), ("images.safetensors",)], ids=["nothing", "the images"])
+def test_a_gallery_that_was_cut_short_is_made_again_as_it_was(studied, kept):
+    """pictures.json is written last: its presence means that the gallery is complete."""
+    before = files(studied.folder / "gallery")
+    for name in before.keys() - set(kept):
+        (studied.folder / "gallery" / name).unlink()
+    studied.shown()
+    assert files(studied.folder / "gallery") == before
+
+
+def test_any_shard_makes_the_gallery_that_one_process_makes(whole, tmp_path):
+    shared = replace(whole, folder=tmp_path / "shared")
+    assert isinstance(shared.attacked(Shard(1, 2)), Pending)
+    shared.attacked(Shard(0, 2))
+    shared.shown(Shard(0, 2))
+    assert files(shared.folder / "gallery") == files(whole.folder / "gallery")
+    shared.shown(Shard(1, 2))
+    assert files(shared.folder / "gallery") == files(whole.folder / "gallery")
+
+
+def test_a_study_that_broke_nothing_has_a_gallery_without_pictures(studied):
+    shutil.rmtree(studied.folder / "gallery")
+    records = [
+        msgspec.structs.replace(
+            record, outcomes=tuple(msgspec.structs.replace(o, success=False) for o in record.outcomes)
+        )
+        for record in studied.records()
     ]
+    rewrite_records(studied.folder / "records.jsonl", records)
+    studied.shown()
+    assert studied.pictures() == ()
+    assert read_tensors(studied.folder / "gallery" / "images.safetensors") == {}
 
 
-def test_only_work_that_was_done_is_timed(studied):
-    folder, _, _ = studied
-    (line,) = read_lines(folder / "elapsed.jsonl")
-    assert line["seconds"] > 0
-    with timed(folder):  # complete already
-        pass
-    assert len(read_lines(folder / "elapsed.jsonl")) == 1
+def test_records_of_another_study_are_refused_and_no_gallery_is_made_of_them(studied):
+    shutil.rmtree(studied.folder / "gallery")
+    records = studied.records()
+    place = next(i for i, r in enumerate(records) if r.clean == r.label and r.outcomes[0].success)
+    first = records[place].outcomes[0]
+    others = [msgspec.structs.replace(records[place], sample=30)]
+    for change in ({"attack": "apgd"}, {"norm": "l2"}, {"radius": 0.01}):
+        outcome = msgspec.structs.replace(first, **change)
+        others.append(msgspec.structs.replace(records[place], outcomes=(outcome,)))
+    for other in others:
+        rewrite_records(studied.folder / "records.jsonl", [other])
+        with pytest.raises(RunError, match="holds records that do not belong to this") as caught:
+            studied.shown()
+        assert str(studied.folder) in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert not (studied.folder / "gallery").exists()
 
 
-def test_an_interrupted_study_is_timed_and_a_refused_one_is_not(tmp_path):
-    (tmp_path / "environment.jsonl").touch()
-    with pytest.raises(KeyboardInterrupt), timed(tmp_path):
-        raise KeyboardInterrupt
-    assert len(read_lines(tmp_path / "elapsed.jsonl")) == 1
-    with pytest.raises(ValueError, match="refused"), timed(tmp_path):
-        raise ValueError("refused")
-    assert len(read_lines(tmp_path / "elapsed.jsonl")) == 1
-
-
-class Death(BaseException):
-    """Stands for SIGKILL."""
-
-
-@pytest.mark.parametrize("study", STUDIES)
-def test_a_study_killed_behind_its_summary_has_its_seconds(tmp_path, study):
-    def killed() -> None:
-        with timed(tmp_path) as watch:
-            STUDIES[study](tmp_path, watch=watch)
-            raise Death
-
-    with pytest.raises(Death):
-        killed()
-    assert (tmp_path / "summary.json").exists()
-    (line,) = read_lines(tmp_path / "elapsed.jsonl")
-    assert line["seconds"] > 0
-
-
-def test_seconds_are_on_the_disk_before_a_summary_and_those_behind_it_are_added(tmp_path):
-    said = []
-    with timed(tmp_path, said.append) as watch:
-        for done in range(3):
-            watch(Progress(done, 2, "work"))
-            assert (tmp_path / "elapsed.jsonl").exists() == (done == 2)
-        (before,) = read_lines(tmp_path / "elapsed.jsonl")
-    (after,) = read_lines(tmp_path / "elapsed.jsonl")
-    assert after["seconds"] > before["seconds"] > 0
-    assert [progress.done for progress in said] == [0, 1, 2]
+def test_a_gallery_behind_a_link_or_in_a_folder_in_use_is_refused(studied, tmp_path):
+    shutil.rmtree(studied.folder / "gallery")
+    (tmp_path / "precious").mkdir()
+    (studied.folder / "gallery").symlink_to(tmp_path / "precious")
+    with pytest.raises(RunError, match="is a link or no folder, and nothing is written through it"):
+        studied.shown()
+    assert not list((tmp_path / "precious").iterdir())
+    with locked(studied.folder), pytest.raises(RunError, match="in use by another process"):
+        studied.shown()
 
 
 def test_attention_is_rolled_out_to_shares_of_the_patches(model):
@@ -172,14 +242,13 @@ def test_a_class_token_that_joins_late_and_a_model_without_attention():
 
 
 def test_images_of_a_subset_are_shown_by_their_numbers_in_the_data_set(model, tmp_path):
-    split = digits().test.stratified(30)
-    evaluation = Evaluation(Suite((("pgd", PGD(steps=3)),)), BALLS, batch=16, diagnose=False)
-    known = identity(model, digits())
-    evaluate(model, split, digits().classes, tmp_path, evaluation, identity=known, device=CPU)
-    gallery(model, split, digits().classes, tmp_path, evaluation, device=CPU)
-    pictures = read_json(tmp_path / "gallery" / "pictures.json")["pictures"]
+    found = Studied(tmp_path, model, digits().test.stratified(30), Suite((("pgd", PGD(steps=3)),)))
+    found.attacked()
+    found.shown()
+    pictures = found.pictures()
     assert 2 <= len(pictures) <= 6
+    assert any(picture.sample >= 30 for picture in pictures)
     for place, picture in enumerate(pictures):
-        image, label = (part[0] for part in digits().test.batch(torch.tensor([picture["sample"]])))
+        image, label = (part[0] for part in digits().test.batch(torch.tensor([picture.sample])))
         assert torch.equal(read_tensors(tmp_path / "gallery" / "images.safetensors")["clean"][place], image)
-        assert str(int(label)) == picture["label"]
+        assert str(int(label)) == picture.label

@@ -22,15 +22,8 @@ from specguard.geometry import Ball
 from specguard.models import from_run
 from specguard.nn import ViT, fingerprint, preset
 from specguard.penalties import MSVP, SpectralNorm
-from specguard.records.store import (
-    derived_seed,
-    read_checkpoint,
-    read_json,
-    read_lines,
-    read_tensors,
-    write_json,
-    write_tensors,
-)
+from specguard.records.io import read_json, read_lines, write_json
+from specguard.records.store import derived_seed, read_checkpoint, read_tensors, write_tensors
 from specguard.train import (
     NFGSM,
     SAM,

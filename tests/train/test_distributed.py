@@ -17,7 +17,7 @@ from helpers import companions
 from specguard.data import Augmentation, Dataset
 from specguard.data.lazy_images import Pictures
 from specguard.errors import ConfigError
-from specguard.records import store as runs
+from specguard.records import io, store
 from specguard.train import Training
 from specguard.train.distributed import ALONE, Distributed
 from specguard.train.loop import loaded
@@ -28,7 +28,7 @@ CLOSE = 1e-6  # float32 sums in another order, after a few steps
 
 
 def environment(**more: str) -> dict[str, str]:
-    source = os.pathsep.join(map(str, (Path(runs.__file__).parents[2], TESTS.parent)))
+    source = os.pathsep.join(map(str, (Path(store.__file__).parents[2], TESTS.parent)))
     return os.environ | {"OMP_NUM_THREADS": "1", "SPECGUARD_COMMIT": "test", "PYTHONPATH": source} | more
 
 
@@ -61,20 +61,20 @@ def together(tmp_path_factory) -> Path:
 def test_two_processes_end_with_the_weights_of_one(together, tmp_path, monkeypatch, name):
     monkeypatch.setenv("SPECGUARD_COMMIT", "test")
     companions.trained(tmp_path, name)
-    one, two = (runs.read_tensors(folder / name / "model.safetensors") for folder in (tmp_path, together))
+    one, two = (store.read_tensors(folder / name / "model.safetensors") for folder in (tmp_path, together))
     assert apart(one, two) < CLOSE
     one, two = (
-        runs.read_checkpoint(f / name, runs.checkpoint_steps(f / name)[-1])[0] for f in (tmp_path, together)
+        store.read_checkpoint(f / name, store.checkpoint_steps(f / name)[-1])[0] for f in (tmp_path, together)
     )
     assert apart(one, two) < 10 * CLOSE  # averages, moments, vectors and losses too
-    records = [runs.read_lines(folder / name / "metrics.jsonl") for folder in (tmp_path, together)]
+    records = [io.read_lines(folder / name / "metrics.jsonl") for folder in (tmp_path, together)]
     for alone, shared in zip(*records, strict=True):
         assert shared == pytest.approx(alone, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", companions.SETTINGS)
 def test_two_processes_hold_the_same_bits(together, name):
-    first, second = (runs.read_tensors(together / f"{name}-{rank}.safetensors") for rank in (0, 1))
+    first, second = (store.read_tensors(together / f"{name}-{rank}.safetensors") for rank in (0, 1))
     assert apart(first, second) == 0.0
 
 
@@ -84,15 +84,15 @@ def test_noise_that_another_process_would_draw_is_noticed(together, tmp_path, mo
     monkeypatch.setattr(adversarial, "_noise", lambda *given: real(*given).fold(1))
     companions.trained(tmp_path, "pgd")
     one, two = (
-        runs.read_checkpoint(f / "pgd", runs.checkpoint_steps(f / "pgd")[-1])[0] for f in (tmp_path, together)
+        store.read_checkpoint(f / "pgd", store.checkpoint_steps(f / "pgd")[-1])[0] for f in (tmp_path, together)
     )
     assert apart(one, two) > 20 * CLOSE  # twice what the law allows
 
 
 def test_the_first_process_alone_writes_and_the_number_of_them_is_recorded(together):
-    starts = runs.read_lines(together / "sgd" / "environment.jsonl")
+    starts = io.read_lines(together / "sgd" / "environment.jsonl")
     assert [start["hardware"]["processes"] for start in starts] == [2]
-    assert [r["epoch"] for r in runs.read_lines(together / "sgd" / "timing.jsonl")] == [1, 2]
+    assert [r["epoch"] for r in io.read_lines(together / "sgd" / "timing.jsonl")] == [1, 2]
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 31, 32])
@@ -179,7 +179,7 @@ def children(parent: int) -> list[int]:
 def test_a_killed_process_ends_the_job_and_another_number_of_them_resumes_it(tmp_path, specguard):
     run = tmp_path / "run"
     job = torchrun("train", "--run-dir", run, *OPTIONS)
-    while not runs.checkpoint_steps(run) and job.poll() is None:
+    while not store.checkpoint_steps(run) and job.poll() is None:
         time.sleep(0.05)
     workers = children(job.pid)
     assert len(workers) == 2
@@ -189,7 +189,7 @@ def test_a_killed_process_ends_the_job_and_another_number_of_them_resumes_it(tmp
     assert not (run / "result.json").exists(), errors
     specguard("train", "--run", run, "--resume").succeeds()  # one process goes on where two were
     specguard("train", "--run", tmp_path / "alone", *OPTIONS).succeeds()
-    found = [runs.read_tensors(tmp_path / name / "model.safetensors") for name in ("run", "alone")]
+    found = [store.read_tensors(tmp_path / name / "model.safetensors") for name in ("run", "alone")]
     assert apart(*found) < 10 * CLOSE
-    starts = [start["hardware"].get("processes") for start in runs.read_lines(run / "environment.jsonl")]
+    starts = [start["hardware"].get("processes") for start in io.read_lines(run / "environment.jsonl")]
     assert starts == [2, None]

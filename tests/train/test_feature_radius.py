@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from specguard.certificates import certify, program
-from specguard.certificates.propagate import located, upper_radii
+from specguard.certificates.propagate import forward_pass, upper_radii
 from specguard.data import digits
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
@@ -72,7 +72,7 @@ def test_the_reach_is_never_below_what_is_found_and_close_to_what_is_proved(make
     )
     found = max_change(before, x, radius, torch.Generator().manual_seed(0), 20)
     assert (found <= reach.detach() * (1 + 1e-9)).all()
-    path, _ = located(program(model).steps, x)
+    path, _ = forward_pass(program(model).steps, x)
     proved = upper_radii(path, torch.full((3,), radius, dtype=torch.float64), "local").at[path[-1].position]
     assert (proved <= reach.detach() * (1 + 1e-5)).all()
     assert (reach.detach() <= 8 * proved).all()

@@ -13,7 +13,7 @@ from specguard.errors import ConfigError, RunError, TrainingError
 from specguard.models import from_run
 from specguard.nn import ViT, fingerprint, preset
 from specguard.penalties import MSVP, SpectralNorm
-from specguard.records.store import read_lines
+from specguard.records.io import read_lines
 from specguard.spectrum import exact_weight_spectra
 from specguard.train import SAM, SGD, AdamW, Cosine, CrossEntropy, OneCycle, Training, train
 from specguard.train.loop import Loop

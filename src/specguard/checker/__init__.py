@@ -1,7 +1,7 @@
 """The checker of certificates: the same theorems, written down a second time, in NumPy, one image at a time."""
 
-from specguard.checker.image import FAMILIES, Image, Proof
+from specguard.checker.image import METHODS, Image, Proof
 from specguard.checker.network import read
 from specguard.checker.reading import Reading
 
-__all__ = ["FAMILIES", "Image", "Proof", "Reading", "read"]
+__all__ = ["METHODS", "Image", "Proof", "Reading", "read"]

@@ -8,7 +8,16 @@ from functools import cached_property
 import numpy as np
 
 from specguard.checker.enclosure import Array, Box, longest, outward
-from specguard.checker.propagate import Path, Place, Position, Pulled, names, pulled, radii, walked
+from specguard.checker.propagate import (
+    BackwardPass,
+    LayerAtPoint,
+    Path,
+    Position,
+    backward_pass,
+    forward_pass,
+    names,
+    radii,
+)
 from specguard.checker.reading import Reading
 
 Terms = dict[tuple[Position, str], Array]  # (step, term): per rival; no step for what belongs to the whole
@@ -16,7 +25,7 @@ _WHOLE: Position = ()
 _SOME = 32  # rivals that are taken back through the whole network at a time
 _NEAR = 1e-6  # of the logits: what is so close to being open is taken to be
 _METHODS = {"naive": "naive", "specformer": "specformer", "lofast": "lofast"}
-FAMILIES = (*_METHODS, "local", "adjoint", "mixed")
+METHODS = (*_METHODS, "local", "adjoint", "mixed")
 
 
 @dataclass(frozen=True)
@@ -32,7 +41,7 @@ class Image:
     @staticmethod
     def of(reading: Reading, pixels: Array, label: int) -> "Image":
         """The network at these pixels, where its logits must be the model's."""
-        path, output = walked(reading.steps, pixels)
+        path, output = forward_pass(reading.steps, pixels)
         reading.check(pixels, output)
         return Image(reading, pixels, path, output, label)
 
@@ -42,7 +51,7 @@ class Image:
         for reach in (radius, radius / 2):
             direction = rng.standard_normal(self.pixels.shape)
             point = self.pixels + direction * (reach / np.linalg.norm(direction))
-            self.reading.check(point, walked(self.reading.steps, point)[1])
+            self.reading.check(point, forward_pass(self.reading.steps, point)[1])
 
     @cached_property
     def names(self) -> dict[Position, str]:
@@ -72,19 +81,23 @@ class Image:
         return np.asarray(np.argsort(self.margins / np.where(size > 0, size, 1.0), kind="stable"))
 
     @cached_property
-    def _known(self) -> dict[int, Pulled]:
+    def _known(self) -> dict[int, BackwardPass]:
         return {}
 
-    def _whole(self, begin: int) -> Pulled:
+    def _whole(self, begin: int) -> BackwardPass:
         """Some rivals, in this order from `begin` on, taken back through the whole network."""
         if begin not in self._known:
-            self._known[begin] = pulled(self.path, self._functionals[self._order[begin : begin + _SOME]])
+            self._known[begin] = backward_pass(self.path, self._functionals[self._order[begin : begin + _SOME]])
         return self._known[begin]
 
     @cached_property
-    def _tail(self) -> Pulled | None:
+    def _tail(self) -> BackwardPass | None:
         last = self.path[-1]
-        return pulled((last,), self._functionals) if isinstance(last, Place) and last.point.affine else None
+        return (
+            backward_pass((last,), self._functionals)
+            if isinstance(last, LayerAtPoint) and last.point.affine
+            else None
+        )
 
     def proof(self, radius: float, family: str, largest_entry: float = math.inf) -> "Proof":
         """How far every margin can fall within `radius` by this family, and what that rests on.

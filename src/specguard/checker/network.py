@@ -1,6 +1,6 @@
 """A model as the checker of certificates reads it: every layer's weights as NumPy arrays.
 
-The tree is walked by exact type; a layer that is not known here cannot be checked, and the error says so.
+The tree is forward_pass by exact type; a layer that is not known here cannot be checked, and the error says so.
 """
 
 import copy

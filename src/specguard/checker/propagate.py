@@ -14,7 +14,7 @@ Position = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Place:
+class LayerAtPoint:
     """A layer f at the computed activation z, taken as exact; `slack`: how far f(z) may be from the next one."""
 
     position: Position
@@ -24,34 +24,34 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Fork:
+class ResidualAtPoint:
     position: Position
     name: str
     scale: float
-    branch: "tuple[Place | Fork, ...]"
+    branch: "tuple[LayerAtPoint | ResidualAtPoint, ...]"
     slack: float
 
 
-Path = tuple[Place | Fork, ...]
+Path = tuple[LayerAtPoint | ResidualAtPoint, ...]
 
 
-def walked(steps: tuple[Step, ...], x: Array, within: Position = ()) -> tuple[Path, Array]:
+def forward_pass(steps: tuple[Step, ...], x: Array, within: Position = ()) -> tuple[Path, Array]:
     """Every layer at the activations of one image, as they are computed here."""
-    path: list[Place | Fork] = []
+    path: list[LayerAtPoint | ResidualAtPoint] = []
     for number, step in enumerate(steps):
         position = (*within, number)
         if isinstance(step, Leaf):
             point = step.make(Box.exact(x))
             output = point.output
-            path.append(Place(position, step.name, point, _far(output)))
+            path.append(LayerAtPoint(position, step.name, point, _far(output)))
         else:
-            branch, change = walked(step.branch, x, position)
+            branch, change = forward_pass(step.branch, x, position)
             if change.shape != x.shape:  # what is smaller would be repeated
                 raise ConfigError(
                     f"{step.name} adds its input and its branch, of shapes {x.shape} and {change.shape}"
                 )
             output = Box.exact(x) + Box.exact(change) * step.scale
-            path.append(Fork(position, step.name, step.scale, branch, _far(output)))
+            path.append(ResidualAtPoint(position, step.name, step.scale, branch, _far(output)))
         x = output.mid
     return tuple(path), x
 
@@ -65,7 +65,7 @@ def radii(path: Path, radius: float, method: str) -> tuple[dict[Position, float]
     at: dict[Position, float] = {}
     for place in path:
         at[place.position] = radius
-        if isinstance(place, Place):
+        if isinstance(place, LayerAtPoint):
             radius = float(outward(place.point.spread(radius, method) + place.slack))
         else:
             inside, end = radii(place.branch, radius, method)
@@ -75,7 +75,7 @@ def radii(path: Path, radius: float, method: str) -> tuple[dict[Position, float]
 
 
 @dataclass(frozen=True)
-class Pulled:
+class BackwardPass:
     """Functionals seen from every step: their lengths before it, and what every layer adds, for a radius at it.
 
     Each functional is taken to be the computed one; what the exact one differs by is a term, "rounding".
@@ -86,17 +86,17 @@ class Pulled:
     g: Array
 
 
-def pulled(path: Path, g: Array) -> Pulled:
+def backward_pass(path: Path, g: Array) -> BackwardPass:
     """Functionals g of the output, one per rival, taken back through the path."""
     remainders: dict[Position, Remainder] = {}
     before: list[tuple[Position, Array]] = []
     for place in reversed(path):
         size = longest(Box.exact(g), 1)
-        if isinstance(place, Place):
+        if isinstance(place, LayerAtPoint):
             back, remainder = place.point.pull(Box.exact(g))
         else:
             scaled = Box.exact(g) * place.scale
-            inner = pulled(place.branch, scaled.mid)
+            inner = backward_pass(place.branch, scaled.mid)
             remainders |= inner.remainders
             back, remainder = Box.exact(g) + Box.exact(inner.g), _nothing
             lost = longest(Box.exact(scaled.rad), 1)
@@ -107,7 +107,7 @@ def pulled(path: Path, g: Array) -> Pulled:
         remainders[place.position] = _with(remainder, wrong, outward(size * place.slack))
         g = back.mid
         before.append((place.position, longest(Box.exact(g), 1)))
-    return Pulled(remainders, tuple(reversed(before)), g)
+    return BackwardPass(remainders, tuple(reversed(before)), g)
 
 
 def _nothing(radius: float) -> dict[str, Array]:
@@ -125,7 +125,7 @@ def _with(remainder: Remainder, rate: Array, constant: Array | float) -> Remaind
     return terms
 
 
-def _with_end(remainder: Remainder, rate: Array, last: Place | Fork) -> Remainder:
+def _with_end(remainder: Remainder, rate: Array, last: LayerAtPoint | ResidualAtPoint) -> Remainder:
     """A remainder and the rounding `rate R`, R the radius behind the last step of a branch."""
     return lambda radius: _with(remainder, 0 * rate, outward(rate * radii((last,), radius, "local")[1]))(radius)
 
@@ -135,7 +135,7 @@ def names(path: Path) -> dict[Position, str]:
     found: dict[Position, str] = {}
     for place in path:
         found[place.position] = place.name
-        if isinstance(place, Fork):
+        if isinstance(place, ResidualAtPoint):
             found |= names(place.branch)
     if len(set(found.values())) < len(found):
         raise ConfigError("two layers have the same name, so that no record can tell them apart")

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from specguard.cli.console import out
 from specguard.errors import ConfigError
-from specguard.records.store import write_file
+from specguard.records.files import write_file
 from specguard.report import save_figure
 
 

@@ -20,7 +20,7 @@ Name = Annotated[str, Meta(max_length=10_000)]
 Description = dict[str, Any]  # an object of the library: its type's name and its fields, see `store.described`
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """A value on disk. Fields that are not declared are refused, and so are numbers out of range."""
 
 

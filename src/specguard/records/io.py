@@ -42,14 +42,16 @@ def rewrite_records(path: Path, records: Iterable[object]) -> None:
     write_file(path, b"".join(map(encode, records)))
 
 
-def each_record(path: Path, kind: Any, *, links: bool = True, digest: Any = None) -> Iterator[Any]:
+def each_record(
+    path: Path, kind: Any, most: int = LARGEST_LINES, *, links: bool = True, digest: Any = None
+) -> Iterator[Any]:
     """The records of a .jsonl file, one at a time; a last line that was cut short is left out.
 
     `digest`, where it is given, takes in all bytes of the file.
     """
     decoder = msgspec.json.Decoder(kind)
     with reading(path):
-        for number, line in enumerate(file_lines(path, LARGEST_LINES, links=links), start=1):
+        for number, line in enumerate(file_lines(path, most, links=links), start=1):
             if digest is not None:
                 digest.update(line)
             if line.endswith(b"\n"):

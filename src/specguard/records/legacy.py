@@ -4,6 +4,7 @@ Before, a study's settings lay in a file named after its kind, summaries had no 
 and attacks had one line per attack and image. Such files are read as the types of today.
 """
 
+import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from specguard.errors import RunError
 from specguard.records.attack import AttackRecord, AttackStudy, AttackSummary
-from specguard.records.base import Json, convert
+from specguard.records.base import Json, Record, Size, convert
 from specguard.records.certificate import ARITHMETIC, CertificateRecord, CertificateSummary, CertifyStudy
 from specguard.records.check import CheckStudy, CheckSummary
 from specguard.records.io import LARGEST_FILE, each_record, read_json, read_lines, read_record
@@ -40,6 +41,10 @@ OLD_STUDIES = {  # the settings that a study of an earlier version begins with, 
     "smoothing.json": "smooth",
 }
 _KINDS = ("attack", "certify", "smooth", "spectrum", "sensitivity", "check", "training")
+
+
+class _Elapsed(Record, frozen=True):
+    seconds: Size
 
 
 def read_summary(path: Path, most: int = LARGEST_FILE, *, links: bool = True) -> AnySummary | None:
@@ -99,19 +104,32 @@ def study_records(folder: Path, kind: type[Any], *, digest: Any = None) -> Itera
     """The records of a study, one at a time, whatever version wrote them; no links are followed."""
     if os.path.lexists(folder / STUDY):
         return each_record(folder / "records.jsonl", kind, links=False, digest=digest)
-    return old_records(folder / "records.jsonl", kind, digest=digest)
+    return old_records(folder / "records.jsonl", kind, links=False, digest=digest)
 
 
-def old_records(file: Path, kind: type[Any], *, digest: Any = None) -> Iterable[Any]:
+def old_records(file: Path, kind: type[Any], *, links: bool = True, digest: Any = None) -> Iterable[Any]:
     """The records of an earlier version as records of today."""
     if kind is AttackRecord:
-        lines = read_lines(file)
+        lines = read_lines(file, links=links)
         return [convert(record, AttackRecord, file) for record in _tolerant(_attack_records, lines, file)]
     change: Any = _certificate_record if kind is CertificateRecord else dict
     return (
         convert(_tolerant(change, line, file), kind, f"a record of {file}")
-        for line in each_record(file, dict[str, Any], digest=digest)
+        for line in each_record(file, dict[str, Any], links=links, digest=digest)
     )
+
+
+def old_seconds(folder: Path, most: int = LARGEST_FILE) -> float | None:
+    """How long a study of an earlier version took, over all its starts; None where that is not written down."""
+    file = folder / "elapsed.jsonl"
+    if not os.path.lexists(file):
+        return None
+    return math.fsum(line.seconds for line in each_record(file, _Elapsed, most, links=False))
+
+
+def is_unread_summary(record: Json) -> bool:
+    """Whether this is a summary of sensitivity or smoothing of an earlier version, which nothing reads any more."""
+    return "layer" in record or record.get("kind") == "probabilistic"
 
 
 def upgrade_summary(record: Json) -> Json | None:
@@ -181,7 +199,9 @@ def _certificate_record(line: Json) -> Json:
 
 def _radius_record(row: Json) -> Json:
     names = {"stage": "method", "by": "method", "rivals": "classes"}
-    lists = {name: [_renamed(each, names) for each in row[name]] for name in ("stages", "proved") if name in row}
+    lists: Json = {
+        name: [_renamed(each, names) for each in row[name]] for name in ("stages", "proved") if name in row
+    }
     return {**row, **lists}
 
 

@@ -61,7 +61,7 @@ class PartRecord(Record, frozen=True):
 
     group: Name
     kind: Name
-    sigma: tuple[Length, ...]
+    sigma: Annotated[tuple[Length, ...], Meta(min_length=1)]
     residual: tuple[Length, ...]
     converged: bool
     step: Length
@@ -119,7 +119,7 @@ class WeightNorms(Record, frozen=True):
 
     layer: Name
     kind: Name
-    sigma: tuple[Size, ...]
+    sigma: Annotated[tuple[Size, ...], Meta(min_length=1)]
 
 
 class WeightSpectra(Record, frozen=True):

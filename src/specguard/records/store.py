@@ -18,13 +18,8 @@ from safetensors import SafetensorError
 
 from specguard.errors import CheckpointError, RunError
 from specguard.records.base import Environment, Json
-from specguard.records.files import folder_below, open_file, read_file, reading, sync_folder
-from specguard.records.files import locked as locked
-from specguard.records.files import write_file as write_file
-from specguard.records.files import writing as writing
-from specguard.records.io import LARGEST_LINES, RecordFile
-from specguard.records.io import read_json as read_json
-from specguard.records.io import write_json as write_json
+from specguard.records.files import folder_below, open_file, read_file, reading, sync_folder, write_file, writing
+from specguard.records.io import LARGEST_LINES, RecordFile, read_json, write_json
 from specguard.version import __version__
 
 if TYPE_CHECKING:  # records are read where there is no need of torch: it is imported by what handles tensors
@@ -160,7 +155,7 @@ def record_start(folder: Path, device: "torch.device", processes: int = 1) -> No
 
 
 def begun_by(folder: Path) -> str:
-    """`; it was begun by version 0.0.9, and this is 0.1.0`, where another version began it, else nothing."""
+    """`; it was begun by version 0.0.9, and this is 0.2.0`, where another version began it, else nothing."""
     for start in RecordFile(folder / "environment.jsonl", Environment).read()[:1]:
         version = start.versions.get("specguard")
         if isinstance(version, str) and version != __version__:

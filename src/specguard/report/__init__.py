@@ -1,30 +1,53 @@
 """From records to figures, tables and one HTML file; nothing here imports torch."""
 
-from specguard.report.cascade_tables import cascade_tables, cascade_verdict
 from specguard.report.collect import read_run, run_directories
+from specguard.report.export import robustbench_record
+from specguard.report.figures.curves import comparison_figure, curve_figure, method_figure, training_figure
 from specguard.report.figures.sensitivity import sensitivity_figure
 from specguard.report.figures.spectra import direction_figure, save_figure, violin_figure
+from specguard.report.figures.weights import weights_figure
 from specguard.report.html.page import Report, report, write_report
-from specguard.report.robustbench import robustbench_record
-from specguard.report.smoothing_table import smoothing_table, smoothing_verdict
-from specguard.report.terminal import certification_tables, certification_verdict, subset_lines
+from specguard.report.run import Run
+from specguard.report.terminal import (
+    attack_table,
+    attack_warnings,
+    certificate_tables,
+    certificate_verdict,
+    sensitivity_tables,
+    smoothing_table,
+    smoothing_verdict,
+    spectrum_lines,
+    spectrum_table,
+    spectrum_warnings,
+    subset_lines,
+)
 
 __all__ = [
     "Report",
-    "cascade_tables",
-    "cascade_verdict",
-    "certification_tables",
-    "certification_verdict",
+    "Run",
+    "attack_table",
+    "attack_warnings",
+    "certificate_tables",
+    "certificate_verdict",
+    "comparison_figure",
+    "curve_figure",
     "direction_figure",
+    "method_figure",
     "read_run",
     "report",
     "robustbench_record",
     "run_directories",
     "save_figure",
     "sensitivity_figure",
+    "sensitivity_tables",
     "smoothing_table",
     "smoothing_verdict",
+    "spectrum_lines",
+    "spectrum_table",
+    "spectrum_warnings",
     "subset_lines",
+    "training_figure",
     "violin_figure",
+    "weights_figure",
     "write_report",
 ]

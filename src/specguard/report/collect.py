@@ -4,31 +4,65 @@ What cannot be read becomes a sentence of the report, so that the rest can be.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from specguard.errors import RunError
+from specguard.records.attack import AttackSummary
+from specguard.records.base import Environment
+from specguard.records.certificate import CertificateSummary
+from specguard.records.check import CheckSummary
 from specguard.records.files import file_lines, reading
-from specguard.records.store import LARGEST_LINES, Json, read_json, read_lines
-from specguard.report.fields import Malformed, count, field, path_text, shortened, size, table
-from specguard.report.galleries import read_gallery
-from specguard.report.margins import looked_records, margins_of
-from specguard.report.studies import Attacked, Certified, Checked, Looked, Origin, Run, Training, Unfinished
-from specguard.report.summaries import Summary, kind_of
+from specguard.records.io import LARGEST_LINES, each_record, read_json, read_record
+from specguard.records.legacy import (
+    OLD_STUDIES,
+    AnyStudy,
+    AnySummary,
+    is_unread_summary,
+    old_seconds,
+    read_summary,
+    study_records,
+)
+from specguard.records.sensitivity import SensitivitySummary
+from specguard.records.shards import STUDY
+from specguard.records.smoothing import SmoothSummary
+from specguard.records.spectrum import SpectrumRecord, SpectrumSummary
+from specguard.records.study import SUMMARY
+from specguard.records.training import EpochRecord, ModelRecord, TrainingSummary
+from specguard.report.certified_images import read_certified_images
+from specguard.report.gallery import read_gallery
+from specguard.report.names import path_text, readable, shortened, with_short_names
+from specguard.report.run import (
+    FoundAttack,
+    FoundCertificates,
+    FoundSpectrum,
+    FoundStudy,
+    FoundTraining,
+    Run,
+    UnfinishedStudy,
+)
 
-_STUDIES = {  # the settings that a study begins with, and what it is called
-    "evaluation.json": "attack",
-    "certification.json": "certification",
-    "spectrum.json": "spectrum",
-    "verification.json": "verification",
-}
-_SETTINGS = ("run.json", "arguments.json", "model.json", "flags.json")
-_MARKS = ("run.json", "result.json", *_STUDIES)
+_RESULT, _RUN, _MODEL = "result.json", "run.json", "model.json"
+_SETTINGS = (_RUN, "arguments.json", _MODEL, "flags.json", STUDY)
+_MARKS = (_RUN, _RESULT, STUDY, *OLD_STUDIES)
 _SKIPPED = ("checkpoints", "images", "directions", "gallery")
+_KINDS = {"certify": "certification", "smooth": "smoothing", "check": "verification"}  # others are as they are
 _DEPTH = 4
 _LARGEST = 64 * 2**20  # bytes of a summary
+
+_FOUND: dict[type, type[FoundStudy[Any]]] = {  # of those that have more than a summary
+    TrainingSummary: FoundTraining,
+    AttackSummary: FoundAttack,
+    CertificateSummary: FoundCertificates,
+    SpectrumSummary: FoundSpectrum,
+}
+Value = TypeVar("Value")
+AnyFound = FoundStudy[Any]
 
 
 def run_directories(path: Path) -> list[Path]:
@@ -44,9 +78,7 @@ def _runs_at(path: Path) -> list[Path]:
         raise RunError(f"{path} is not a run directory" if path.exists() else f"{path} does not exist")
     if any((path / name).exists() for name in _MARKS):
         return [path]
-    below = [
-        folder for folder in _folders(path) if (folder / "run.json").exists() or (folder / "result.json").exists()
-    ]
+    below = [folder for folder in _folders(path) if any((folder / name).exists() for name in (_RUN, _RESULT))]
     if runs := [folder for folder in below if not any(other in folder.parents for other in below)]:
         return runs
     if any(name.endswith(".json") for folder in _folders(path) for name in os.listdir(folder)):
@@ -58,35 +90,32 @@ def read_run(run: Path, label: str) -> Run:
     """Everything that the run's records say, and what is wrong with them."""
     reader = _Reader(run)
     found = reader.found()
-    model = reader.json(run / "model.json") or {}
-    fingerprint, weights = model.get("fingerprint"), model.get("weights_fingerprint")
-    classes = model.get("classes")
-    trainings = [study for study in found if isinstance(study, Training)]
-    training = trainings[0] if trainings else None
-    if training is None and (run / "run.json").exists() and not (run / "result.json").exists():
+    model = reader.model()
+    training = next((study for study in found if isinstance(study, FoundTraining)), None)
+    if training is None and (run / _RUN).exists() and not (run / _RESULT).exists():
         reader.problems.append("the training has not finished: there is no result.json")
-    if fingerprint is None and training is not None:
-        fingerprint, weights = training.origin.model, training.origin.weights
-    result = Run(
+    known = model if model is not None or training is None else training.summary
+    fingerprint, weights = (None, None) if known is None else (known.fingerprint, known.weights_fingerprint)
+    reader.problems += [
+        f"{study.place} is about another model than that of this run"
+        for study in found
+        if not study.is_about(fingerprint, weights)
+    ]
+    return Run(
         label,
         training,
         model,
-        fingerprint if isinstance(fingerprint, str) else None,
-        tuple(map(shortened, filter(_is_text, classes))) if isinstance(classes, list) else (),
-        tuple(study for study in found if isinstance(study, Attacked)),
-        tuple(study for study in found if isinstance(study, Certified)),
-        tuple(study for study in found if isinstance(study, Checked)),
-        tuple(study for study in found if isinstance(study, Looked)),
-        tuple(reader.unfinished),
+        fingerprint,
+        () if model is None else tuple(map(shortened, model.classes)),
+        attacks=tuple(study for study in found if isinstance(study, FoundAttack)),
+        certificates=tuple(study for study in found if isinstance(study, FoundCertificates)),
+        checks=tuple(study for study in found if isinstance(study.summary, CheckSummary)),
+        spectra=tuple(study for study in found if isinstance(study, FoundSpectrum)),
+        smoothing=tuple(study for study in found if isinstance(study.summary, SmoothSummary)),
+        sensitivity=tuple(study for study in found if isinstance(study.summary, SensitivitySummary)),
+        unfinished=tuple(reader.unfinished),
+        problems=tuple(reader.problems),
     )
-    for study in found:
-        if not study.origin.is_about(result.fingerprint, weights):
-            reader.problems.append(f"{study.origin.place} is about another model than that of this run")
-    return replace(result, problems=tuple(reader.problems))
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
 
 
 def _folders(top: Path) -> Iterator[Path]:
@@ -103,28 +132,32 @@ class _Reader:
     def __init__(self, run: Path) -> None:
         self.run = run
         self.problems: list[str] = []
-        self.unfinished: list[Unfinished] = []
+        self.unfinished: list[UnfinishedStudy] = []
 
-    def found(self) -> list[Summary]:
+    def found(self) -> list[AnyFound]:
         """Every study that is complete, in the order of their places."""
-        studies: list[Summary] = []
+        studies: list[AnyFound | None] = []
         for folder in _folders(self.run):
-            if folder != self.run and (folder / "run.json").exists():
+            if folder != self.run and (folder / _RUN).exists():
                 continue  # another run
             names = self._names(folder)
+            complete = SUMMARY in names
+            if STUDY in names and not complete:
+                self._begun(folder)
             for name in names:
-                if name in _STUDIES and "summary.json" not in names:
-                    self._begun(folder, name)
-                elif name not in _SETTINGS and name not in _STUDIES:
-                    studies += self._study(folder / name)
-        return studies
+                if name in OLD_STUDIES:
+                    studies.append(None if complete else self._old_study(folder, name))
+                elif name not in _SETTINGS and not name.startswith("report"):
+                    studies.append(self._study(folder / name))
+        return [study for study in studies if study is not None]
 
-    def json(self, path: Path) -> Json | None:
-        """A JSON object; None, and a problem where there is one, if it cannot be had."""
+    def model(self) -> ModelRecord | None:
+        path = self.run / _MODEL
         if not os.path.lexists(path):
             return None
         try:
-            return read_json(path, _LARGEST, links=False)
+            model: ModelRecord = read_record(path, ModelRecord, _LARGEST, links=False)
+            return msgspec.structs.replace(model, fingerprint=shortened(model.fingerprint))
         except RunError as error:
             self._wrong(path, error)
             return None
@@ -136,101 +169,140 @@ class _Reader:
             self._wrong(folder, f"it cannot be read: {error.strerror or error}")
             return []
 
-    def _lines(self, path: Path) -> list[Json]:
-        """The complete records of a small file."""
-        return read_lines(path, _LARGEST, links=False)
-
-    def _study(self, path: Path) -> list[Summary]:
-        if path.name.startswith("report"):
-            return []
-        record = self.json(path)
-        reader = None if record is None else kind_of(record)
-        if record is None or reader is None:
-            if record is not None and path.name in ("summary.json", "result.json") and "layer" not in record:
-                self._wrong(path, "it is not the summary of a study that is known here")
-            return []
+    def _study(self, path: Path) -> AnyFound | None:
+        """The study or training of a summary; None where the file is no summary, or cannot be read."""
         try:
-            study = reader(record, self._origin(path, record))
-        except Malformed as error:
+            summary = self._summary(path)
+            if summary is None and path.name in (SUMMARY, _RESULT):
+                if is_unread_summary(read_json(path, _LARGEST, links=False)):
+                    return None
+                raise RunError("it is not the summary of a study that is known here")
+        except RunError as error:
             self._wrong(path, error)
-            return []
-        return [self._with_records(study, path.parent, path.name == "summary.json")]
+            return None
+        return None if summary is None else self._with_records(self._found(path, summary), path)
 
-    def _with_records(self, study: Summary, folder: Path, own: bool) -> Summary:
-        """The study with what its single records add; `own` if the folder is its alone."""
-        lines = folder / "records.jsonl"
+    def _old_study(self, folder: Path, name: str) -> AnyFound | None:
+        """What a file of an earlier version holds: the settings of a study that has begun, or a summary."""
         try:
-            if isinstance(study, Training):
-                lines = folder / "metrics.jsonl"
-                return replace(study, epochs=tuple(self._lines(lines)))
-            if isinstance(study, Attacked) and own:
+            summary = self._summary(folder / name)
+            if summary is not None:
+                return self._found(folder / name, summary)
+            n = read_json(folder / name, _LARGEST, links=False).get("n")
+            self._add_unfinished(folder, OLD_STUDIES[name], n if type(n) is int else None)
+        except RunError as error:
+            self._wrong(folder / name, error)
+        return None
+
+    def _summary(self, path: Path) -> AnySummary | None:
+        summary = read_summary(path, _LARGEST, links=False)
+        if summary is None:
+            return None
+        if isinstance(summary, CertificateSummary):
+            settings = summary.study.settings
+            methods = set() if settings.stop_early else set(settings.methods)
+            if any(row.by.keys() != methods for row in summary.radii):
+                raise RunError("its radii are certified by different methods")
+        return with_short_names(summary, path)
+
+    def _found(self, path: Path, summary: AnySummary) -> AnyFound:
+        """A summary with its place, its environments and its time."""
+        own = path.name in (SUMMARY, _RESULT)  # the folder is its alone
+        place = path_text(path.parent if path.name == SUMMARY else path, self.run)
+        starts = self._lines(path.parent / "environment.jsonl", Environment) if own else ()
+        last = () if summary.environment == Environment() else (summary.environment,)
+        kind: type[AnyFound] = _FOUND.get(type(summary), FoundStudy)
+        return kind(
+            "." if path.name == _RESULT else place, summary, starts or last, self._seconds(path, summary, own)
+        )
+
+    def _seconds(self, path: Path, summary: AnySummary, own: bool) -> float | None:
+        if isinstance(summary, TrainingSummary):
+            return summary.seconds if own else None
+        try:
+            if own and (seconds := old_seconds(path.parent, _LARGEST)) is not None:
+                return seconds
+        except RunError as error:
+            self._wrong(path.parent, error)
+        return summary.seconds.get("total")
+
+    def _with_records(self, study: AnyFound, path: Path) -> AnyFound:
+        """The study with what single records beside its summary add."""
+        folder, lines = path.parent, path.parent / "records.jsonl"
+        try:
+            if isinstance(study, FoundTraining):
+                return replace(study, epochs=self._lines(folder / "metrics.jsonl", EpochRecord))
+            if path.name != SUMMARY:
+                return study
+            if isinstance(study, FoundAttack):
                 lines = folder / "gallery"
                 return replace(study, gallery=read_gallery(folder))
-            if isinstance(study, Certified) and own and os.path.lexists(lines):
-                return replace(study, margins=margins_of(lines, study))
-            if isinstance(study, Looked) and own and os.path.lexists(lines):
-                return replace(study, records=looked_records(lines, study))
-        except (Malformed, RunError) as error:
+            if isinstance(study, FoundCertificates) and os.path.lexists(lines):
+                return replace(study, images=read_certified_images(folder, study.summary))
+            if isinstance(study, FoundSpectrum) and os.path.lexists(lines):
+                return replace(study, records=_spectra(folder, study.summary))
+        except RunError as error:
             self._wrong(lines, error)
         return study
 
-    def _origin(self, path: Path, record: Json) -> Origin:
-        settings = record.get("settings")
-        settings = settings if isinstance(settings, dict) else {}
-        about = record.get("fingerprint", settings.get("model"))
-        weights = record.get("weights_fingerprint", settings.get("weights_fingerprint"))
-        dataset = settings.get("dataset", settings.get("data", {}))
-        name = dataset.get("name") if isinstance(dataset, dict) else dataset
-        own = path.name == "summary.json" or path.name == "result.json"
-        place = path_text(path.parent if path.name == "summary.json" else path, self.run)
-        return Origin(
-            "." if path.name == "result.json" else place,
-            about if isinstance(about, str) else None,
-            shortened(name) if isinstance(name, str) else None,
-            self._environments(path.parent if own else None, record),
-            self._seconds(path.parent, record) if own else None,
-            None if (subset := settings.get("subset")) is None else field(table(subset, "subset"), "of", count),
-            weights if isinstance(weights, str) else None,
-        )
-
-    def _environments(self, folder: Path | None, record: Json) -> tuple[Json, ...]:
-        starts: list[Any] = []
-        if folder is not None:
-            try:
-                starts = list(self._lines(folder / "environment.jsonl"))
-            except RunError as error:
-                self._wrong(folder / "environment.jsonl", error)
-        last = record.get("environment")
-        return tuple(starts) if starts or not isinstance(last, dict) else (last,)
-
-    def _seconds(self, folder: Path, record: Json) -> float | None:
+    def _lines(self, path: Path, kind: type[Value]) -> tuple[Value, ...]:
+        """The complete records of a small file; none if it does not exist, or cannot be read."""
+        if not os.path.lexists(path):
+            return ()
         try:
-            if "seconds" in record:
-                return size(record["seconds"], "seconds")
-            lines = self._lines(folder / "elapsed.jsonl")
-            return sum(size(line.get("seconds"), "seconds") for line in lines) if lines else None
-        except (Malformed, RunError) as error:
-            self._wrong(folder / "elapsed.jsonl", error)
-            return None
+            return tuple(each_record(path, kind, _LARGEST, links=False))
+        except RunError as error:
+            self._wrong(path, error)
+            return ()
 
-    def _begun(self, folder: Path, name: str) -> None:
-        settings = self.json(folder / name)
-        if settings is None:
+    def _begun(self, folder: Path) -> None:
+        try:
+            study: AnyStudy = read_record(folder / STUDY, AnyStudy, _LARGEST, links=False)
+        except RunError as error:
+            self._wrong(folder / STUDY, error)
             return
+        self._add_unfinished(folder, str(type(study).__struct_config__.tag), study.about.n)
+
+    def _add_unfinished(self, folder: Path, kind: str, n: int | None) -> None:
         done = 0
-        for path in sorted(folder.glob("records*.jsonl")):
+        for path in _record_files(folder):
             try:
                 with reading(path):
                     done += sum(line.endswith(b"\n") for line in file_lines(path, LARGEST_LINES, links=False))
             except RunError as error:
                 self._wrong(path, error)
-        n = settings.get("n")
-        origin = Origin(path_text(folder, self.run), None, None, self._environments(folder, {}), None)
-        self.unfinished.append(Unfinished(origin, _STUDIES[name], done, n if isinstance(n, int) else None))
+        starts = self._lines(folder / "environment.jsonl", Environment)
+        place = path_text(folder, self.run)
+        self.unfinished.append(UnfinishedStudy(place, _KINDS.get(kind, kind), done, n, starts))
 
     def _wrong(self, path: Path, error: object) -> None:
         """One sentence that names the file as it stands in the run."""
-        message = str(error).removeprefix(f"{path} ")
         where = path_text(path, self.run)
-        joined = f"{where}: {message}" if message == str(error) else f"{where} {message}"
-        self.problems.append(shortened(joined.encode(errors="backslashreplace").decode()))
+        message = readable(str(error).replace(f"{self.run}{os.sep}", ""))
+        named = where != "." and where in message
+        self.problems.append(shortened(message if named else f"{where}: {message}"))
+
+
+def _record_files(folder: Path) -> list[Path]:
+    """Where records of an unfinished study may lie: in its folder, and in those of its shards; no links."""
+    shards = folder / "shards"
+    folders = [] if shards.is_symlink() else [p for p in shards.glob("*-of-*") if not p.is_symlink()]
+    wanted = sorted(p for p in folders if re.fullmatch("[0-9]+-of-[0-9]+", p.name))
+    return [*sorted(folder.glob("records*.jsonl")), *(p for f in wanted for p in f.glob("records.jsonl"))]
+
+
+def _spectra(folder: Path, summary: SpectrumSummary) -> tuple[SpectrumRecord, ...]:
+    """Of every image, the largest singular value of every part; no more of a record than figures draw."""
+    record: SpectrumRecord
+    found = []
+    for record in study_records(folder, SpectrumRecord):
+        parts = {
+            shortened(name): msgspec.structs.replace(
+                part, group=shortened(part.group), kind="", sigma=part.sigma[:1], residual=()
+            )
+            for name, part in record.parts.items()
+        }
+        found.append(SpectrumRecord(sample=record.sample, label=record.label, parts=parts))
+    if len(found) != summary.n:
+        raise RunError(f"it holds {len(found)} of {summary.n} images")
+    return tuple(found)

@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from specguard.printable import printable
-from specguard.records.accuracy import Proportion
-from specguard.records.store import Json
-from specguard.report.robustbench import robustbench_record
-from specguard.report.studies import Attacked, AttackRow, Run
+from specguard.records.accuracy import Accuracy
+from specguard.records.attack import AttackSummary
+from specguard.records.base import Json
+from specguard.report.run import FoundAttack, FoundCertificates, Run
 
+WORST_CASE = "worst case"
 _COLUMNS = ("run", "study", "what", "class", "norm", "radius", "accuracy", "low95", "high95", "count", "n")
 _FORMULA = tuple("=+-@＝＋－＠")  # a spreadsheet would compute what begins so
+_NORMS = {"linf": "Linf", "l2": "L2"}
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Row:
     what: str
     norm: str
     radius: float | None
-    accuracy: Proportion
+    accuracy: Accuracy
     class_: str = ""
 
 
@@ -30,44 +33,54 @@ def accuracy_rows(run: Run, number: int) -> list[Row]:
     """Clean, attacked and certified, of all images."""
     rows = []
     if run.training is not None:
-        rows.append(Row(number, "training", "clean", "", None, run.training.accuracy))
-    for hit in run.attacked:
-        place = hit.origin.place
-        rows.append(Row(number, place, "clean", "", None, hit.clean))
+        rows.append(Row(number, "training", "clean", "", None, run.training.summary.test_accuracy))
+    for hit in run.attacks:
+        rows.append(Row(number, hit.place, "clean", "", None, hit.summary.clean))
+        named = [(row.attack, row) for row in hit.summary.attacks]
         rows += [
-            Row(number, place, row.attack, row.norm, row.radius, row.accuracy) for row in (*hit.rows, *hit.worst)
+            Row(number, hit.place, name, row.norm, row.radius, row.accuracy)
+            for name, row in (*named, *((WORST_CASE, row) for row in hit.summary.worst_case))
         ]
-    for study in run.certified:
-        place = study.origin.place
-        rows.append(Row(number, place, "clean", "", None, study.clean))
-        for row in study.rows:
-            rows.append(Row(number, place, "attacked", study.norm, row.radius, row.attacked))
-            rows += [
-                Row(number, place, f"certified by {family}", study.norm, row.radius, share)
-                for family, share in row.by.items()
-            ]
-            rows.append(Row(number, place, "certified", study.norm, row.radius, row.certified))
+    for study in run.certificates:
+        rows += _certified_rows(study, number)
+    return rows
+
+
+def _certified_rows(study: FoundCertificates, number: int) -> list[Row]:
+    rows = [Row(number, study.place, "clean", "", None, study.summary.clean)]
+    for row in study.rows:
+        found = {"attacked": row.robust} | {f"certified by {method}": by for method, by in row.by.items()}
+        found["certified"] = row.certified
+        if row.with_verifiers is not None:
+            found["certified, with verifiers of others"] = row.with_verifiers
+        rows += [Row(number, study.place, what, study.norm, row.radius, each) for what, each in found.items()]
     return rows
 
 
 def class_rows(run: Run, number: int) -> list[Row]:
     """The same, class by class; classes of which no image was looked at are left out."""
-    rows = []
-    for hit in run.attacked:
-        for entry in hit.classes:
-            if entry.clean.total:
-                rows.append(Row(number, hit.origin.place, "clean", "", None, entry.clean, entry.name))
-                rows += [
-                    Row(number, hit.origin.place, row.attack, row.norm, row.radius, row.accuracy, entry.name)
-                    for row in entry.worst
-                ]
-    for study in run.certified:
-        for label, n, right, counts in study.margins.classes if study.margins is not None else ():
-            name = run.classes[label] if label < len(run.classes) else str(label)
-            rows.append(Row(number, study.origin.place, "clean", "", None, Proportion(right, n), name))
+    rows = [row for hit in run.attacks for row in _attacked_classes(hit, number)]
+    for study in run.certificates:
+        for entry in study.images.classes if study.images is not None else ():
+            name = run.classes[entry.label] if entry.label < len(run.classes) else str(entry.label)
+            correct = Accuracy.of(entry.correct, entry.n)
+            rows.append(Row(number, study.place, "clean", "", None, correct, name))
+            counts = sorted(zip(study.summary.study.settings.radii, entry.certified, strict=True))
             rows += [
-                Row(number, study.origin.place, "certified", study.norm, row.radius, Proportion(found, n), name)
-                for row, found in zip(study.rows, counts, strict=True)
+                Row(number, study.place, "certified", study.norm, radius, Accuracy.of(count, entry.n), name)
+                for radius, count in counts
+            ]
+    return rows
+
+
+def _attacked_classes(hit: FoundAttack, number: int) -> list[Row]:
+    rows = []
+    for entry in hit.summary.per_class:
+        if entry.clean is not None:
+            rows.append(Row(number, hit.place, "clean", "", None, entry.clean, entry.name))
+            rows += [
+                Row(number, hit.place, WORST_CASE, row.norm, row.radius, row.accuracy, entry.name)
+                for row in entry.worst_case
             ]
     return rows
 
@@ -77,50 +90,74 @@ def csv_bytes(runs: Sequence[Run]) -> bytes:
     lines = [",".join(map(_text_cell, _COLUMNS))]
     for number, run in enumerate(runs):
         for row in (*accuracy_rows(run, number), *class_rows(run, number)):
-            share, (low, high) = row.accuracy, row.accuracy.interval
+            found, (low, high) = row.accuracy, row.accuracy.interval95
             names = (run.label, row.study, row.what, row.class_, row.norm)
             radius = "" if row.radius is None else repr(row.radius)
-            numbers = (f"{share.value:.6f}", f"{low:.6f}", f"{high:.6f}", str(share.count), str(share.total))
+            numbers = (f"{found.value:.6f}", f"{low:.6f}", f"{high:.6f}", str(found.count), str(found.n))
             lines.append(",".join((*map(_text_cell, names), radius, *numbers)))
     return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _text_cell(name: str) -> str:
+    """In quotes, on one line, and with an apostrophe before what begins as a formula does, blanks aside."""
+    shown = printable(name)
+    text = f"'{shown}" if shown.lstrip().startswith(_FORMULA) else shown
+    return '"' + text.replace('"', '""') + '"'
+
+
+# Leaderboards ----------------------------------------------------------------------------------------------------
+
+
+def robustbench_record(summary: AttackSummary, *, name: str, architecture: str, dataset: str) -> Json:
+    """A leaderboard entry in the form RobustBench collects them, of the largest radius evaluated.
+
+    Only an accuracy under AutoAttack is called that. What an evaluation cannot know (authors, venue, link, extra
+    data) is null, to be filled in by a person.
+    """
+    worst = max(summary.worst_case, key=lambda row: row.radius)
+    auto = [
+        row.accuracy.value
+        for row in summary.attacks
+        if (row.attack, row.norm, row.radius) == ("autoattack", worst.norm, worst.radius)
+    ]
+    return {
+        "link": None,
+        "name": name,
+        "authors": None,
+        "additional_data": None,
+        "number_forward_passes": 1,
+        "dataset": dataset,
+        "venue": None,
+        "architecture": architecture,
+        "threat_model": _NORMS[worst.norm],
+        "eps": _fraction(worst.radius) if worst.norm == "linf" else f"{worst.radius:g}",
+        "n": summary.n,
+        "clean_acc": f"{100 * summary.clean.value:.2f}",
+        "autoattack_acc": f"{100 * auto[0]:.2f}" if auto else None,
+        "best_known_acc": f"{100 * worst.accuracy.value:.2f}",
+        "unreliable": bool(summary.flags or summary.warnings),
+    }
 
 
 def robustbench_entries(runs: Sequence[Run]) -> list[Json]:
     """A leaderboard entry for every evaluation under attack."""
     return [
         robustbench_record(
-            _summary(study),
-            name=run.label,
-            architecture=architecture(run),
-            dataset=study.origin.dataset or "unknown",
+            hit.summary, name=run.label, architecture=architecture(run), dataset=hit.dataset or "unknown"
         )
         for run in runs
-        for study in run.attacked
+        for hit in run.attacks
     ]
-
-
-def _summary(study: Attacked) -> Json:
-    """What an entry is made from, of fields that have been read."""
-
-    def rows(found: Sequence[AttackRow]) -> list[Json]:
-        return [vars(row) | {"accuracy": row.accuracy.record()} for row in found]
-
-    return {
-        "n": study.n,
-        "clean": study.clean.record(),
-        "attacks": rows(study.rows),
-        "worst_case": rows(study.worst),
-        "flags": study.flags,
-        "warnings": study.warnings,
-    }
 
 
 def architecture(run: Run) -> str:
     """What kind of model a run is of, in a few words."""
-    config = run.model.get("config")
-    if not isinstance(config, dict) and run.training is not None:
-        config = run.training.settings.get("model")
-    if not isinstance(config, dict):
+    config: dict[str, Any]
+    if run.model is not None:
+        config = run.model.config
+    elif run.training is not None:
+        config = run.training.summary.settings.model
+    else:
         return "unknown"
     if isinstance(name := config.get("name"), str):
         return name[:100]
@@ -133,8 +170,7 @@ def architecture(run: Run) -> str:
     return f"{kind}, {', '.join(parts)}" if parts else kind
 
 
-def _text_cell(name: str) -> str:
-    """In quotes, on one line, and with an apostrophe before what begins as a formula does, blanks aside."""
-    shown = printable(name)
-    text = f"'{shown}" if shown.lstrip().startswith(_FORMULA) else shown
-    return '"' + text.replace('"', '""') + '"'
+def _fraction(radius: float) -> str:
+    """8/255 rather than 0.0313725, where it is that."""
+    steps = round(255 * radius)
+    return f"{steps}/255" if steps and abs(255 * radius - steps) < 1e-6 else f"{radius:g}"

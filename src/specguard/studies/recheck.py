@@ -12,7 +12,7 @@ from specguard.checker import Image
 from specguard.checker.attention.point import Attention
 from specguard.checker.enclosure import Array
 from specguard.checker.layers.affine import Linear
-from specguard.checker.propagate import Fork, Path, Place
+from specguard.checker.propagate import LayerAtPoint, Path, ResidualAtPoint
 from specguard.errors import SoundnessError
 from specguard.geometry import Norm
 from specguard.records.certificate import LARGEST_LOSSES, CertificateRecord, CertifyStudy, MethodName, Proof
@@ -205,10 +205,10 @@ def _same_norms(path: Path, stored: Mapping[str, Mapping[str, float | tuple[floa
     return claims
 
 
-def _places(path: Path) -> dict[str, Place]:
-    found: dict[str, Place] = {}
+def _places(path: Path) -> dict[str, LayerAtPoint]:
+    found: dict[str, LayerAtPoint] = {}
     for place in path:
-        found |= _places(place.branch) if isinstance(place, Fork) else {place.name: place}
+        found |= _places(place.branch) if isinstance(place, ResidualAtPoint) else {place.name: place}
     return found
 
 

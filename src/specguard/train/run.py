@@ -23,17 +23,10 @@ from specguard.nn import (
 )
 from specguard.records.accuracy import Accuracy
 from specguard.records.base import Environment, Json, difference, plain
+from specguard.records.files import locked
 from specguard.records.io import RecordFile, read_json, write_json, write_record
 from specguard.records.legacy import read_summary
-from specguard.records.store import (
-    begun_by,
-    checkpoint_steps,
-    derived_seed,
-    described,
-    locked,
-    record_start,
-    write_tensors,
-)
+from specguard.records.store import begun_by, checkpoint_steps, derived_seed, described, record_start, write_tensors
 from specguard.records.training import (
     DataRecord,
     EpochRecord,

@@ -1,4 +1,4 @@
-"""Accuracy against the radius, as figures: what is right, what stands, what is proved, and the gap."""
+"""Accuracy against the radius, as figures: clean, robust and certified, and the gap."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -7,54 +7,53 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from specguard.records.accuracy import Proportion
-from specguard.report.figures.inline import ATTACKED, CERTIFIED, CLEAN, FAMILIES, UNKNOWN
-from specguard.report.figures.spectra import RUN_COLOURS, plain
-from specguard.report.studies import Certified, Run
+from specguard.records.accuracy import Accuracy
+from specguard.report.figures.style import ATTACKED, CERTIFIED, CLEAN, METHOD_COLOURS, RUN_COLOURS, UNKNOWN, plain
+from specguard.report.run import FoundCertificates, Run
 
 _POINTS = 160
-Point = tuple[float, Proportion]
+Point = tuple[float, Accuracy]
 
 
 def norms_of(run: Run) -> list[str]:
     """The norms for which a run has something to show, l2 first."""
-    found = {row.norm for study in run.attacked for row in study.worst} | {study.norm for study in run.certified}
-    return sorted(found)
+    proved = {str(study.norm) for study in run.certificates}
+    return sorted({row.norm for study in run.attacks for row in study.summary.worst_case} | proved)
 
 
 def curve_figure(run: Run, norm: str) -> Figure:
     """One run in one norm. The shaded gap is neither broken nor proved."""
     figure, axis = _blank(norm)
-    certified = [study for study in run.certified if study.norm == norm]
-    attacked = [study for study in run.attacked if any(row.norm == norm for row in study.worst)]
-    clean = [*(study.clean for study in certified), *(hit.clean for hit in attacked)][0]
+    certified, attacked = _certified(run, norm), _attacked(run, norm)
+    clean = [*(study.summary.clean for study in certified), *(points[0][1] for points in attacked)][0]
     axis.axhline(100 * clean.value, color=CLEAN, linewidth=1.2, linestyle=(0, (4, 3)), label="clean")
     for number, study in enumerate(certified):
-        curve, points = _proved(study), [(row.radius, row.certified) for row in study.rows]
-        standing = [(0.0, study.clean), *((row.radius, row.attacked) for row in study.rows)]
+        curve, standing = _certified_curve(study), _robust(study)
+        points = [(row.radius, row.certified) for row in study.rows]
         _shade(axis, standing, curve, "neither broken nor proved" if number == 0 else None)
         _line(axis, standing, ATTACKED, "o", "stands the attack" if number == 0 else None)
         axis.plot(
             *zip(*curve, strict=True), color=CERTIFIED, linewidth=2, label="certified" if number == 0 else None
         )
         _dots(axis, points, CERTIFIED, "D")
-    for number, hit in enumerate(attacked):
-        points = sorted((row.radius, row.accuracy) for row in hit.worst if row.norm == norm)
+    for number, points in enumerate(attacked):
         label = "stands every attack" if number == 0 else None
-        _line(axis, [(0.0, hit.clean), *points], ATTACKED, "s", label, dashed=bool(certified))
+        _line(axis, points, ATTACKED, "s", label, dashed=bool(certified))
     _finish(axis)
     return figure
 
 
 def comparison_figure(runs: Sequence[Run], norm: str) -> Figure:
-    """Several runs in one norm: what stands attacks, dashed, and what is certified, by the colour of the run."""
+    """Several runs in one norm: robust accuracy, dashed, and certified accuracy, by the colour of the run."""
     figure, axis = _blank(norm)
     for number, run in enumerate(runs):
         colour = RUN_COLOURS[number % len(RUN_COLOURS)]
-        for place, study in enumerate(study for study in run.certified if study.norm == norm):
+        certified = _certified(run, norm)
+        for place, study in enumerate(certified):
             gid = f"run-{number}-certified-{place}"
-            axis.plot(*zip(*_proved(study), strict=True), color=colour, linewidth=2, gid=gid)
-        for place, points in enumerate(_standing(run, norm)):
+            axis.plot(*zip(*_certified_curve(study), strict=True), color=colour, linewidth=2, gid=gid)
+        robust = [*(_robust(study) for study in certified), *_attacked(run, norm)]
+        for place, points in enumerate(robust):
             x, y = _percents(points)
             gid = f"run-{number}-attacked-{place}"
             axis.plot(x, y, color=colour, linewidth=1.3, linestyle=(0, (4, 2)), marker="o", markersize=3, gid=gid)
@@ -64,14 +63,17 @@ def comparison_figure(runs: Sequence[Run], norm: str) -> Figure:
     return figure
 
 
-def family_figure(study: Certified) -> Figure:
-    """What each family of proofs certifies, over the radius."""
+def method_figure(study: FoundCertificates) -> Figure:
+    """What each method certifies, over the radius; where methods stop early, what they certify together."""
+    summary = study.summary
     figure, axis = _blank(study.norm)
-    axis.axhline(100 * study.clean.value, color=CLEAN, linewidth=1.2, linestyle=(0, (4, 3)), label="clean")
-    for number, family in enumerate(study.rows[0].by):
-        curve = _share_beyond(study, family)
-        colour = FAMILIES[number % len(FAMILIES)]
-        axis.plot(*zip(*curve, strict=True), color=colour, linewidth=1.6, label=plain(family))
+    axis.axhline(100 * summary.clean.value, color=CLEAN, linewidth=1.2, linestyle=(0, (4, 3)), label="clean")
+    for number, method in enumerate(summary.radii[0].by):
+        curve = _certified_curve(study, method)
+        colour = METHOD_COLOURS[number % len(METHOD_COLOURS)]
+        axis.plot(*zip(*curve, strict=True), color=colour, linewidth=1.6, label=plain(method))
+    if not summary.radii[0].by:
+        axis.plot(*zip(*_certified_curve(study), strict=True), color=CERTIFIED, linewidth=1.6, label="certified")
     _finish(axis)
     return figure
 
@@ -96,34 +98,39 @@ def _finish(axis: Any) -> None:
     axis.figure.legend(handles, labels, loc="outside upper left", ncols=2, fontsize=8.5, frameon=False)
 
 
-def _standing(run: Run, norm: str) -> list[list[Point]]:
-    found = [
-        [(0.0, study.clean), *((row.radius, row.attacked) for row in study.rows)]
-        for study in run.certified
-        if study.norm == norm
-    ]
-    for hit in run.attacked:
-        if points := sorted((row.radius, row.accuracy) for row in hit.worst if row.norm == norm):
-            found.append([(0.0, hit.clean), *points])
+def _certified(run: Run, norm: str) -> list[FoundCertificates]:
+    return [study for study in run.certificates if study.norm == norm]
+
+
+def _robust(study: FoundCertificates) -> list[Point]:
+    """What stands the attack beside the proofs, from radius 0 on."""
+    return [(0.0, study.summary.clean), *((row.radius, row.robust) for row in study.rows)]
+
+
+def _attacked(run: Run, norm: str) -> list[list[Point]]:
+    """What stands every attack of an evaluation, from radius 0 on; of those in this norm."""
+    found = []
+    for summary in (study.summary for study in run.attacks):
+        rows = sorted((row for row in summary.worst_case if row.norm == norm), key=lambda row: row.radius)
+        if rows:
+            found.append([(0.0, summary.clean), *((row.radius, row.accuracy) for row in rows)])
     return found
 
 
-def _proved(study: Certified) -> list[tuple[float, float]]:
-    """Certified accuracy over the radius: from the radius of every image, or through the radii asked about."""
-    return _share_beyond(study, None)
+def _certified_curve(study: FoundCertificates, method: str | None = None) -> list[tuple[float, float]]:
+    """Per cent of all images that are certified at a radius, by one method or by any.
 
-
-def _share_beyond(study: Certified, family: str | None) -> list[tuple[float, float]]:
-    """Per cent of all images that are certified at a radius, by one family or by any."""
-    last = study.rows[-1].radius
-    radii: Sequence[float] = ()
-    if study.margins is not None and study.searched and study.norm == "l2":
-        radii = study.margins.best if family is None else study.margins.largest.get(family, ())
+    It comes from the radius of every image, where that is known, and else goes through the radii of the study.
+    """
+    summary, rows = study.summary, study.rows
+    radii: tuple[float, ...] = ()
+    if study.images is not None and summary.study.settings.search and study.norm == "l2":
+        radii = study.images.best if method is None else study.images.largest.get(method, ())
     if not radii:
-        known = [(row.radius, row.certified if family is None else row.by[family]) for row in study.rows]
-        return [(0.0, 100 * study.clean.value), *((radius, 100 * share.value) for radius, share in known)]
-    places = [last * step / _POINTS for step in range(_POINTS + 1)]
-    return [(place, 100 * (len(radii) - bisect_left(radii, place)) / study.n) for place in places]
+        known = [(row.radius, row.certified if method is None else row.by[method]) for row in rows]
+        return [(0.0, 100 * summary.clean.value), *((radius, 100 * found.value) for radius, found in known)]
+    places = [rows[-1].radius * step / _POINTS for step in range(_POINTS + 1)]
+    return [(place, 100 * (len(radii) - bisect_left(radii, place)) / summary.n) for place in places]
 
 
 def _shade(axis: Any, standing: Sequence[Point], curve: Sequence[tuple[float, float]], label: str | None) -> None:
@@ -131,7 +138,7 @@ def _shade(axis: Any, standing: Sequence[Point], curve: Sequence[tuple[float, fl
     x, above = _percents(standing)
     radii = [radius for radius, _ in curve]
     upper = [_between(x, above, radius) for radius in radii]
-    lower = [min(share, top) for (_, share), top in zip(curve, upper, strict=True)]
+    lower = [min(proved, top) for (_, proved), top in zip(curve, upper, strict=True)]
     axis.fill_between(radii, lower, upper, color=UNKNOWN, alpha=0.35, linewidth=0, label=label)
 
 
@@ -154,7 +161,7 @@ def _line(
 def _dots(axis: Any, points: Sequence[Point], colour: str, marker: str) -> None:
     """Points with their intervals."""
     x, y = _percents(points)
-    low, high = zip(*(share.interval for _, share in points), strict=True)
+    low, high = zip(*(accuracy.interval95 for _, accuracy in points), strict=True)
     below = [max(0.0, value - 100 * end) for value, end in zip(y, low, strict=True)]
     above = [max(0.0, 100 * end - value) for value, end in zip(y, high, strict=True)]
     axis.errorbar(
@@ -171,7 +178,7 @@ def _dots(axis: Any, points: Sequence[Point], colour: str, marker: str) -> None:
 
 
 def _percents(points: Sequence[Point]) -> tuple[list[float], list[float]]:
-    return [radius for radius, _ in points], [100 * share.value for _, share in points]
+    return [radius for radius, _ in points], [100 * accuracy.value for _, accuracy in points]
 
 
 def training_figure(runs: Mapping[int, Sequence[tuple[int, float]]]) -> Figure:
@@ -182,7 +189,7 @@ def training_figure(runs: Mapping[int, Sequence[tuple[int, float]]]) -> Figure:
         x, y = zip(*points, strict=True)
         axis.plot(
             x,
-            [100 * share for share in y],
+            [100 * fraction for fraction in y],
             color=RUN_COLOURS[number % len(RUN_COLOURS)],
             gid=f"run-{number}-epochs",
         )

@@ -14,15 +14,12 @@ import matplotlib
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from specguard.report.figures.spectra import RUN_COLOURS
+from specguard.report.figures.style import ATTACKED, CERTIFIED, CLEAN, METHOD_COLOURS, RUN_COLOURS, UNKNOWN
 
-CERTIFIED, ATTACKED, CLEAN, UNKNOWN = "#0f766e", "#c2410c", "#475569", "#94a3b8"
-# All different, because a colour is known by its value.
-FAMILIES = ("#0f766f", "#1d4ed8", "#7e22ce", "#be185d", "#a16207", "#57534e")
 # What is drawn in these colours takes the page's.
 _NAMES: Mapping[str, str] = {
     **{colour: f"var(--run-{number})" for number, colour in enumerate(RUN_COLOURS)},
-    **{colour: f"var(--family-{number})" for number, colour in enumerate(FAMILIES)},
+    **{colour: f"var(--method-{number})" for number, colour in enumerate(METHOD_COLOURS)},
     CERTIFIED: "var(--certified)",
     ATTACKED: "var(--attacked)",
     CLEAN: "var(--clean)",

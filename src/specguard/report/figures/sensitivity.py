@@ -7,9 +7,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
-from specguard.report.figures.spectra import plain
+from specguard.records.sensitivity import ChangeSummary, Extent, SensitivitySummary
+from specguard.report.figures.style import plain
 
-Json = dict[str, Any]
 SERIES: Mapping[str, tuple[str, str, str]] = {  # label, colour, style of the line
     "found": ("found by ascent", "#1a202c", "-"),
     "naive": ("naive", "#b7791f", "--"),
@@ -37,8 +37,8 @@ HEAD: Mapping[str, tuple[str, str, str]] = {
 _STYLES = {"lofast2": ("LoFAST (2)", "--"), "t1": ("T1", "-")}
 
 
-def sensitivity_figure(result: Json, title: str) -> Figure:
-    """Five panels with a common kind of axis, of the result of a study: over radii, the whole layer and the two
+def sensitivity_figure(summary: SensitivitySummary, title: str) -> Figure:
+    """Five panels with a common kind of axis, of the summary of a study: over radii, the whole layer and the two
     factors of its first head; over input norms; over weight changes.
 
     Lines are means over the images or samples, bands go from the least to the largest. The fourth panel is at the
@@ -47,22 +47,22 @@ def sensitivity_figure(result: Json, title: str) -> Figure:
     figure = Figure(figsize=(21.0, 4.6), layout="constrained")
     axes = figure.subplots(1, 5)
     figure.suptitle(plain(title), fontsize=10, x=0.01, ha="left", parse_math=False)
-    last = max(row["radius"] for row in result["radii"])
-    scaled = [row for row in result["input_norms"] if row["radius"] == last]
-    _draw_series(axes[0], result["radii"], "radius", SERIES)
+    last = max(summary.study.settings.radii)
+    scaled = [row for row in summary.input_norms if row.radius == last]
+    _draw_series(axes[0], summary.radii, "radius", SERIES)
     for axis, factor in zip(axes[1:3], ("maps", "values"), strict=True):
-        rows = [row for row in result["head"] if row["factor"] == factor]
-        shown = {name: style for name, style in HEAD.items() if name in rows[0]}
+        rows = [row for row in summary.head if row.factor == factor]
+        shown = {name: s for name, s in HEAD.items() if name == "found" or name in (rows[0].bounds if rows else ())}
         _draw_series(axis, rows, "radius", shown)
         _add_legend(axis, list(shown.values()))
     _draw_series(axes[3], scaled, "input_norm", SERIES)
-    _draw_weights(axes[4], result)
+    _draw_weights(axes[4], summary)
     texts = (
         ("change of the output, ||F(X') - F(X)||", "radius, ||X' - X||"),
         ("of one head's map, ||P(X') - P(X)||", "radius, ||X' - X||"),
         ("of one head's values, ||X' W^V W^O||", "radius, ||X' - X||"),
         (f"the same at radius {last:g}", "spectral norm of the input, ||X||"),
-        (f"bounds at radius {result['settings']['weight_radius']:g}", "relative change of one matrix, or of X"),
+        (f"bounds at radius {summary.study.settings.weight_radius:g}", "relative change of one matrix, or of X"),
     )
     for axis, (heading, below) in zip(axes, texts, strict=True):
         axis.set_title(heading, fontsize=10, loc="left", parse_math=False)
@@ -76,40 +76,43 @@ def sensitivity_figure(result: Json, title: str) -> Figure:
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 1.2, 1.5, 2, 3, 5)))
         axis.yaxis.set_major_formatter(ScalarFormatter())
         axis.yaxis.set_minor_formatter(NullFormatter())
-    series = [series for name, series in SERIES.items() if _points(result["radii"], "radius", name)]
+    series = [series for name, series in SERIES.items() if _points(summary.radii, "radius", name)]
     _add_legend(figure, series, loc="outside lower left", ncols=len(SERIES))
     elements = [(label, colour, "-") for label, colour in ELEMENTS.values()]
     _add_legend(axes[4], [*elements, *((label, "#1a202c", style) for label, style in _STYLES.values())], ncols=2)
     return figure
 
 
-def _draw_series(axis: Any, rows: Sequence[Json], key: str, series: Mapping[str, tuple[str, str, str]]) -> None:
+def _draw_series(
+    axis: Any, rows: Sequence[ChangeSummary], key: str, series: Mapping[str, tuple[str, str, str]]
+) -> None:
     for name, (_, colour, style) in series.items():
         _draw_line(axis, _points(rows, key, name), colour, style)
 
 
-def _draw_weights(axis: Any, result: Json) -> None:
-    for which, (_, colour) in ELEMENTS.items():
-        rows = [row for row in result["weights"] if row["which"] == which]
+def _draw_weights(axis: Any, summary: SensitivitySummary) -> None:
+    for element, (_, colour) in ELEMENTS.items():
+        rows = [row for row in summary.weights if row.element == element]
         for name, (_, style) in _STYLES.items():
             _draw_line(axis, _points(rows, "change", name), colour, style)
     for name, (_, style) in _STYLES.items():
-        if (unchanged := result["unchanged"][name]) is not None:
-            axis.axhline(unchanged["mean"], color="#a0aec0", linestyle=style, linewidth=0.8)
+        if (unchanged := summary.unchanged.get(name)) is not None:
+            axis.axhline(unchanged.mean, color="#a0aec0", linestyle=style, linewidth=0.8)
 
 
-def _draw_line(axis: Any, points: list[tuple[float, Json]], colour: str, style: str) -> None:
+def _draw_line(axis: Any, points: list[tuple[float, Extent]], colour: str, style: str) -> None:
     if not points:
         return
     x = [place for place, _ in points]
-    low, mean, high = ([extent[key] for _, extent in points] for key in ("min", "mean", "max"))
+    low, mean, high = ([getattr(extent, key) for _, extent in points] for key in ("min", "mean", "max"))
     axis.plot(x, mean, color=colour, linestyle=style, linewidth=1.4, marker="o", markersize=2.5)
     axis.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
 
 
-def _points(rows: Sequence[Json], key: str, name: str) -> list[tuple[float, Json]]:
-    found = [(row[key], row[name]) for row in rows]
-    return [(place, extent) for place, extent in found if extent is not None and extent["min"] > 0]
+def _points(rows: Sequence[ChangeSummary], key: str, name: str) -> list[tuple[float, Extent]]:
+    """Where every row stands by its field `key`, and what was found there, or the bound of this name."""
+    found = [(getattr(row, key), row.found if name == "found" else row.bounds.get(name)) for row in rows]
+    return [(place, extent) for place, extent in found if extent is not None and extent.min > 0]
 
 
 def _add_legend(place: Any, series: Sequence[tuple[str, str, str]], **where: Any) -> None:

@@ -2,7 +2,6 @@
 
 import io
 import math
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,13 +13,12 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 from numpy.typing import NDArray
 
-Json = dict[str, Any]
-_UNREADABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # by XML, or by a person
-RUN_COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b83280", "#4a5568", "#b7791f", "#2c7a7b")
+from specguard.records.spectrum import SpectrumRecord
+from specguard.report.figures.style import RUN_COLOURS, plain
 
 
 def violin_figure(
-    runs: Mapping[str, Sequence[Json]], groups: Sequence[str] = ("embedding", "block", "head")
+    runs: Mapping[str, Sequence[SpectrumRecord]], groups: Sequence[str] = ("embedding", "block", "head")
 ) -> Figure:
     """The singular values of each part over the images, several runs side by side.
 
@@ -88,19 +86,19 @@ def save_figure(figure: Figure) -> dict[str, bytes]:
     return found
 
 
-def _names(runs: Mapping[str, Sequence[Json]], groups: Sequence[str]) -> list[str]:
+def _names(runs: Mapping[str, Sequence[SpectrumRecord]], groups: Sequence[str]) -> list[str]:
     """The parts of any run, in order: where runs differ in depth, the longest gives the order."""
     found = [
-        [name for record in records[:1] for name, part in record["parts"].items() if part["group"] in groups]
+        [name for record in records[:1] for name, part in record.parts.items() if part.group in groups]
         for records in runs.values()
     ]
     longest = max(found, key=len, default=[])
     return longest + list(dict.fromkeys(n for names in found for n in names if n not in longest))
 
 
-def _values(records: Sequence[Json], part: str, key: str) -> list[float]:
-    rows = [record["parts"][part] for record in records if part in record["parts"]]
-    values = [row[key][0] if key == "sigma" else row[key] for row in rows]
+def _values(records: Sequence[SpectrumRecord], part: str, key: str) -> list[float]:
+    rows = [record.parts[part] for record in records if part in record.parts]
+    values = [row.sigma[0] if key == "sigma" else row.step for row in rows]
     return [value for value in values if 1e-100 < value < 1e100]  # a zero has no place on a log axis
 
 
@@ -133,8 +131,3 @@ def _add_legend(figure: Figure, colours: Mapping[str, str], columns: int) -> Non
 def _signed(direction: NDArray[np.floating]) -> NDArray[np.floating]:
     largest = float(np.abs(direction).max())
     return 0.5 + 0.5 * direction / (largest if largest > 0 else 1.0)
-
-
-def plain(text: str) -> str:
-    """A name as it is, but for what cannot be shown."""
-    return _UNREADABLE.sub("\ufffd", text)

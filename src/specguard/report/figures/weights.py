@@ -6,21 +6,21 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from specguard.report.figures.spectra import RUN_COLOURS
-from specguard.report.studies import Looked, WeightNorms
+from specguard.records.spectrum import WeightNorms, WeightSpectra
+from specguard.report.figures.style import RUN_COLOURS
 
 KINDS = {"q": "queries", "k": "keys", "v": "values"}
 
 
-def weights_figure(runs: Mapping[int, Looked]) -> Figure:
+def weights_figure(runs: Mapping[int, WeightSpectra]) -> Figure:
     """A panel for q, k and v: of a layer the largest head as a line, all as a band; dotted: before training."""
     figure = Figure(figsize=(9.0, 2.7), layout="constrained")
     axes = figure.subplots(1, 3, sharey=True)
     for axis, (kind, name) in zip(axes, KINDS.items(), strict=True):
-        for number, study in runs.items():
+        for number, weights in runs.items():
             colour = RUN_COLOURS[number % len(RUN_COLOURS)]
-            _draw(axis, _of_kind(study.before, kind), colour, f"run-{number}-{kind}-before", before=True)
-            _draw(axis, _of_kind(study.after, kind), colour, f"run-{number}-{kind}-after")
+            _draw(axis, _of_kind(weights.before or (), kind), colour, f"run-{number}-{kind}-before", before=True)
+            _draw(axis, _of_kind(weights.after, kind), colour, f"run-{number}-{kind}-after")
         axis.set_title(name, fontsize=9.5, loc="left")
         axis.set_xlabel("layer", fontsize=9)
         axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -32,8 +32,8 @@ def weights_figure(runs: Mapping[int, Looked]) -> Figure:
     return figure
 
 
-def has_heads(study: Looked) -> bool:
-    return any(weight.kind in KINDS for weight in study.after)
+def has_heads(weights: WeightSpectra) -> bool:
+    return any(weight.kind in KINDS for weight in weights.after)
 
 
 def _of_kind(weights: Sequence[WeightNorms], kind: str) -> list[WeightNorms]:

@@ -13,27 +13,32 @@ from pathlib import Path
 from types import SimpleNamespace as View
 from typing import Any
 
+import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from specguard.errors import ConfigError
-from specguard.records.accuracy import Proportion
-from specguard.records.store import Json, write_file
+from specguard.records.accuracy import Accuracy
+from specguard.records.base import Json
+from specguard.records.files import write_file
+from specguard.records.spectrum import SpectrumSummary
+from specguard.records.training import TrainingSettings
 from specguard.report.collect import read_run
 from specguard.report.export import accuracy_rows, architecture, csv_bytes, robustbench_entries
 from specguard.report.figures.curves import (
     comparison_figure,
     curve_figure,
-    family_figure,
+    method_figure,
     norms_of,
     training_figure,
 )
 from specguard.report.figures.inline import inline_svg
-from specguard.report.figures.spectra import plain, violin_figure
+from specguard.report.figures.spectra import violin_figure
+from specguard.report.figures.style import plain
 from specguard.report.figures.weights import has_heads, weights_figure
 from specguard.report.html import sections
 from specguard.report.html.pictures import shown_pictures
-from specguard.report.studies import Certified, Run
+from specguard.report.run import FoundCertificates, Run
 from specguard.version import __version__
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -44,6 +49,7 @@ _SECTIONS = {
     "blocks": "Blocks",
     "weights": "Weights",
     "proofs": "Proofs",
+    "smoothing": "Smoothing",
     "classes": "Classes",
     "flags": "Warnings",
     "work": "How it was made",
@@ -99,11 +105,12 @@ def _page(runs: Sequence[Run], title: str) -> str:
         "any_median": any(view.median for view in views),
         "any_pictures": any(view.pictures for view in views),
         "any_classes": any(view.classes for view in views),
-        "attack_balls": sections.chosen(sorted({ball for view in views for ball in view.attacked_shares}), 6),
-        "certified_balls": sections.chosen(sorted({ball for view in views for ball in view.proved_shares}), 6),
+        "attack_balls": sections.chosen(sorted({ball for view in views for ball in view.robust}), 6),
+        "certified_balls": sections.chosen(sorted({ball for view in views for ball in view.certified}), 6),
+        "smoothed": [(view, study) for view, run in zip(views, runs, strict=True) for study in run.smoothing],
         "flagged": [
-            (view, study) for view, run in zip(views, runs, strict=True) for study in run.attacked
-            if study.flags or study.warnings
+            (view, study) for view, run in zip(views, runs, strict=True) for study in run.attacks
+            if study.summary.flags or study.summary.warnings
         ],
         "longest": max((s.seconds for view in views for s in view.stages if s.seconds), default=0.0),
     }  # fmt: skip
@@ -128,6 +135,7 @@ def _contents(context: Mapping[str, Any]) -> list[tuple[str, str]]:
         "blocks": context["violin"],
         "weights": context["weights"],
         "proofs": context["proofs"],
+        "smoothing": context["smoothed"],
         "classes": context["any_classes"],
         "flags": context["flagged"],
     }
@@ -136,7 +144,7 @@ def _contents(context: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _run_view(run: Run, number: int) -> View:
     training = run.training
-    datasets = [study.dataset for study in run.origins]
+    datasets = [study.dataset for study in run.studies]
     dataset = next((name for name in datasets if name is not None), None)
     return View(
         number=number,
@@ -148,23 +156,23 @@ def _run_view(run: Run, number: int) -> View:
         verdict=sections.verdict(run),
         subsets=sections.subsets(run),
         bars=sections.bars(run),
-        clean=sections.clean_share(run),
-        attacked_shares=sections.attacked_shares(run),
-        proved_shares=sections.proved_shares(run),
+        clean=sections.clean_accuracy(run),
+        robust=sections.robust_accuracies(run),
+        certified=sections.proved_accuracies(run),
         median=sections.median_radius(run),
-        training_seconds=None if training is None else training.origin.seconds,
+        training_seconds=None if training is None else training.seconds,
         rows=accuracy_rows(run, number),
-        pictures=[s for study in run.attacked if study.gallery is not None for s in shown_pictures(study.gallery)],
+        pictures=[s for study in run.attacks if study.gallery is not None for s in shown_pictures(study.gallery)],
         classes=sections.class_table(run),
         stages=sections.stages(run),
         fingerprint=run.fingerprint,
-        settings="" if training is None else _indented(training.settings),
+        settings="" if training is None else _indented(training.summary.settings),
     )
 
 
-def _indented(settings: Json) -> str:
+def _indented(settings: TrainingSettings) -> str:
     try:
-        return json.dumps(settings, indent=2)[:20_000]
+        return json.dumps(msgspec.to_builtins(settings), indent=2)[:20_000]
     except RecursionError:
         return ""  # no training has such settings
 
@@ -190,16 +198,16 @@ def _figures(runs: Sequence[Run], views: Sequence[View]) -> dict[str, Any]:
         "comparisons": comparisons,
         "violin": _violin(runs),
         "growths": [
-            (view, study.paths)
+            (view, means)
             for run, view in zip(runs, views, strict=True)
-            for study in run.looked
-            if study.paths
+            for study in run.spectra
+            if (means := _growth_means(study.summary))
         ],
         "weights": _weights(runs),
         "proofs": [
             _proof(run, study, view, place)
             for run, view in zip(runs, views, strict=True)
-            for place, study in enumerate(run.certified)
+            for place, study in enumerate(run.certificates)
         ],
         "training": _svg(training_figure(drawn), "epochs", "test accuracy over the epochs") if drawn else None,
     }
@@ -211,24 +219,23 @@ def _svg(figure: Any, name: str, says: str) -> Markup:
 
 def _curve_caption(run: Run, norm: str) -> str:
     words = [
-        f"proved, and attacked beside it, on {sections.images_text(s)}" for s in run.certified if s.norm == norm
+        f"proved, and attacked beside it, on {sections.images_text(s)}" for s in run.certificates if s.norm == norm
     ]
     words += [
-        f"attacked by {', '.join(dict.fromkeys(row.attack for row in hit.rows))} on {sections.images_text(hit)}"
-        for hit in run.attacked
-        if any(row.norm == norm for row in hit.worst)
+        f"attacked by {', '.join(dict.fromkeys(row.attack for row in hit.summary.attacks))} "
+        f"on {sections.images_text(hit)}"
+        for hit in run.attacks
+        if any(row.norm == norm for row in hit.summary.worst_case)
     ]
-    through = " Certified through the l2 ball around the linf ball." if norm == "linf" and run.certified else ""
+    through = " Certified through the l2 ball around the linf ball." if norm == "linf" and run.certificates else ""
     return f"{'; '.join(words)}. Whiskers are 95 % intervals.{through}"
 
 
 def _violin(runs: Sequence[Run]) -> View | None:
     """All runs side by side, in the order of the page; a run that was not looked into leaves its place empty."""
-    found = {run.label: next((s.records for s in run.looked if s.records), ()) for run in runs}
-    groups = {
-        part["group"] for records in found.values() for record in records[:1] for part in record["parts"].values()
-    }
-    shown = [group for group in ("embedding", "block", "head") if group in groups] or sorted(groups)
+    found = {run.label: next((s.records for s in run.spectra if s.records), ()) for run in runs}
+    groups = {part.group for records in found.values() for record in records[:1] for part in record.parts.values()}
+    shown: list[str] = [group for group in ("embedding", "block", "head") if group in groups] or sorted(groups)
     if not shown:
         return None
     figure = violin_figure(found, shown)
@@ -242,35 +249,47 @@ def _violin(runs: Sequence[Run]) -> View | None:
 
 
 def _weights(runs: Sequence[Run]) -> View | None:
-    studies = {number: study for number, run in enumerate(runs) for study in [*run.looked][:1] if has_heads(study)}
-    if not studies:
+    weights = {
+        number: study.summary.weights
+        for number, run in enumerate(runs)
+        for study in run.spectra[:1]
+        if has_heads(study.summary.weights)
+    }
+    if not weights:
         return None
     caption = "The largest head of every layer; the band goes down to the smallest."
-    if any(study.before for study in studies.values()):
+    if any(spectra.before for spectra in weights.values()):
         caption += " Dotted: before training."
-    return View(svg=_svg(weights_figure(studies), "weights", "spectral norms of q, k and v"), caption=caption)
+    return View(svg=_svg(weights_figure(weights), "weights", "spectral norms of q, k and v"), caption=caption)
 
 
-def _proof(run: Run, study: Certified, view: View, place: int) -> View:
-    right = study.clean.count
-    margins = study.margins
-    terms = [(term, images) for term, images, _ in margins.terms] if margins is not None else list(study.limits)
+def _growth_means(summary: SpectrumSummary) -> dict[str, float]:
+    """What the blocks do together, on average, where that is known."""
+    found = {key: getattr(summary, key) for key in ("exponent", "log_product", "growth")}
+    return {key: values.mean for key, values in found.items() if values is not None and values.mean is not None}
+
+
+def _proof(run: Run, study: FoundCertificates, view: View, place: int) -> View:
+    summary, images = study.summary, study.images
+    correct = summary.clean.count
+    terms = (
+        [(limit.term, limit.images) for limit in summary.limits]
+        if images is None
+        else [(term.term, term.images) for term in images.terms]
+    )
+    largest = summary.largest if summary.study.settings.search else {}
     return View(
         run=view,
         study=study,
-        svg=_svg(family_figure(study), f"families-{view.number}-{place}", "certified accuracy by family"),
-        terms=[(term, images, Proportion(min(images, right), right)) for term, images in terms if right],
-        parts={} if margins is None else {term: share for term, _, share in margins.terms},
-        medians=[(f, m, study.vacuous.get(f, 0)) for f, m in study.medians.items()] if study.searched else [],
-        checked=sections.checks(run).get(study.origin.place),
-        checked_elsewhere=bool(run.checked),
+        svg=_svg(method_figure(study), f"methods-{view.number}-{place}", "certified accuracy by method"),
+        terms=[(term, n, Accuracy.of(min(n, correct), correct)) for term, n in terms if correct],
+        fractions={} if images is None else {term.term: term.fraction for term in images.terms},
+        medians=[(method, found.median, found.vacuous) for method, found in largest.items()],
+        checked=sections.checks(run).get(study.place),
+        checked_elsewhere=bool(run.checks),
     )
 
 
 def _epochs(run: Run) -> list[tuple[int, float]]:
     epochs = run.training.epochs if run.training is not None else ()
-    pairs = ((record.get("epoch"), record.get("test_accuracy")) for record in epochs)
-    return [
-        (epoch, share) for epoch, share in pairs
-        if type(epoch) is int and isinstance(share, float) and 0 <= share <= 1
-    ]  # fmt: skip
+    return [(record.epoch, record.test_accuracy) for record in epochs]

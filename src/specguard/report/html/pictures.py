@@ -10,7 +10,8 @@ from matplotlib import colormaps
 from numpy.typing import NDArray
 from PIL import Image
 
-from specguard.report.studies import Gallery, Picture
+from specguard.records.attack import Picture
+from specguard.report.gallery import GalleryImages
 
 Pixels = NDArray[np.floating[Any]]
 _SMALL, _SIDE = 64, 144  # images up to the one are kept as they are, larger ones are brought to the other
@@ -26,19 +27,16 @@ class Shown:
     adversarial: str
     factor: float  # by which the change is magnified
     looked: tuple[str, str, str] | None  # attention to the clean image, its change, attention to the attacked one
-    moved: float | None  # share of attention that went elsewhere
+    moved: float | None  # fraction of attention that went elsewhere
 
 
-def shown_pictures(gallery: Gallery) -> list[Shown]:
-    arrays: Any = gallery.arrays
-    found = []
-    for picture in gallery.pictures:
-        clean, adversarial = arrays["clean"][picture.key], arrays["adversarial"][picture.key]
+def shown_pictures(gallery: GalleryImages) -> list[Shown]:
+    arrays, found = gallery.arrays, []
+    for key, picture in enumerate(gallery.pictures):
+        clean, adversarial = arrays["clean"][key], arrays["adversarial"][key]
         change = adversarial - clean
         largest = float(np.abs(change).max())
-        maps = [
-            arrays[name][picture.key] for name in ("attention_clean", "attention_adversarial") if name in arrays
-        ]
+        maps = [arrays[name][key] for name in ("attention_clean", "attention_adversarial") if name in arrays]
         looked, moved = None, None
         if len(maps) == 2 and maps[0].shape == maps[1].shape:
             looked, moved = _looked(*maps), _moved(*maps)

@@ -3,22 +3,38 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specguard.records.accuracy import Proportion
-from specguard.records.store import Json
-from specguard.report.export import class_rows
-from specguard.report.studies import Attacked, Certified, Checked, Looked, Run, Training
+from specguard.records.accuracy import Accuracy
+from specguard.records.attack import AttackSummary
+from specguard.records.base import Environment
+from specguard.records.certificate import CertificateSummary
+from specguard.records.check import CheckSummary
+from specguard.records.sensitivity import SensitivitySummary
+from specguard.records.smoothing import SmoothSummary
+from specguard.records.spectrum import SpectrumSummary
+from specguard.records.training import TrainingSummary
+from specguard.report.export import WORST_CASE, class_rows
+from specguard.report.run import FoundAttack, FoundCertificates, FoundSpectrum, Run
 
+_STAGES = {
+    TrainingSummary: "training",
+    AttackSummary: "attack",
+    SpectrumSummary: "spectra",
+    SensitivitySummary: "sensitivity",
+    CertificateSummary: "proofs",
+    SmoothSummary: "smoothing",
+    CheckSummary: "check of the proofs",
+}
 _BALLS, _CLASSES, _COMMANDS = 4, 100, 20  # of each, so many are shown
-_Share = tuple[tuple[str, float], Proportion, Attacked | Certified]
+_Found = tuple[tuple[str, float], Accuracy, FoundAttack | FoundCertificates]
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One share of a run, and what it is a share of."""
+    """One accuracy of a run, and what it says."""
 
     kind: str  # clean, attacked or certified
     name: str
-    share: Proportion
+    accuracy: Accuracy
 
 
 @dataclass(frozen=True)
@@ -35,7 +51,7 @@ class Stage:
 @dataclass(frozen=True)
 class ClassTable:
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, int, tuple[Proportion | None, ...]], ...]
+    rows: tuple[tuple[str, int, tuple[Accuracy | None, ...]], ...]
     left_out: int
 
 
@@ -49,45 +65,47 @@ def ball_text(norm: str, radius: float) -> str:
     return f"{norm} {radius_text(radius)}"
 
 
-def clean_share(run: Run) -> Proportion | None:
+def clean_accuracy(run: Run) -> Accuracy | None:
     """The clean accuracy on as many images as anything was measured on; of as many, on a stratified subset."""
-    studies: list[Attacked | Certified] = [*run.attacked, *run.certified]
-    found = [study.clean for study in sorted(studies, key=_stratified, reverse=True)]
+    studies: list[FoundAttack | FoundCertificates] = [*run.attacks, *run.certificates]
+    found = [study.summary.clean for study in sorted(studies, key=_stratified, reverse=True)]
     if run.training is not None:
-        found.append(run.training.accuracy)
-    return max(found, key=lambda share: share.total, default=None)
+        found.append(run.training.summary.test_accuracy)
+    return max(found, key=lambda accuracy: accuracy.n, default=None)
 
 
-def attacked_shares(run: Run) -> dict[tuple[str, float], Proportion]:
+def robust_accuracies(run: Run) -> dict[tuple[str, float], Accuracy]:
     """By ball, what stands every attack that was tried; of several evaluations the one with most images."""
-    rows: list[_Share] = [((row.norm, row.radius), row.accuracy, hit) for hit in run.attacked for row in hit.worst]
-    rows += [((study.norm, row.radius), row.attacked, study) for study in run.certified for row in study.rows]
-    return _foremost(rows, lambda share: -share.count)
+    rows: list[_Found] = [
+        ((row.norm, row.radius), row.accuracy, hit) for hit in run.attacks for row in hit.summary.worst_case
+    ]
+    rows += [((study.norm, row.radius), row.robust, study) for study in run.certificates for row in study.rows]
+    return _foremost(rows, lambda accuracy: -accuracy.count)
 
 
-def proved_shares(run: Run) -> dict[tuple[str, float], Proportion]:
+def proved_accuracies(run: Run) -> dict[tuple[str, float], Accuracy]:
     """By ball, what is certified; of several studies, on most images."""
-    rows: list[_Share] = [((s.norm, row.radius), row.certified, s) for s in run.certified for row in s.rows]
-    return _foremost(rows, lambda share: share.count)
+    rows: list[_Found] = [((s.norm, row.radius), row.certified, s) for s in run.certificates for row in s.rows]
+    return _foremost(rows, lambda accuracy: accuracy.count)
 
 
-def _foremost(rows: list[_Share], better: Callable[[Proportion], int]) -> dict[tuple[str, float], Proportion]:
-    """By ball, the share of most images; of as many, that of a stratified subset, and then the better one."""
-    ordered = sorted(rows, key=lambda row: (row[1].total, _stratified(row[2]), better(row[1])))
-    return dict(sorted({ball: share for ball, share, _ in ordered}.items()))
+def _foremost(rows: list[_Found], better: Callable[[Accuracy], int]) -> dict[tuple[str, float], Accuracy]:
+    """By ball, the accuracy on most images; of as many, on a stratified subset, and then the better one."""
+    ordered = sorted(rows, key=lambda row: (row[1].n, _stratified(row[2]), better(row[1])))
+    return dict(sorted({ball: accuracy for ball, accuracy, _ in ordered}.items()))
 
 
-def _stratified(study: Attacked | Certified) -> bool:
-    return study.origin.subset_of is not None
+def _stratified(study: FoundAttack | FoundCertificates) -> bool:
+    return study.subset_of is not None
 
 
 def bars(run: Run) -> list[Bar]:
     """Clean, attacked and certified, a few of each."""
-    clean = clean_share(run)
+    clean = clean_accuracy(run)
     found = [] if clean is None else [Bar("clean", "classified right", clean)]
-    for kind, shares in (("attacked", attacked_shares(run)), ("certified", proved_shares(run))):
+    for kind, known in (("attacked", robust_accuracies(run)), ("certified", proved_accuracies(run))):
         word = "stands attacks" if kind == "attacked" else "certified"
-        found += [Bar(kind, f"{word}, {ball_text(*ball)}", shares[ball]) for ball in chosen(list(shares))]
+        found += [Bar(kind, f"{word}, {ball_text(*ball)}", known[ball]) for ball in chosen(list(known))]
     return found
 
 
@@ -101,52 +119,59 @@ def chosen(balls: Sequence[tuple[str, float]], most: int = _BALLS) -> list[tuple
 
 def verdict(run: Run) -> str:
     """The run in one or two sentences."""
-    if not run.certified:
-        shares = attacked_shares(run)
-        if not shares:
+    if not run.certificates:
+        known = robust_accuracies(run)
+        if not known:
             return ""
-        ball, share = min(shares.items(), key=lambda item: item[1].value)
+        ball, robust = min(known.items(), key=lambda item: item[1].value)
         return (
-            f"Of {share.total:,} images, {share.count:,} stand every attack tried at {ball_text(*ball)}. "
+            f"Of {robust.n:,} images, {robust.count:,} stand every attack tried at {ball_text(*ball)}. "
             "Nothing is proved about them."
         )
-    study = max(run.certified, key=lambda study: (study.n, _stratified(study)))
+    study = max(run.certificates, key=lambda study: (study.summary.n, _stratified(study)))
+    n = study.summary.n
     proved = [row for row in study.rows if row.certified.count]
     row = proved[-1] if proved else study.rows[0]
     place = ball_text(study.norm, row.radius)
     rest = f"{row.broken:,} are broken or wrong from the start; {row.unknown:,} are neither."
+    if row.with_verifiers is not None:
+        rest += f" {row.with_verifiers.count - row.certified.count:,} more rest on verifiers of others."
     if not proved:
-        return f"Of {study.n:,} images, none is certified, even at {place}. {rest}"
+        return f"Of {n:,} images, none is certified, even at {place}. {rest}"
     return (
-        f"Of {study.n:,} images, {row.certified.count:,} are certified at {place}: "
+        f"Of {n:,} images, {row.certified.count:,} are certified at {place}: "
         f"no attack of that size can change their class. {rest}"
     )
 
 
-def images_text(study: Attacked | Certified | Looked) -> str:
+def images_text(study: FoundAttack | FoundCertificates | FoundSpectrum) -> str:
     """How many images a study is about, and how they were chosen where they are not the first."""
-    of = study.origin.subset_of
-    return f"{study.n:,} images" + ("" if of is None else f", a stratified subset of {of:,}")
+    of = study.subset_of
+    return f"{study.summary.n:,} images" + ("" if of is None else f", a stratified subset of {of:,}")
 
 
 def subsets(run: Run) -> list[str]:
     """One sentence for every choice of images that are not the first of the data set."""
     places: dict[str, list[str]] = {}
-    studies: list[Attacked | Certified | Looked] = [*run.attacked, *run.looked, *run.certified]
+    studies: list[FoundAttack | FoundCertificates | FoundSpectrum] = [
+        *run.attacks,
+        *run.spectra,
+        *run.certificates,
+    ]
     for study in studies:
-        if study.origin.subset_of is not None:
-            places.setdefault(images_text(study), []).append(study.origin.place)
+        if study.subset_of is not None:
+            places.setdefault(images_text(study), []).append(study.place)
     return [f"In {' and '.join(at)}: {text}, in which every class has its share." for text, at in places.items()]
 
 
 def median_radius(run: Run) -> tuple[str, float] | None:
-    """The best family's median certified radius, over the images that are right."""
+    """The best method's median certified radius, over the images that are right."""
     known = [
-        (median, family)
-        for study in run.certified
-        if study.searched
-        for family, median in study.medians.items()
-        if median is not None
+        (found.median, method)
+        for study in run.certificates
+        if study.summary.study.settings.search
+        for method, found in study.summary.largest.items()
+        if found.median is not None
     ]
     best = max(known, default=None)
     return None if best is None else (best[1], best[0])
@@ -154,37 +179,27 @@ def median_radius(run: Run) -> tuple[str, float] | None:
 
 def stages(run: Run) -> list[Stage]:
     """All work on a run, in the order in which it is usually done."""
-    studies: list[tuple[str, Training | Attacked | Looked | Certified | Checked]] = []
-    if run.training is not None:
-        studies.append(("training", run.training))
-    studies += [("attack", study) for study in run.attacked]
-    studies += [("spectra", study) for study in run.looked]
-    studies += [("proofs", study) for study in run.certified]
-    studies += [("check of the proofs", study) for study in run.checked]
-    found = []
-    for name, study in studies:
-        seconds = study.origin.seconds
-        if seconds is None and isinstance(study, Certified) and study.per_image:
-            seconds = study.n * sum(study.per_image.values())
-        found.append(_stage(name, study.origin.place, seconds, study.origin.environments))
+    found = [
+        _stage(_STAGES[type(study.summary)], study.place, study.seconds, study.environments)
+        for study in run.studies
+    ]
     found += [
-        _stage(f"{study.kind}, unfinished", study.origin.place, None, study.origin.environments)
-        for study in run.unfinished
+        _stage(f"{study.kind}, unfinished", study.place, None, study.environments) for study in run.unfinished
     ]
     return found
 
 
-def _stage(name: str, place: str, seconds: float | None, environments: Sequence[Json]) -> Stage:
-    commands = dict.fromkeys(str(e["command"])[:2000] for e in environments if isinstance(e.get("command"), str))
+def _stage(name: str, place: str, seconds: float | None, environments: Sequence[Environment]) -> Stage:
+    commands = dict.fromkeys(start.command[:2000] for start in environments if start.command is not None)
     return Stage(name, place, seconds, tuple(commands)[-_COMMANDS:], described_environment(environments))
 
 
-def described_environment(environments: Sequence[Json]) -> str:
+def described_environment(environments: Sequence[Environment]) -> str:
     """Hardware, versions and commit of the last start."""
     if not environments:
         return ""
     last = environments[-1]
-    hardware, versions = (last[k] if isinstance(last.get(k), dict) else {} for k in ("hardware", "versions"))
+    hardware, versions = last.hardware, last.versions
     words = []
     if isinstance(gpu := hardware.get("gpu"), str):
         words.append(gpu)
@@ -192,17 +207,17 @@ def described_environment(environments: Sequence[Json]) -> str:
         words += [f"{hardware['cpu']} CPU"] if isinstance(hardware.get("cpu"), str) else []
         words += [f"{hardware['threads']} threads"] if isinstance(hardware.get("threads"), int) else []
     words += [f"{name} {version}" for name, version in versions.items() if isinstance(version, str)]
-    if isinstance(commit := last.get("commit"), str):
-        words.append(f"commit {commit[:12]}{'+' if commit.endswith('+') else ''}")
+    if last.commit is not None:
+        words.append(f"commit {last.commit[:12]}{'+' if last.commit.endswith('+') else ''}")
     return ", ".join(words)[:400]
 
 
 def class_table(run: Run) -> ClassTable | None:
     """Classes by rows, a column for every study and ball; of very many, the weakest."""
     columns: dict[tuple[str, str], None] = {}
-    cells: dict[str, dict[tuple[str, str], Proportion]] = {}
+    cells: dict[str, dict[tuple[str, str], Accuracy]] = {}
     for row in class_rows(run, 0):
-        what = "stands attacks" if row.what == "worst case" else row.what
+        what = "stands attacks" if row.what == WORST_CASE else row.what
         ball = "" if row.radius is None else ball_text(row.norm, row.radius)
         column = (row.study if row.what == "clean" else "", f"{what} {ball}".strip())
         columns[column] = None
@@ -211,11 +226,11 @@ def class_table(run: Run) -> ClassTable | None:
         return None
     shown = _without_repeated_clean(list(columns))
     rows = [
-        (name, max(share.total for share in found.values()), tuple(found.get(column) for column in shown))
+        (name, max(accuracy.n for accuracy in found.values()), tuple(found.get(column) for column in shown))
         for name, found in cells.items()
     ]
     if len(rows) > _CLASSES:
-        rows = sorted(rows, key=lambda row: min(share.value for share in row[2] if share is not None))[:_CLASSES]
+        rows = sorted(rows, key=lambda row: min(found.value for found in row[2] if found is not None))[:_CLASSES]
     return ClassTable(tuple(name for _, name in shown), tuple(rows), len(cells) - len(rows))
 
 
@@ -225,13 +240,13 @@ def _without_repeated_clean(columns: list[tuple[str, str]]) -> list[tuple[str, s
     return [column for column in columns if column[1] != "clean" or column == clean[0]]
 
 
-def checks(run: Run) -> dict[str, Checked]:
+def checks(run: Run) -> dict[str, CheckSummary]:
     """By the place of a certification, the check of the very file that lies there."""
-    by_digest = {study.records: study for study in run.checked}
+    by_digest = {study.summary.study.records: study.summary for study in run.checks}
     return {
-        study.origin.place: by_digest[study.margins.digest]
-        for study in run.certified
-        if study.margins is not None and study.margins.digest in by_digest
+        study.place: by_digest[study.images.digest]
+        for study in run.certificates
+        if study.images is not None and study.images.digest in by_digest
     }
 
 

@@ -1,19 +1,20 @@
-"""A cascade: never less than the best of its families, never more than what is true, honest about who said it."""
+"""Methods that stop early: never less than the best of them, never more than what is true, and who said it."""
 
+import itertools
 import math
-import sys
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from certificates.test_certificate import CONFIGS, attacked_margins, some_images, trained
-from specguard.certificates import FAMILIES, Attempt, cascade, certify, program
-from specguard.certificates import cascade as cascade_function
+from helpers.proofs import NAMES as METHOD_NAMES
+from specguard.certificates import Attempt, Certificate, certificate, certify, program
+from specguard.certificates import stop_early as module
+from specguard.certificates.methods import LOCAL, MIXED, NAIVE
 from specguard.errors import ConfigError, DataError
 from specguard.geometry import Ball
 
-module = sys.modules[cascade_function.__module__]
 NAMES = ("smooth", "two blocks", "norm=layernorm")
 
 
@@ -47,39 +48,42 @@ def cases():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_cascade_never_un_certifies_and_is_the_best_of_what_it_ran(name, cases):
+def test_it_never_un_certifies_and_is_the_best_of_what_was_tried(name, cases):
     case = cases(name)
     images, labels = case.images, case.labels
     for radius in case.radii[1:]:
         ball = Ball("l2", radius)
-        given = cascade(case.steps, images, labels, ball)
+        given = certify(case.steps, images, labels, ball, stop_early=True)
         whole = certify(case.steps, images, labels, ball, search=False)
         assert (given.certified >= whole.certified).all()  # the law
         size = 1e-9 * (1 + whole.margins.nan_to_num(posinf=0).abs().amax())
-        asked = torch.zeros_like(given.lower, dtype=torch.bool)
+        assert tuple(given.asked) == tuple(given.lower) == METHOD_NAMES
+        asked = torch.zeros_like(given.best, dtype=torch.bool)
         left = (labels == given.predicted)[:, None] & torch.ones_like(asked).scatter(1, labels[:, None], False)
-        best = torch.full_like(given.lower, -torch.inf)
-        for number, family in enumerate(FAMILIES):
+        best = torch.full_like(given.best, -torch.inf)
+        for method in METHOD_NAMES:
             run = left & (best <= 0)
-            assert torch.equal(run.sum(1), given.rivals[number])
-            best = torch.where(run, torch.maximum(best, whole.lower[family]), best)
+            assert torch.equal(run.sum(1), given.asked[method])
+            own = given.lower[method]
+            assert (own[~run & (own != torch.inf)] == -torch.inf).all()
+            best = torch.where(run, torch.maximum(best, whole.lower[method]), best)
             asked |= run
-        assert torch.allclose(given.lower[asked], best[asked], atol=float(size), rtol=1e-6)
-        assert (given.lower[~asked & (given.lower != torch.inf)] == -torch.inf).all()
+        assert torch.allclose(given.best[asked], best[asked], atol=float(size), rtol=1e-6)
+        assert (given.best[~asked & (given.best != torch.inf)] == -torch.inf).all()
 
 
 def exceeded(case, radius) -> bool:
-    """Whether an attack finds a margin below a lower bound of the cascade."""
-    given = cascade(case.steps, case.images, case.labels, Ball("l2", radius))
+    """Whether an attack finds a margin below a lower bound of any method."""
+    given = certify(case.steps, case.images, case.labels, Ball("l2", radius), stop_early=True)
     each = torch.full((len(case.labels),), radius)
     found = attacked_margins(case.model, case.images, case.labels, each, starts=1, steps=10)
     case.model.float()
-    bound = torch.where(given.lower == torch.inf, -torch.inf, given.lower)
+    bound = torch.where(given.best == torch.inf, -torch.inf, given.best)
     return bool((bound > found).any())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_that_a_cascade_certifies_is_broken(name, cases):
+def test_nothing_that_is_certified_is_broken(name, cases):
     case = cases(name)
     assert not any(exceeded(case, radius) for radius in case.radii[::2])
 
@@ -90,50 +94,79 @@ def test_a_planted_mix_up_of_rivals_is_caught(cases, monkeypatch):
     assert exceeded(cases(), cases().radii[1])
 
 
+@dataclass(frozen=True)
+class Stage:
+    """What a method was tried on, and how many images it finished."""
+
+    name: str
+    images: int
+    classes: int
+    certified: int
+
+
+def stages(given: Certificate) -> list[Stage]:
+    """Counted from what was asked and from the bounds that were there after each method."""
+    found, best = [], torch.full_like(given.best, -torch.inf)
+    for name, asked in given.asked.items():
+        best = torch.maximum(best, given.lower[name])
+        finished = (asked > 0) & (best > 0).all(1)
+        found.append(Stage(name, int((asked > 0).sum()), int(asked.sum()), int(finished.sum())))
+    return found
+
+
 def test_stages_see_only_what_is_left_and_count_it(cases):
     case = cases()
     images, labels = case.images, case.labels
-    given = cascade(case.steps, images, labels, Ball("l2", case.radii[1]), ("mixed", "local", "adjoint"))
-    assert [stage.name for stage in given.stages] == ["local", "adjoint", "mixed"]  # from the cheapest on
+    ball = Ball("l2", case.radii[1])
+    given = certify(case.steps, images, labels, ball, ("mixed", "local", "adjoint"), stop_early=True)
+    found = stages(given)
+    assert [stage.name for stage in found] == ["local", "adjoint", "mixed"]  # from the cheapest on
     right = int((given.predicted == labels).sum())
-    assert given.stages[0].images == right < len(images)
-    for before, after in zip(given.stages, given.stages[1:], strict=False):
+    assert found[0].images == right < len(images)
+    for before, after in itertools.pairwise(found):
         assert after.images == before.images - before.certified
-        assert after.rivals <= before.rivals
-    assert 0 < given.stages[1].images < right
-    assert given.stages[1].rivals < 9 * given.stages[1].images
-    assert sum(stage.certified for stage in given.stages) == int(given.certified.sum())
-    assert all(stage.seconds >= 0 for stage in given.stages)
+        assert after.classes <= before.classes
+    assert 0 < found[1].images < right
+    assert found[1].classes < 9 * found[1].images
+    assert sum(stage.certified for stage in found) == int(given.certified.sum())
+    assert given.seconds.keys() >= {"forward", *(stage.name for stage in found if stage.images)}
+    assert all(value >= 0 for value in given.seconds.values())
     assert not given.third_party.any()
 
 
-def test_rivals_that_are_left_are_all_that_is_taken_back_through_the_network(cases, monkeypatch):
+def test_classes_that_are_left_are_all_that_is_taken_back_through_the_network(cases, monkeypatch):
     case = cases()
     taken = []
-    plain = module.posed
+    plain = module.pose
 
-    def noted(*arguments):
-        p = plain(*arguments)
+    def noted(*arguments, **options):
+        p = plain(*arguments, **options)
         taken.append(0 if p.whole is None else p.whole.some)
         return p
 
-    monkeypatch.setattr(module, "posed", noted)
-    given = cascade(case.steps, case.images, case.labels, Ball("l2", case.radii[1]), ("local", "adjoint"))
-    assert taken == [0, 0, int(given.rivals[1].max())] or taken == [0, int(given.rivals[1].max())]
+    monkeypatch.setattr(module, "pose", noted)
+    ball = Ball("l2", case.radii[1])
+    given = certify(case.steps, case.images, case.labels, ball, ("local", "adjoint"), stop_early=True)
+    most = int(given.asked["adjoint"].max())
+    assert taken in ([0, 0, most], [0, most])
     assert 0 < taken[-1] < 9
 
 
-def test_two_families_may_share_the_rivals_of_an_image(cases):
-    """Rival 1 shut out by the one stage, rival 2 by the other: certified, though neither certifies it alone."""
+def test_two_methods_may_share_the_classes_of_an_image(cases):
+    """Some excluded by the one, the others by the other: certified, though neither certifies it alone."""
     model, images, labels = cases().model, cases().images[:6], cases().labels[:6]
     first = Told("first", lambda margins: torch.where(torch.arange(10) < 5, margins, -torch.inf))
     second = Told("second", lambda margins: torch.where(torch.arange(10) < 5, -torch.inf, margins))
     huge = Ball("l2", 5.0)
     first.model = second.model = model
-    right = cascade(model, images, labels, huge, ("naive",)).predicted == labels
-    for verifiers in ((first,), (second,)):
-        assert not cascade(model, images, labels, huge, ("naive",), verifiers).certified.any()
-    both = cascade(model, images, labels, huge, ("naive",), (first, second))
+
+    def asked(*verifiers):
+        return certify(model, images, labels, huge, ("naive",), stop_early=True, verifiers=verifiers)
+
+    right = asked().predicted == labels
+    for verifier in (first, second):
+        assert not asked(verifier).certified.any()
+    both = asked(first, second)
     assert right.any()
     assert torch.equal(both.certified, right)
     assert torch.equal(both.third_party, right)
@@ -162,7 +195,8 @@ def told(cases):
 
     def ask(say, name="told", **options):
         verifier = Told(name, say, model=model)
-        return cascade(model, images, labels, Ball("l2", 3.0), ("naive",), (verifier,), **options), labels
+        options |= {"stop_early": True, "verifiers": (verifier,)}
+        return certify(model, images, labels, Ball("l2", 3.0), ("naive",), **options), labels
 
     return ask
 
@@ -172,7 +206,7 @@ def test_a_verifier_is_believed_labelled_and_kept_from_what_is_to_be_skipped(tol
     right = given.predicted == labels
     assert torch.equal(given.certified, right)
     assert torch.equal(given.third_party, right)
-    assert given.rests_on == {"told": "hearsay"}
+    assert given.verifiers == {"told": "hearsay"}
     skip = torch.arange(len(labels)) % 2 == 0
     given, _ = told(lambda margins: margins, skip=skip)
     assert torch.equal(given.certified, right & ~skip)
@@ -194,10 +228,10 @@ def raises(margins):
 def test_a_verifier_that_fails_proves_nothing_and_says_why(told, say, why):
     given, _ = told(say)
     assert not given.certified.any()
-    asked = given.rivals[1] > 0
+    asked = given.asked["told"] > 0
     assert asked.any()
-    for i, reasons in enumerate(given.reasons):
-        assert (why in reasons.get("told", "")) == bool(asked[i])
+    for i, failures in enumerate(given.failures):
+        assert (why in failures.get("told", "")) == bool(asked[i])
 
 
 def test_what_is_no_proof_or_has_a_taken_name_is_refused(told, cases):
@@ -206,25 +240,49 @@ def test_what_is_no_proof_or_has_a_taken_name_is_refused(told, cases):
     model, images, labels = cases().model, cases().images[:2], cases().labels[:2]
     smoothing = replace(Told("smoothing", None), deterministic=False)
     with pytest.raises(ConfigError, match="with a probability only, and is never mixed"):
-        cascade(model, images, labels, Ball("l2", 0.1), verifiers=(smoothing,))
+        certify(model, images, labels, Ball("l2", 0.1), stop_early=True, verifiers=(smoothing,))
     with pytest.raises(ConfigError, match="magic"):
-        cascade(model, images, labels, Ball("l2", 0.1), ("magic",))
+        certify(model, images, labels, Ball("l2", 0.1), ("magic",), stop_early=True)
     with pytest.raises(DataError, match="not finite"):
-        cascade(model, images * math.nan, labels, Ball("l2", 0.1))
+        certify(model, images * math.nan, labels, Ball("l2", 0.1), stop_early=True)
+    for options in ({"verifiers": (Told("told", None),)}, {"skip": labels >= 0}):
+        with pytest.raises(ConfigError, match="need stop_early"):
+            certify(model, images, labels, Ball("l2", 0.1), **options)
 
 
 def test_a_planted_stage_that_forgets_what_was_proved_is_caught(cases, monkeypatch):
     """The law of the best: were a later, worse bound to overwrite an earlier one, images would be lost."""
-    case, plain = cases(), module._Run._stage
+    case = cases()
 
-    def forgetful(self, name, left, **options):
-        everyone = (self.predicted == self.labels).nonzero()[:, 0]
-        self.lower = self.lower.masked_fill(self.lower < torch.inf, -torch.inf)
-        plain(self, name, everyone, **options)
+    def forgetful(self):
+        self.best = self.best.masked_fill(self.best < torch.inf, -torch.inf)
+        self.lower.clear()
+        return (self.predicted == self.labels).nonzero()[:, 0]
 
-    monkeypatch.setattr(module._Run, "_stage", forgetful)
-    monkeypatch.setattr(module, "FAMILIES", ("mixed", "local", "naive"))
+    monkeypatch.setattr(module.EarlyStop, "_left", forgetful)
+    monkeypatch.setattr(certificate, "METHODS", (MIXED, LOCAL, NAIVE))
     ball = Ball("l2", case.radii[0])
-    given = cascade(case.steps, case.images, case.labels, ball, ("naive", "local", "mixed"))
+    given = certify(case.steps, case.images, case.labels, ball, ("naive", "local", "mixed"), stop_early=True)
     whole = certify(case.steps, case.images, case.labels, ball, search=False)
     assert not (given.certified >= whole.certified).all()
+
+
+def test_a_bound_that_is_not_a_number_is_none_and_leaves_its_classes_to_the_next_method(cases, monkeypatch):
+    case = cases()
+    ball = Ball("l2", case.radii[1])
+
+    def tried(*methods):
+        return certify(case.steps, case.images, case.labels, ball, methods, stop_early=True)
+
+    alone, true = tried("mixed"), type(LOCAL).upper_loss
+
+    def sick(self, problem, reach):
+        loss = true(self, problem, reach)
+        return replace(loss, total=loss.total * math.nan)
+
+    monkeypatch.setattr(type(LOCAL), "upper_loss", sick)
+    given = tried("local", "mixed")
+    assert not given.best.isnan().any()
+    assert torch.equal(given.certified, alone.certified)
+    assert torch.equal(given.asked["mixed"], alone.asked["mixed"])
+    assert given.certified.any()

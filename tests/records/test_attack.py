@@ -2,46 +2,85 @@
 
 import json
 import math
-from itertools import product
+from itertools import permutations, product
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specguard.errors import ConfigError
-from specguard.report import robustbench_record
-from specguard.studies import summary
+from specguard.errors import ConfigError, RunError, SpecGuardError
+from specguard.records.accuracy import Accuracy
+from specguard.records.attack import (
+    AttackRecord,
+    AttackSettings,
+    AttackStudy,
+    AttackSummary,
+    NamedAttack,
+    Outcome,
+    fits,
+    summarize,
+)
+from specguard.records.base import About, BallRecord, convert, plain
 
 Json = dict[str, Any]
 
 
-def settings(attacks: list[str], balls: list[tuple[str, float]], cascade: bool = False) -> Json:
-    return {
-        "attacks": [{"name": name, "settings": {}} for name in attacks],
-        "balls": [{"norm": norm, "radius": radius, "box": True} for norm, radius in balls],
-        "cascade": cascade,
-    }
+Row = tuple[int, int, int, Outcome]  # sample, label, clean class, and what one attack found
 
 
-def record(
+def settings(attacks: list[str], balls: list[tuple[str, float]], stop_early: bool = False) -> AttackStudy:
+    return AttackStudy(
+        about=About(model="m", data="d", dataset="noise", n=1),
+        attacks=tuple(NamedAttack(name=name, settings={}) for name in attacks),
+        stop_early=stop_early,
+        balls=tuple(BallRecord(norm=norm, radius=radius) for norm, radius in balls),
+        settings=AttackSettings(),
+    )
+
+
+def tried(
     sample: int,
     *,
     label: int = 0,
-    before: int | None = None,
+    clean: int | None = None,
     broken: bool = False,
     attack: str = "pgd",
     norm: str = "linf",
     radius: float = 0.1,
     closest: float | None = None,
-) -> Json:
+) -> Row:
     """What one attack did to one image; an image that is wrong from the start is broken by every attack."""
-    seen = label if before is None else before
+    seen = label if clean is None else clean
     wrong = broken or seen != label
-    return {
-        "sample": sample, "attack": attack, "norm": norm, "radius": radius, "label": label, "before": seen,
-        "predicted": label + 1 if wrong else label, "broken": wrong, "distance": radius, "closest": closest,
-    }  # fmt: skip
+    outcome = Outcome(
+        attack=attack,
+        norm=norm,
+        radius=radius,
+        predicted=label + 1 if wrong else label,
+        success=wrong,
+        distance=radius,
+        closest=closest,
+    )
+    return sample, label, seen, outcome
+
+
+def records_of(rows: list[Row]) -> list[AttackRecord]:
+    """One record per image, in the order in which images are first met."""
+    found: dict[int, AttackRecord] = {}
+    for sample, label, clean, outcome in rows:
+        known = found.get(sample)
+        outcomes = (*(known.outcomes if known else ()), outcome)
+        found[sample] = AttackRecord(sample=sample, label=label, clean=clean, outcomes=outcomes)
+    return list(found.values())
+
+
+def summary(rows: list[Row], study: AttackStudy, classes: list[str]) -> Json:
+    """As it is on the disk."""
+    found = summarize(records_of(rows), study, classes)
+    assert convert(plain(found), AttackSummary, "it") == found
+    return plain(found)
 
 
 def wilson(count: int, total: int) -> list[float]:
@@ -82,7 +121,7 @@ def counts(rows: list[Json]) -> dict[tuple[object, ...], int]:
 
 
 def test_the_clean_accuracy_counts_what_was_right_before_any_attack():
-    records = [record(s, label=s % 2, before=0) for s in range(5)]  # samples 1 and 3 are wrong
+    records = [tried(s, label=s % 2, clean=0) for s in range(5)]  # samples 1 and 3 are wrong
     found = summary(records, settings(["pgd"], [("linf", 0.1)]), ["a", "b"])
     sound(found)
     assert found["n"] == 5
@@ -106,7 +145,7 @@ def test_every_attack_at_every_radius_has_a_row_of_its_own_in_the_order_of_the_s
         ("square", "l2", 1.0): {2, 3},
     }
     records = [
-        record(s, attack=attack, norm=norm, radius=radius, broken=s in hit)
+        tried(s, attack=attack, norm=norm, radius=radius, broken=s in hit)
         for (attack, norm, radius), hit in broken.items()
         for s in range(4)
     ]
@@ -116,33 +155,33 @@ def test_every_attack_at_every_radius_has_a_row_of_its_own_in_the_order_of_the_s
         (*ball, attack) for ball in balls for attack in ("pgd", "square")
     ]
     assert counts(found["attacks"]) == {key: 4 - len(hit) for key, hit in broken.items()}
-    assert found["cascade"] is False
+    assert found["study"]["stop_early"] is False
     # The union over attacks, and over smaller radii of the same norm.
     assert [(r["norm"], r["radius"]) for r in found["worst_case"]] == balls
     assert counts(found["worst_case"]) == {("linf", 0.2): 1, ("linf", 0.1): 3, ("l2", 1.0): 2}
 
 
-def test_in_a_cascade_each_attack_counts_what_it_and_those_before_have_broken():
+def test_where_attacks_stop_early_each_counts_what_it_and_those_before_have_broken():
     hits = [("apgd", {0, 1}, range(6)), ("fab", {3}, range(2, 6)), ("square", set(), (2, 4, 5))]
-    records = [record(s, attack=attack, broken=s in hit) for attack, hit, seen in hits for s in seen]
+    records = [tried(s, attack=attack, broken=s in hit) for attack, hit, seen in hits for s in seen]
     names = [attack for attack, _, _ in hits]
-    found = summary(records, settings(names, [("linf", 0.1)], cascade=True), ["a"])
+    found = summary(records, settings(names, [("linf", 0.1)], stop_early=True), ["a"])
     sound(found)
-    assert found["cascade"] is True
+    assert found["study"]["stop_early"] is True
     assert [row["accuracy"]["count"] for row in found["attacks"]] == [4, 3, 3]
     assert all(row["accuracy"]["n"] == 6 for row in found["attacks"])
     assert counts(found["worst_case"]) == {("linf", 0.1): 3}
 
 
-def test_a_cascade_starts_anew_at_every_radius():
+def test_stopping_early_starts_anew_at_every_radius():
     hits = {("apgd", 0.2): {0, 1}, ("fab", 0.2): {2}, ("apgd", 0.1): {0}, ("fab", 0.1): {3}}
     records = [
-        record(s, attack=attack, radius=radius, broken=s in hit)
+        tried(s, attack=attack, radius=radius, broken=s in hit)
         for (attack, radius), hit in hits.items()
         for s in range(5)
         if attack == "apgd" or s not in hits["apgd", radius]
     ]
-    found = summary(records, settings(["apgd", "fab"], [("linf", 0.2), ("linf", 0.1)], cascade=True), ["a"])
+    found = summary(records, settings(["apgd", "fab"], [("linf", 0.2), ("linf", 0.1)], stop_early=True), ["a"])
     assert [row["accuracy"]["count"] for row in found["attacks"]] == [3, 2, 4, 3]
     # Sample 3 fell at the smaller radius, so the larger one breaks it as well.
     assert counts(found["worst_case"]) == {("linf", 0.2): 1, ("linf", 0.1): 3}
@@ -150,9 +189,9 @@ def test_a_cascade_starts_anew_at_every_radius():
 
 def test_what_falls_at_a_small_radius_has_fallen_at_every_larger_one_but_not_in_another_norm():
     records = [
-        *[record(s, radius=0.1, broken=s == 0) for s in range(3)],
-        *[record(s, radius=0.2, broken=s == 1) for s in range(3)],
-        *[record(s, norm="l2", radius=5.0) for s in range(3)],
+        *[tried(s, radius=0.1, broken=s == 0) for s in range(3)],
+        *[tried(s, radius=0.2, broken=s == 1) for s in range(3)],
+        *[tried(s, norm="l2", radius=5.0) for s in range(3)],
     ]
     balls = [("linf", 0.1), ("linf", 0.2), ("l2", 5.0)]
     found = summary(records, settings(["pgd"], balls), ["a"])
@@ -168,10 +207,10 @@ def test_what_falls_at_a_small_radius_has_fallen_at_every_larger_one_but_not_in_
 def test_a_misclassified_point_that_near_breaks_the_worst_case_though_no_attack_claims_it(closest, stands):
     """A minimal attack at radius 0.3 finds a point closer than 0.1, where PGD found none."""
     records = [
-        record(0, attack="pgd", radius=0.1),
-        record(0, attack="fab", radius=0.1),
-        record(0, attack="pgd", radius=0.3),
-        record(0, attack="fab", radius=0.3, broken=closest is not None, closest=closest),
+        tried(0, attack="pgd", radius=0.1),
+        tried(0, attack="fab", radius=0.1),
+        tried(0, attack="pgd", radius=0.3),
+        tried(0, attack="fab", radius=0.3, broken=closest is not None, closest=closest),
     ]
     found = summary(records, settings(["pgd", "fab"], [("linf", 0.1), ("linf", 0.3)]), ["a"])
     assert counts(found["attacks"])["fab", "linf", 0.1] == 1
@@ -179,7 +218,7 @@ def test_a_misclassified_point_that_near_breaks_the_worst_case_though_no_attack_
 
 
 def test_the_nearest_point_of_one_norm_says_nothing_about_another():
-    records = [record(0, norm="l2", radius=0.5, broken=True, closest=0.01), record(0, norm="linf", radius=0.5)]
+    records = [tried(0, norm="l2", radius=0.5, broken=True, closest=0.01), tried(0, norm="linf", radius=0.5)]
     found = summary(records, settings(["pgd"], [("l2", 0.5), ("linf", 0.5)]), ["a"])
     assert counts(found["worst_case"]) == {("l2", 0.5): 0, ("linf", 0.5): 1}
     assert found["distances"]["l2"]["known"] == 1
@@ -189,15 +228,15 @@ def test_the_nearest_point_of_one_norm_says_nothing_about_another():
 def test_every_class_has_its_own_row_and_an_empty_class_says_so():
     labels, wrong, broken = [0, 0, 0, 2, 2, 3], {1, 5}, {0, 3}
     records = [
-        record(s, label=y, before=y + 1 if s in wrong else y, broken=s in broken) for s, y in enumerate(labels)
+        tried(s, label=y, clean=y + 1 if s in wrong else y, broken=s in broken) for s, y in enumerate(labels)
     ]
     found = summary(records, settings(["pgd"], [("linf", 0.1)]), ["zero", "one", "two", "three"])
     sound(found)
-    assert [(row["class"], row["n"]) for row in found["per_class"]] == [
+    assert [(row["name"], row["n"]) for row in found["per_class"]] == [
         ("zero", 3), ("one", 0), ("two", 2), ("three", 1)
     ]  # fmt: skip
     zero, one, two, three = found["per_class"]
-    assert one == {"class": "one", "n": 0}
+    assert one == {"name": "one", "n": 0}
     assert [row["clean"]["count"] for row in (zero, two, three)] == [2, 2, 0]
     assert [row["clean"]["n"] for row in (zero, two, three)] == [3, 2, 1]
     assert [counts(row["worst_case"]) for row in (zero, two, three)] == [
@@ -206,7 +245,7 @@ def test_every_class_has_its_own_row_and_an_empty_class_says_so():
 
 
 def quantiles_of(closest: list[float | None]) -> Json:
-    records = [record(s, radius=1.0, broken=d is not None, closest=d) for s, d in enumerate(closest)]
+    records = [tried(s, radius=1.0, broken=d is not None, closest=d) for s, d in enumerate(closest)]
     return summary(records, settings(["pgd"], [("linf", 1.0)]), ["a"])["distances"]["linf"]
 
 
@@ -250,10 +289,10 @@ def test_a_single_image_or_none_known_needs_no_special_care(closest):
 
 def test_the_nearest_of_all_attacks_and_radii_counts():
     records = [
-        record(0, attack="pgd", radius=0.1, closest=None),
-        record(0, attack="fab", radius=0.1, closest=0.3),
-        record(0, attack="pgd", radius=0.2, closest=0.15, broken=True),
-        record(0, attack="fab", radius=0.2, closest=0.25),
+        tried(0, attack="pgd", radius=0.1, closest=None),
+        tried(0, attack="fab", radius=0.1, closest=0.3),
+        tried(0, attack="pgd", radius=0.2, closest=0.15, broken=True),
+        tried(0, attack="fab", radius=0.2, closest=0.25),
     ]
     found = summary(records, settings(["pgd", "fab"], [("linf", 0.1), ("linf", 0.2)]), ["a"])
     assert found["distances"] == {
@@ -261,10 +300,90 @@ def test_the_nearest_of_all_attacks_and_radii_counts():
     }
 
 
-def test_records_may_come_in_any_order_and_only_once():
-    records = [record(s, attack=a, broken=s == 1, closest=0.1 * s) for a in ("pgd", "fab") for s in range(4)]
+def test_records_may_come_in_any_order():
+    rows = [tried(s, attack=a, broken=s == 1, closest=0.1 * s) for a in ("pgd", "fab") for s in range(4)]
     options = settings(["pgd", "fab"], [("linf", 0.1)])
-    assert summary(iter(records), options, ["a"]) == summary(records[::-1], options, ["a"])
+    found = summarize(records_of(rows), options, ["a"])
+    assert summarize(tuple(records_of(rows)[::-1]), options, ["a"]) == found
+
+
+def test_warnings_are_said_once_in_the_order_in_which_they_came():
+    rows = records_of([tried(s) for s in range(4)])
+    said = [("b",), ("b", "a"), (), ("a", "c")]
+    records = [msgspec.structs.replace(r, warnings=texts) for r, texts in zip(rows, said, strict=True)]
+    assert summarize(records, settings(["pgd"], [("linf", 0.1)]), ["a"]).warnings == ("b", "a", "c")
+
+
+# What can be -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("attacks", "balls"),
+    [
+        ([], [("l2", 0.1)]),
+        (["pgd"], []),
+        (["pgd", "pgd"], [("l2", 0.1)]),
+        (["pgd"], [("l2", 0.1), ("linf", 0.1), ("l2", 0.1)]),
+    ],
+    ids=["no attack", "no ball", "attack twice", "ball twice"],
+)
+def test_settings_that_make_no_sense_are_refused_in_python_and_on_the_disk(attacks, balls):
+    with pytest.raises(ConfigError):
+        settings(attacks, balls)
+    good = plain(settings(["pgd"], [("l2", 0.1)]))
+    listed = [{"name": name, "settings": {}} for name in attacks]
+    bad = good | {"attacks": listed, "balls": [{"norm": n, "radius": r, "box": True} for n, r in balls]}
+    with pytest.raises(SpecGuardError, match=r"at least one attack and one radius|given twice"):
+        convert(bad, AttackStudy, "study.json")
+
+
+@pytest.mark.parametrize("batch", [0, -1])
+def test_a_batch_of_nothing_is_refused(batch):
+    with pytest.raises(ConfigError, match="batch must be at least 1"):
+        AttackSettings(batch=batch)
+
+
+def test_a_summary_that_contradicts_itself_is_refused():
+    rows = [tried(s, radius=radius, broken=s == 1) for s in range(4) for radius in (0.1, 0.2)]
+    good = summary(rows, settings(["pgd"], [("linf", 0.1), ("linf", 0.2)]), ["a"])
+    better = plain(Accuracy.of(5, 5))
+    for bad in (
+        {"n": 5},
+        {"clean": better},
+        {"clean": good["clean"] | {"count": 3}},
+        {"clean": good["clean"] | {"value": 0.9}},
+        {"clean": good["clean"] | {"interval95": [0.9, 1.0]}},
+        {"clean": good["clean"] | {"n": 0, "count": 0}},
+        {"worst_case": good["worst_case"][:1]},
+        {"worst_case": good["worst_case"][::-1]},
+        {"later": 1},
+        {"kind": "certify"},
+    ):
+        with pytest.raises(RunError, match=r"summary\.json is not as it should be") as caught:
+            convert(good | bad, AttackSummary, "summary.json")
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("stop_early", [False, True])
+def test_only_outcomes_of_every_attack_in_order_fit_and_behind_a_success_none_where_attacks_stop_early(stop_early):
+    """All records of two attacks in two balls that could be written, and which of them are."""
+    study = settings(["pgd", "fab"], [("l2", 0.2), ("l2", 0.1)], stop_early)
+    every = [(attack, radius) for radius in (0.2, 0.1) for attack in ("pgd", "fab")]
+    seen = 0
+    for success in product([False, True], repeat=4):
+        known = dict(zip(every, success, strict=True))
+        expected = [
+            (attack, radius)
+            for attack, radius in every
+            if not (stop_early and attack == "fab" and known["pgd", radius])
+        ]
+        for length in range(5):
+            for chosen in permutations(every, length):
+                rows = [tried(0, attack=a, norm="l2", radius=r, broken=known[a, r]) for a, r in chosen]
+                record = AttackRecord(sample=0, label=0, clean=0, outcomes=tuple(row[3] for row in rows))
+                assert fits(record, study) == (list(chosen) == expected)
+                seen += list(chosen) == expected
+    assert seen == 16
 
 
 # By law ------------------------------------------------------------------------------------------------------
@@ -274,28 +393,28 @@ BALLS = [("linf", 0.2), ("linf", 0.1), ("linf", 0.3), ("l2", 0.2)]
 
 
 @st.composite
-def evaluations(draw, cascades=(False, True)) -> tuple[list[Json], list[str], bool]:
-    """Records as an evaluation writes them: all images, or in a cascade those that still stand."""
+def evaluations(draw, early=(False, True)) -> tuple[list[Row], list[str], bool]:
+    """Rows as a study writes them: all images, or where attacks stop early those that still stand."""
     labels = draw(st.lists(st.integers(0, 3), min_size=1, max_size=12))
-    before = [draw(st.sampled_from([y, y, 3 - y])) for y in labels]
-    cascade = draw(st.sampled_from(cascades))
+    clean = [draw(st.sampled_from([y, y, 3 - y])) for y in labels]
+    stop_early = draw(st.sampled_from(early))
     records = []
     for norm, radius in BALLS:
         fallen: set[int] = set()
         for attack, (sample, label) in product(ATTACKS, enumerate(labels)):
-            if cascade and sample in fallen:
+            if stop_early and sample in fallen:
                 continue
-            wrong = before[sample] != label
+            wrong = clean[sample] != label
             broken = wrong or draw(st.booleans())
             near = st.floats(0, radius) if broken else st.floats(radius * 1.01, 1.0)
             closest = 0.0 if wrong else draw(near if broken else st.none() | near)
             if broken:
                 fallen.add(sample)
             records.append(
-                record(
+                tried(
                     sample,
                     label=label,
-                    before=before[sample],
+                    clean=clean[sample],
                     broken=broken,
                     attack=attack,
                     norm=norm,
@@ -303,7 +422,7 @@ def evaluations(draw, cascades=(False, True)) -> tuple[list[Json], list[str], bo
                     closest=closest,
                 )
             )
-    return records, [f"class {c}" for c in range(4)], cascade
+    return records, [f"class {c}" for c in range(4)], stop_early
 
 
 def law(found: Json) -> None:
@@ -328,14 +447,16 @@ def law(found: Json) -> None:
 
 @given(evaluations())
 def test_the_worst_case_is_worst_monotone_in_the_radius_and_the_classes_add_up(evaluation):
-    records, classes, cascade = evaluation
-    found = summary(records, settings(ATTACKS, BALLS, cascade), classes)
+    rows, classes, stop_early = evaluation
+    found = summary(rows, settings(ATTACKS, BALLS, stop_early), classes)
     law(found)
-    if cascade:
+    if stop_early:
         for ball in BALLS:
             first, second = (r["accuracy"]["count"] for r in found["attacks"] if (r["norm"], r["radius"]) == ball)
             assert second <= first
-    assert found == summary(records[::-1], settings(ATTACKS, BALLS, cascade), classes)
+    backwards = summarize(records_of(rows)[::-1], settings(ATTACKS, BALLS, stop_early), classes)
+    assert found == plain(backwards)
+    assert all(fits(record, settings(ATTACKS, BALLS, stop_early)) for record in records_of(rows))
 
 
 @given(evaluations((False,)))
@@ -343,75 +464,10 @@ def test_the_laws_bite(evaluation):
     """An attack that is left out of the worst case, or a sample that is lost, is noticed whenever it matters."""
     records, classes, _ = evaluation
     found = summary(records, settings(ATTACKS, BALLS), classes)
-    lost = summary([r for r in records if r["attack"] != "pgd"], settings(ATTACKS, BALLS), classes)
+    lost = summary([r for r in records if r[3].attack != "pgd"], settings(ATTACKS, BALLS), classes)
     spoilt = found | {"worst_case": lost["worst_case"], "per_class": lost["per_class"]}
     if any(a["accuracy"]["count"] > b["accuracy"]["count"] for a, b in zip(
         lost["worst_case"], found["attacks"][::2], strict=True
     )):  # fmt: skip
         with pytest.raises(AssertionError):
             law(spoilt)
-
-
-# A leaderboard entry -----------------------------------------------------------------------------------------
-
-
-def evaluated(attack: str, balls: list[tuple[str, float]], broken: int = 1) -> Json:
-    records = [
-        record(s, attack=attack, norm=norm, radius=radius, broken=s < broken, before=1 if s == 7 else None)
-        for norm, radius in balls
-        for s in range(8)
-    ]
-    return summary(records, settings([attack], balls), ["a"]) | {"flags": [], "warnings": []}
-
-
-def entry(found: Json) -> Json:
-    return robustbench_record(found, name="a run", architecture="tiny", dataset="digits")
-
-
-def test_an_entry_has_the_fields_of_robustbench_and_null_where_only_a_person_knows():
-    found = entry(evaluated("autoattack", [("linf", 8 / 255)]))
-    assert found == {
-        "link": None, "name": "a run", "authors": None, "additional_data": None, "number_forward_passes": 1,
-        "dataset": "digits", "venue": None, "architecture": "tiny", "threat_model": "Linf", "eps": "8/255", "n": 8,
-        "clean_acc": "87.50", "autoattack_acc": "75.00", "best_known_acc": "75.00", "unreliable": False,
-    }  # fmt: skip
-    json.dumps(found, allow_nan=False)
-
-
-def test_only_an_accuracy_under_autoattack_is_called_that():
-    found = entry(evaluated("pgd", [("l2", 0.5)], broken=3))
-    assert found["autoattack_acc"] is None
-    assert found["best_known_acc"] == "50.00"
-    assert found["threat_model"] == "L2"
-    assert found["eps"] == "0.5"
-
-
-def test_the_largest_radius_is_entered_and_what_a_smaller_one_broke_is_best_known_only():
-    balls = [("linf", 8 / 255), ("linf", 4 / 255)]
-    records = [
-        record(s, attack="autoattack", radius=radius, broken=s < (1 if radius > 5 / 255 else 3))
-        for _, radius in balls
-        for s in range(8)
-    ]
-    found = summary(records, settings(["autoattack"], balls), ["a"]) | {"flags": [], "warnings": []}
-    assert entry(found)["eps"] == "8/255"
-    assert entry(found)["autoattack_acc"] == "87.50"
-    assert entry(found)["best_known_acc"] == "62.50"
-
-
-@pytest.mark.parametrize(
-    ("radius", "shown"),
-    [(8 / 255, "8/255"), (1 / 255, "1/255"), (128 / 255, "128/255"), (0.5, "0.5"), (0.03, "0.03"), (0.0, "0")],
-)
-def test_a_radius_is_shown_as_a_fraction_of_255_where_it_is_one(radius, shown):
-    assert entry(evaluated("pgd", [("linf", radius)], broken=0))["eps"] == shown
-
-
-@pytest.mark.parametrize("sign", [{"flags": [{"name": "a", "message": "b"}]}, {"warnings": ["c"]}])
-def test_an_evaluation_with_flags_or_warnings_is_unreliable(sign):
-    assert entry(evaluated("pgd", [("linf", 0.1)]) | sign)["unreliable"] is True
-
-
-def test_an_entry_without_an_attack_is_refused():
-    with pytest.raises(ConfigError, match="needs an evaluation under attack"):
-        entry({"worst_case": [], "attacks": [], "flags": [], "warnings": []})
