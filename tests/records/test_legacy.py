@@ -212,7 +212,7 @@ def test_a_summary_of_other_settings_is_not_that_of_its_records(tmp_path):
         check_summary(read_stored_summary(path, study), summarize(records, study), path)
 
 
-# Cascades, as methods that stop early were called ------------------------------------------------------------------
+# Cascades, as methods that stop early were called ----------------------------------------------------------------
 
 CLAIM = {"by": "oracle", "rivals": [1, 2], "lower": 0.5}
 STAGE = {"stage": "local", "rivals": 2, "left": 2}
@@ -238,7 +238,8 @@ SUMMARY = {
                    {"stage": "oracle", "images": 1, "rivals": 2, "certified": 1}],
     }],
     "reasons": [{"stage": "oracle", "reason": "tired", "images": 1}], "settings": SETTINGS,
-    "seconds": [{"radius": 0.1, "stage": "local", "seconds": 2.0}, {"radius": 0.1, "stage": "oracle", "seconds": 3.0}],
+    "seconds": [{"radius": 0.1, "stage": "local", "seconds": 2.0},
+                {"radius": 0.1, "stage": "oracle", "seconds": 3.0}],
     "environment": {},
 }  # fmt: skip
 

@@ -247,9 +247,9 @@ def test_a_record_that_was_forged_is_an_error(change, study):
 
 
 def test_a_record_of_another_form_is_an_error(study):
-    with pytest.raises(SoundnessError, match="image 0: .* is without its norm"):
+    with pytest.raises(SoundnessError, match=r"image 0: .* is without its norm"):
         verified(changed(study, lambda record: record.pop("norms")))
-    with pytest.raises(RunError, match="line 1 of .* is not a record of its kind"):
+    with pytest.raises(RunError, match=r"line 1 of .* is not a record of its kind"):
         verified(changed(study, lambda record: record.pop("input")))
 
 
@@ -263,7 +263,9 @@ def test_a_record_of_another_form_is_an_error(study):
 )  # fmt: skip
 def test_a_record_that_is_none_of_the_study_is_refused(change, study):
     change = {"label": 3 - int(data().labels[0])} if "label" in change else change
-    with pytest.raises(RunError, match="image 0 is not one of this study|line 1 of .* is not a record of its kind"):
+    with pytest.raises(
+        RunError, match=r"image 0 is not one of this study|line 1 of .* is not a record of its kind"
+    ):
         verified(changed(study, lambda record: record.update(change)))
 
 
@@ -384,7 +386,8 @@ def test_settings_that_cannot_be_are_refused(change, named, study):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"about": {"n": "5"}}, "n"), ({"about": {"n": 4}}, "5 records of 4"), ({"about": {"n": 6}}, "5 records of 6"),
+        ({"about": {"n": "5"}}, "n"), ({"about": {"n": 4}}, "5 records of 4"),
+        ({"about": {"n": 6}}, "5 records of 6"),
         ({"failure_probability": 1e-3}, "failure_probability"), ({"arithmetic": "float32"}, "arithmetic"),
         ({"kind": "smooth"}, "study.json"), ({"kind": "attack"}, "study.json"), ({"kind": "magic"}, "magic"),
         ({"verifiers": {"x": "y"}}, "stop_early"), ({"verifiers": None}, "verifiers"),
@@ -448,7 +451,9 @@ def test_what_was_found_right_before_is_not_taken_on_trust(study):
         verified(study / "records.jsonl")
     for change in ({"claims": whole["claims"] + 1}, {"attacked": 0}, {"third_party": 1}, {"least_room": 9.0}):
         summary.write_text(json.dumps(whole | change))
-        with pytest.raises(RunError, match=f"does not hold the summary of this study: {next(iter(change))} differs"):
+        with pytest.raises(
+            RunError, match=f"does not hold the summary of this study: {next(iter(change))} differs"
+        ):
             verified(study / "records.jsonl", resume=True)
     summary.write_text(json.dumps(whole | {"clams": 1}))
     with pytest.raises(RunError, match="clams"):
@@ -456,12 +461,14 @@ def test_what_was_found_right_before_is_not_taken_on_trust(study):
     summary.unlink()
     found = json.loads(lines.read_text().splitlines()[0])
     for change in (
-        {"clams": 1}, {"attacked": 2 * found["attacked"]}, {"attacked": None}, {"third_party": True}, {"room": -1.0},
-        {"room": 0.0}, {"claims": -1}, {"label": 3 - found["label"]}, {"sample": 7},
+        {"clams": 1}, {"attacked": 2 * found["attacked"]}, {"attacked": None}, {"third_party": True},
+        {"room": -1.0}, {"room": 0.0}, {"claims": -1}, {"label": 3 - found["label"]}, {"sample": 7},
     ):  # fmt: skip
         rest = lines.read_text().splitlines()[1:]
         lines.write_text("\n".join([json.dumps(found | change), *rest]) + "\n")
-        with pytest.raises(RunError, match="does not belong to this study|line 1 of .* is not a record of its kind"):
+        with pytest.raises(
+            RunError, match=r"does not belong to this study|line 1 of .* is not a record of its kind"
+        ):
             verified(study / "records.jsonl", resume=True)
 
 
@@ -662,6 +669,73 @@ def test_another_model_other_data_and_missing_records_are_refused(study):
     (study / "study.json").write_text("{}")
     with pytest.raises(RunError, match=r"study\.json is not as it should be"):
         verified(file)
+
+
+RENAMED = {
+    "method": "family", "losses": "loses", "loss": "fall", "other_class": "rival", "methods": "families",
+    "robust": "attacked",
+}  # fmt: skip
+
+
+def as_before(value):
+    """JSON in the words of the version before."""
+    if isinstance(value, dict):
+        return {RENAMED.get(key, key): as_before(each) for key, each in value.items()}
+    return [as_before(each) for each in value] if isinstance(value, list) else value
+
+
+@pytest.fixture
+def earlier(study) -> Path:
+    """The same study as the version before would have written it."""
+    header = json.loads((study / "study.json").read_text())
+    settings = {**header["about"], **as_before(header["settings"]), "attack": header["attack"]}
+    del settings["stop_early"]
+    settings |= {"arithmetic": "float64, rounding included", "failure_probability": 0.0}
+    (study / "certification.json").write_text(json.dumps(settings))
+    (study / "study.json").unlink()
+    summary = as_before(json.loads((study / "summary.json").read_text()))
+    for name in ("kind", "study", "seconds"):
+        del summary[name]
+    summary |= {"settings": settings, "seconds_per_image": {"network": 1.0}}
+    (study / "summary.json").write_text(json.dumps(summary))
+    file = study / "records.jsonl"
+    records = [as_before(json.loads(line)) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return study
+
+
+def test_certificates_of_an_earlier_version_are_right_too(earlier, true):
+    result = verified(earlier / "records.jsonl")
+    assert result.claims == verified(true / "records.jsonl", folder=earlier / "new").claims
+
+
+@pytest.mark.parametrize(
+    "name", ["a lower bound", "a largest radius", "the margin of a proof", "a norm", "a radius"]
+)
+def test_a_claim_of_an_earlier_version_that_is_too_good_is_an_error(earlier, name):
+    def change(record):
+        holder, key = first(record, *{**CLAIMS, **SIZES}[name])
+        holder[key] *= 1.01 if name in CLAIMS else 0.99
+
+    with pytest.raises(SoundnessError, match="image 0"):
+        verified(changed(earlier, change))
+
+
+def test_a_summary_of_an_earlier_version_that_says_more_or_something_else_is_an_error(earlier):
+    summary = json.loads((earlier / "summary.json").read_text())
+    for number, change in enumerate(
+        ({"certified": 1.0}, {"limits": []}, {"settings": summary["settings"] | {"seed": 9}})
+    ):
+        (earlier / "summary.json").write_text(json.dumps(summary | change))
+        with pytest.raises(SoundnessError, match="summary"):
+            verified(earlier / "records.jsonl", folder=earlier / f"checked{number}")
+
+
+def test_probabilistic_certificates_of_an_earlier_version_are_refused(earlier):
+    path = earlier / "certification.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"failure_probability": 1e-3}))
+    with pytest.raises(RunError, match="probability"):
+        verified(earlier / "records.jsonl")
 
 
 def test_killed_it_continues(study, monkeypatch):

@@ -390,7 +390,7 @@ def test_a_record_that_was_spoilt_is_refused(study, kind, ended):
     records = io.read_lines(study / "records.jsonl")
     SPOILT_RECORD[kind](records[0])
     (study / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    with pytest.raises(RunError, match="does not belong to this study|line 1 of .* is not a record of its kind"):
+    with pytest.raises(RunError, match=r"does not belong to this study|line 1 of .* is not a record of its kind"):
         start(study)
 
 

@@ -97,7 +97,7 @@ def test_a_record_that_cannot_be_is_refused(study, change):
     assert records[0]["predicted"] is not None
     records[0] |= change
     rewritten(study, records)
-    with pytest.raises(RunError, match="does not belong to this study|line 1 of .* is not a record of its kind"):
+    with pytest.raises(RunError, match=r"does not belong to this study|line 1 of .* is not a record of its kind"):
         start(study)
 
 

@@ -24,7 +24,7 @@ from specguard.data import Dataset
 from specguard.errors import ConfigError, RunError, SpecGuardError
 from specguard.geometry import Ball
 from specguard.nn import ViT, ViTConfig, explicit
-from specguard.records import io, ledger
+from specguard.records import files, io, ledger
 from specguard.records import store as runs
 from specguard.records.base import About, BallRecord, plain
 from specguard.records.spectrum import SpectrumRecord, SpectrumSettings, SpectrumSummary, path_of, summarize
@@ -416,7 +416,9 @@ def test_a_tiny_perturbation_grows_no_more_than_the_steps_and_these_no_more_than
         for name in (0, 2):
             for parameter in model.blocks[name].parameters():
                 parameter.mul_(0.2)
-    settings = replace(EXACT, parts=wanted, ball=BallRecord(norm="l2", radius=1e-6), batch=5, dense=0, directions=0, top=1)
+    settings = replace(
+        EXACT, parts=wanted, ball=BallRecord(norm="l2", radius=1e-6), batch=5, dense=0, directions=0, top=1
+    )
     start(tmp_path, settings, model=model)
     blocks = [n for n, p in records(tmp_path)[0]["parts"].items() if p["group"] == "block"]
     for record in typed(tmp_path):
@@ -437,7 +439,9 @@ def test_each_part_leaves_what_the_next_one_is_entered_by(finished):
 
 
 def test_without_a_perturbation_there_is_no_growth(tmp_path):
-    found = start(tmp_path, replace(SETTINGS, parts="block", ball=BallRecord(norm="linf", radius=0.0), directions=0))
+    found = start(
+        tmp_path, replace(SETTINGS, parts="block", ball=BallRecord(norm="linf", radius=0.0), directions=0)
+    )
     assert found.growth.n == 0
     assert found.exponent.n == COUNT
 
@@ -794,7 +798,7 @@ def test_a_folder_of_more_or_fewer_images_is_refused(complete):
 
 
 def test_a_folder_in_use_is_refused(complete):
-    with runs.locked(complete), pytest.raises(RunError) as caught:
+    with files.locked(complete), pytest.raises(RunError) as caught:
         start(complete, QUICK)
     one_sentence(caught.value, complete, "in use by another process")
 
