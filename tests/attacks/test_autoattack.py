@@ -19,8 +19,9 @@ from specguard.attacks import Adversarial, AutoAttack, Suite, named_suite
 from specguard.data import Dataset
 from specguard.errors import AttackError, ConfigError, DataError, SpecGuardError
 from specguard.geometry import Ball
-from specguard.report import robustbench_record
-from specguard.studies import Evaluation, evaluate
+from specguard.records.attack import AttackSettings, AttackSummary
+from specguard.records.base import About
+from specguard.studies import run_attack
 
 COUNT = 10
 BALLS = {"linf": Ball("linf", 0.02), "l2": Ball("l2", 0.1)}  # some images fall, some stand
@@ -407,25 +408,39 @@ def test_what_the_original_warns_of_is_repeated(original, monkeypatch, how):
     assert found.warnings[0].removeprefix("Warning: ") == RANDOM
 
 
-def test_an_evaluation_under_autoattack_carries_its_warnings_to_the_leaderboard(original, monkeypatch, tmp_path):
+@pytest.fixture
+def warned(original, monkeypatch, tmp_path) -> AttackSummary:
+    """A study under AutoAttack, which warns of something."""
     monkeypatch.setenv("SPECGUARD_COMMIT", "test")
     monkeypatch.setattr(original, "says", (RANDOM,))
     monkeypatch.setattr(original, "how", staticmethod(lambda text: warnings.warn(Warning(text), stacklevel=1)))
     model, images = Smooth(), pictures()
     suite = named_suite("autoattack", 5)
     assert suite == Suite((("autoattack", AutoAttack()),))
-    found = evaluate(
+    found = run_attack(
         model,
         Dataset(images, labels_of(model, images)),
         tuple("abcde"),
         tmp_path,
-        Evaluation(suite, (BALLS["linf"],), batch=4, diagnose=False),
-        identity={},
+        suite,
+        (BALLS["linf"],),
+        AttackSettings(batch=4, diagnose=False),
+        about=About(model="m", data="d", dataset="noise", n=len(images)),
         device=torch.device("cpu"),
     )
-    assert found["warnings"] == [RANDOM]
+    assert isinstance(found, AttackSummary)
+    return found
+
+
+def test_a_study_under_autoattack_carries_its_warnings_and_every_batch_has_a_seed_of_its_own(original, warned):
+    assert warned.warnings == (RANDOM,)
     assert [made.batches for made in original.made] == [[4], [4], [1]]
     assert len({made.seed for made in original.made}) == 3
-    entry = robustbench_record(found, name="a", architecture="b", dataset="c")
+
+
+def test_what_autoattack_warns_of_makes_an_entry_of_the_leaderboard_unreliable(warned):
+    from specguard.report import robustbench_record
+
+    entry = robustbench_record(warned, name="a", architecture="b", dataset="c")
     assert entry["unreliable"] is True
-    assert entry["autoattack_acc"] == f"{100 * found['attacks'][0]['accuracy']['value']:.2f}"
+    assert entry["autoattack_acc"] == f"{100 * warned.attacks[0].accuracy.value:.2f}"

@@ -19,8 +19,10 @@ from specguard.data import digits
 from specguard.geometry import Ball
 from specguard.models import from_run
 from specguard.nn import fingerprint
-from specguard.records import store as runs
-from specguard.studies import attack as run_module
+from specguard.records import io as io_module
+from specguard.records.files import append_file, locked, writing
+from specguard.records.io import read_json, read_lines, write_json
+from specguard.records.store import checkpoint_steps, read_tensors, write_checkpoint, write_tensors
 from specguard.train import state as state_module
 
 MODEL = ("--device", "cpu", "--set", "depth=1", "--set", "heads=2")
@@ -36,7 +38,7 @@ def trained(tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("trained") / "a run"
     result = CliRunner().invoke(app, ["train", "--run", str(run), *TRAIN])
     assert result.exit_code == 0, result.output
-    assert runs.read_json(run / "result.json")["test_accuracy"]["value"] > 0.4
+    assert read_json(run / "result.json")["test_accuracy"]["value"] > 0.4
     return run
 
 
@@ -72,11 +74,11 @@ def test_an_attack_prints_its_accuracy_and_leaves_records_in_the_run(specguard, 
     images, labels = digits().test.batch(slice(0, 12))
     model = from_run(run)
     stood = ~PGD()(model, images, labels, Ball("linf", 8 / 255)).success
-    found = runs.read_json(folder / "summary.json")
+    found = read_json(folder / "summary.json")
     assert found["n"] == 12
     assert found["attacks"][0]["accuracy"]["count"] == int(stood.sum())
     assert found["clean"]["count"] == int((model(images).argmax(1) == labels).sum())
-    assert len(runs.read_lines(folder / "records.jsonl")) == 12
+    assert len(read_lines(folder / "records.jsonl")) == 12
     names = [row[:3] for row in ended.rows()]
     assert names == [
         ("clean", "", ""), ("pgd", "linf", "0.03137"), ("worst case", "linf", "0.03137")
@@ -85,9 +87,10 @@ def test_an_attack_prints_its_accuracy_and_leaves_records_in_the_run(specguard, 
     assert all(row[3].endswith("n = 12") for row in ended.rows())
     assert ended.out.splitlines()[-1] == f"summary in {folder / 'summary.json'}"
     assert ended.err.splitlines()[0] == f"{run} on 12 images, cpu, records in {folder}"
-    settings = runs.read_json(folder / "evaluation.json")
-    assert settings["model"] == fingerprint(model)
-    assert settings["data"] == digits().fingerprint()
+    settings = read_json(folder / "study.json")
+    assert settings["kind"] == "attack"
+    assert settings["about"]["model"] == fingerprint(model)
+    assert settings["about"]["data"] == digits().fingerprint()
     assert found["environment"]["command"].startswith("specguard attack ")
 
 
@@ -106,7 +109,7 @@ def test_the_full_suite_is_a_cascade_and_says_so(specguard, run):
     assert [row[0] for row in ended.rows()] == ["clean", "apgd-ce", "apgd-t", "fab", "square", "worst case"]
     assert "each on what was left" in ended.out
     assert [row[3].split()[0] for row in ended.rows()[1:]] == ["0.0"] * 5
-    assert {r["attack"] for r in runs.read_lines(only(run) / "records.jsonl")} == {"apgd-ce"}
+    assert {o["attack"] for r in read_lines(only(run) / "records.jsonl") for o in r["outcomes"]} == {"apgd-ce"}
 
 
 def test_several_radii_have_a_row_each_and_the_worst_case_falls(specguard, run):
@@ -116,7 +119,7 @@ def test_several_radii_have_a_row_each_and_the_worst_case_falls(specguard, run):
     assert [row[:3] for row in ended.rows()[1:]] == [
         (name, "linf", radius) for name in ("pgd", "worst case") for radius in ("0", "0.03137", "0.1")
     ]
-    found = runs.read_json(only(run) / "summary.json")
+    found = read_json(only(run) / "summary.json")
     counts = [row["accuracy"]["count"] for row in found["worst_case"]]
     assert counts == sorted(counts, reverse=True)
     assert counts[0] == found["clean"]["count"] > counts[-1]
@@ -136,12 +139,12 @@ SETTINGS = {
     "--steps 1 --attack cw": ("attacks.1.settings.steps", 1),
     "--norm l2 --radius 0.5": ("balls.0", {"norm": "l2", "radius": 0.5, "box": True}),
     "--radius 1e-2": ("balls.0.radius", 0.01),
-    "--images 7": ("n", 7),
-    "--batch 3": ("batch", 3),
-    "--precision bfloat16": ("precision", "bfloat16"),
-    "--seed 5": ("seed", 5),
-    "--save-images": ("save_images", True),
-    "--data digits": ("dataset", "digits"),
+    "--images 7": ("about.n", 7),
+    "--batch 3": ("settings.batch", 3),
+    "--precision bfloat16": ("settings.precision", "bfloat16"),
+    "--seed 5": ("settings.seed", 5),
+    "--save-images": ("settings.save_images", True),
+    "--data digits": ("about.dataset", "digits"),
 }
 
 
@@ -149,7 +152,7 @@ SETTINGS = {
 def test_every_option_reaches_the_settings_of_the_evaluation(specguard, run, options):
     specguard("attack", run, "--attack", "pgd", *FEW, *options.split()).succeeds()
     path, expected = SETTINGS[options]
-    value: Any = runs.read_json(only(run) / "evaluation.json")
+    value: Any = read_json(only(run) / "study.json")
     for part in path.split("."):
         value = value[int(part)] if part.isdigit() else value[part]
     assert value == expected
@@ -186,7 +189,7 @@ def test_saved_images_are_adversarial(specguard, run):
     specguard("attack", run, "--attack", "fgsm", "--radius", "0.1", *FEW, "--save-images").succeeds()
     files = sorted((only(run) / "images").iterdir())
     assert [file.name for file in files] == [f"fgsm-linf-0.1-{i:08d}.safetensors" for i in (0, 5, 10)]
-    stored = [runs.read_tensors(file) for file in files]
+    stored = [read_tensors(file) for file in files]
     images, samples = (torch.cat([s[key] for s in stored]) for key in ("images", "samples"))
     clean, labels = digits().test.batch(samples)
     direct = FGSM(from_run(run), clean, labels, Ball("linf", 0.1), ids=samples)
@@ -198,7 +201,7 @@ def test_saved_images_are_adversarial(specguard, run):
 def test_a_leaderboard_entry_is_written_on_request(specguard, run, tmp_path):
     file = tmp_path / "entry.json"
     specguard("attack", run, *PGD3, *FEW, "--robustbench", file).succeeds()
-    found, entry = runs.read_json(only(run) / "summary.json"), runs.read_json(file)
+    found, entry = read_json(only(run) / "summary.json"), read_json(file)
     assert entry["name"] == "a run"
     assert entry["architecture"] == "tiny"
     assert entry["dataset"] == "digits"
@@ -209,19 +212,19 @@ def test_a_leaderboard_entry_is_written_on_request(specguard, run, tmp_path):
     # Also of an evaluation that is there already.
     file.unlink()
     specguard("attack", run, *PGD3, *FEW, "--robustbench", file).succeeds()
-    assert runs.read_json(file) == entry
+    assert read_json(file) == entry
 
 
 def test_signs_of_obfuscated_gradients_are_printed(specguard, run):
     """The trained model, with logits a million times as large."""
-    tensors, record = runs.read_tensors(run / "model.safetensors"), runs.read_json(run / "model.json")
+    tensors, record = read_tensors(run / "model.safetensors"), read_json(run / "model.json")
     model = from_run(run)
     with torch.no_grad():
         for name in ("head.weight", "head.bias"):
             tensors[name] = tensors[name] * 1e6
     model.load_state_dict(tensors)
-    runs.write_tensors(run / "model.safetensors", tensors)
-    runs.write_json(run / "model.json", record | {"fingerprint": fingerprint(model)})
+    write_tensors(run / "model.safetensors", tensors)
+    write_json(run / "model.json", record | {"fingerprint": fingerprint(model)})
     options = [option for option in FEW if option != "--no-diagnose"]
     ended = specguard("attack", run, "--attack", "fgsm", *options)
     ended.succeeds()
@@ -358,20 +361,20 @@ def test_a_file_of_the_run_that_was_spoilt_is_one_sentence(specguard, run, file,
 
 @pytest.mark.parametrize("data", [[], None, "digits", 3])
 def test_settings_of_the_run_whose_data_is_of_a_wrong_kind_are_one_sentence(specguard, run, data):
-    runs.write_json(run / "run.json", runs.read_json(run / "run.json") | {"data": data})
+    write_json(run / "run.json", read_json(run / "run.json") | {"data": data})
     specguard("attack", run, *FEW).refuses()
 
 
 @pytest.mark.parametrize("data", ["mnist", None, 5, ["digits"]])
 def test_arguments_that_name_no_known_data_ask_for_it(specguard, run, data):
-    runs.write_json(run / "arguments.json", runs.read_json(run / "arguments.json") | {"data": data})
+    write_json(run / "arguments.json", read_json(run / "arguments.json") | {"data": data})
     specguard("attack", run, *FEW).refuses(run, "--data")
 
 
 def test_other_data_than_in_training_is_refused_unless_it_is_meant(specguard, run):
-    settings = runs.read_json(run / "run.json")
+    settings = read_json(run / "run.json")
     settings["data"]["fingerprint"] = "0" * 64
-    runs.write_json(run / "run.json", settings)
+    write_json(run / "run.json", settings)
     specguard("attack", run, *PGD3, *FEW).refuses("not what", run, "--data")
     specguard("attack", run, *PGD3, *FEW, "--data", "digits").succeeds()
 
@@ -393,7 +396,7 @@ def test_a_leaderboard_file_that_cannot_be_written_is_one_sentence(specguard, ru
 
 
 def test_a_folder_in_use_is_one_sentence(specguard, run, tmp_path):
-    with runs.locked(tmp_path / "out"):
+    with locked(tmp_path / "out"):
         specguard("attack", run, *PGD3, *FEW, "--out", tmp_path / "out").refuses(tmp_path / "out", "in use")
 
 
@@ -422,17 +425,17 @@ def test_autoattack_without_its_package_is_one_sentence(specguard, run, monkeypa
 def test_a_full_disk_is_one_sentence_and_the_same_command_continues(specguard, run, tmp_path, monkeypatch):
     calls = 0
 
-    def full(path: Path, *records: Any) -> None:
+    def full(path: Path, content: bytes) -> None:
         nonlocal calls
-        calls += 1
+        calls += path.name == "records.jsonl"
         if calls == 2:
-            with runs.writing(path):
+            with writing(path):
                 raise OSError(28, "No space left on device")
-        runs.append_lines(path, *records)
+        append_file(path, content)
 
     whole = specguard("attack", run, *PGD3, *FEW, "--out", tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "append_lines", full)
+        patch.setattr(io_module, "append_file", full)
         ended = specguard("attack", run, *PGD3, *FEW, "--out", tmp_path / "out")
     ended.refuses(tmp_path / "out", "No space left on device")
     again = specguard("attack", run, *PGD3, *FEW, "--out", tmp_path / "out")
@@ -451,15 +454,15 @@ def test_control_c_is_one_line_with_a_command_that_continues_like_an_uninterrupt
     whole = specguard("attack", run, *options, *FEW, "--out", tmp_path / "whole")
     calls = 0
 
-    def interrupted(path: Path, *records: Any) -> None:
+    def interrupted(path: Path, content: bytes) -> None:
         nonlocal calls
-        calls += 1
+        calls += path.name == "records.jsonl"
         if calls == batches:
             raise KeyboardInterrupt
-        runs.append_lines(path, *records)
+        append_file(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "append_lines", interrupted)
+        patch.setattr(io_module, "append_file", interrupted)
         ended = specguard("attack", run, *options, *FEW)
     assert ended.code == 130
     assert "Traceback" not in ended.err
@@ -472,10 +475,11 @@ def test_control_c_is_one_line_with_a_command_that_continues_like_an_uninterrupt
     assert continued.rows() == whole.rows()
     found, expected = contents(only(run)), contents(tmp_path / "whole")
     assert found.keys() == expected.keys()
-    for name in found.keys() - {"summary.json", "environment.jsonl"}:
+    for name in found.keys() - {"summary.json", "environment.jsonl", "timing.jsonl"}:
         assert found[name] == expected[name]
     one, other = (json.loads(files["summary.json"]) for files in (found, expected))
-    del one["environment"], other["environment"]
+    for moment in ("environment", "seconds"):
+        del one[moment], other[moment]
     assert one == other
 
 
@@ -494,11 +498,11 @@ def test_an_adversarial_objective_trains_validates_and_can_be_attacked(specguard
     ended = specguard("train", "--run", tmp_path, *SMALL, "--objective", name, *options.split(), "--validate", "40")
     ended.succeeds()
     assert re.search(r"epoch 1: loss .*, validation robust \d+\.\d %", ended.err)
-    settings = runs.read_json(tmp_path / "run.json")["training"]
+    settings = read_json(tmp_path / "run.json")["training"]
     assert settings["objective"]["type"] == kind
     assert settings["validation"]["images"] == 40
     assert settings["validation"]["ball"] == settings["objective"]["ball"]
-    assert runs.read_json(tmp_path / "result.json")["best"]["epoch"] == 1
+    assert read_json(tmp_path / "result.json")["best"]["epoch"] == 1
     specguard("attack", tmp_path, *PGD3, *FEW).succeeds()
 
 
@@ -526,7 +530,7 @@ def test_every_option_of_adversarial_training_reaches_the_settings_of_the_run(sp
     )  # fmt: skip
     specguard("train", "--run", tmp_path, *SMALL, *options.split(), *quick).succeeds()
     path, expected = OPTIONS[options]
-    value: Any = runs.read_json(tmp_path / "run.json")["training"]
+    value: Any = read_json(tmp_path / "run.json")["training"]
     for part in path.split("."):
         value = value[part]
     assert value == expected
@@ -608,14 +612,14 @@ def test_an_interrupted_adversarial_training_is_resumed_with_its_stored_options(
         calls += 1
         if calls == 2:
             raise KeyboardInterrupt
-        runs.write_checkpoint(*arguments)
+        write_checkpoint(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(state_module, "write_checkpoint", interrupted)
         ended = specguard("train", "--run", tmp_path / "run", *SMALL, *options)
     assert ended.code == 130
     assert ended.err.splitlines()[-1].endswith("--resume")
-    assert runs.checkpoint_steps(tmp_path / "run") == [2]
+    assert checkpoint_steps(tmp_path / "run") == [2]
     specguard("train", "--run", tmp_path / "run", "--resume").succeeds()
     for file in ("metrics.jsonl", "model.safetensors", "run.json", "arguments.json"):
         assert (tmp_path / "run" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()

@@ -62,10 +62,11 @@ def test_crown_is_used_where_it_is_installed_and_said_to_be_a_third_party(specgu
                       "--verifier", "crown", "--out", "proofs")  # fmt: skip
     ended.succeeds()
     assert "more rest on a third party: auto_LiRPA 0.0 (stand-in)" in ended.out
-    stored = json.loads((run / "proofs" / "cascade.json").read_text())
+    stored = json.loads((run / "proofs" / "study.json").read_text())
+    assert stored["settings"]["stop_early"]
     assert list(stored["verifiers"]) == ["crown"]
     summary = json.loads((run / "proofs" / "summary.json").read_text())
-    theirs = summary["radii"][0]["with_third_party"]["count"] - summary["radii"][0]["certified"]["count"]
+    theirs = summary["radii"][0]["with_verifiers"]["count"] - summary["radii"][0]["certified"]["count"]
     checked = specguard("verify-certificates", run / "proofs", "--model", run, "--device", "cpu")
     checked.succeeds()
     said = f"{theirs} certificates rest on a third party: attacked, but not proved again"

@@ -49,8 +49,8 @@ def test_without_radii_it_is_a_tenth_and_other_settings_get_another_folder(specg
     specguard("certify", run, *FEW, "--families", "local,adjoint", "--no-search").succeeds()
     folders = sorted((run / "certificates").iterdir())
     assert len(folders) == 2
-    stored = [json.loads((folder / "certification.json").read_text()) for folder in folders]
-    assert [settings["radii"] for settings in stored] == [[0.1], [0.1]]
+    stored = [json.loads((folder / "study.json").read_text()) for folder in folders]
+    assert [study["settings"]["radii"] for study in stored] == [[0.1], [0.1]]
 
 
 def test_an_ordinary_vit_goes_through_and_says_what_limits_it(specguard, tmp_path):
@@ -64,7 +64,7 @@ def test_an_ordinary_vit_goes_through_and_says_what_limits_it(specguard, tmp_pat
     (records,) = run.glob("certificates/*/records.jsonl")
     found = [json.loads(line) for line in records.read_text().splitlines()]
     right = [record for record in found if record["label"] == record["predicted"]]
-    assert all(record["loses"] for record in right)
+    assert all(record["losses"] for record in right)
     assert all(record["largest"]["mixed"] > 0 for record in right)
 
 

@@ -19,13 +19,15 @@ from typer.testing import CliRunner
 
 from helpers.commandline import contents
 from specguard import __version__
-from specguard.certificates import FAMILIES
 from specguard.cli import app
 from specguard.cli.console import interruptible_afterwards
 from specguard.cli.train import train_command
 from specguard.models import from_run
 from specguard.nn import CERTIFIABLE, PRESETS, TEXT_PRESETS, ViT
-from specguard.records import store as runs
+from specguard.records.certificate import METHOD_NAMES
+from specguard.records.files import locked
+from specguard.records.io import read_json, read_lines, write_json
+from specguard.records.store import checkpoint_steps, read_checkpoint
 from specguard.train import loop
 from specguard.train import run as run_module
 from specguard.train import state as state_module
@@ -143,7 +145,7 @@ OPTIONS = {
 def test_every_option_reaches_the_settings_of_the_run(specguard, tmp_path, options):
     specguard("train", "--run", tmp_path, *SMALL, *options.split()).succeeds()
     path, expected = OPTIONS[options]
-    value = runs.read_json(tmp_path / "run.json")
+    value = read_json(tmp_path / "run.json")
     for part in path.split("."):
         value = value[int(part)] if part.isdigit() else value[part]
     assert value == expected
@@ -167,12 +169,12 @@ def test_the_demo_trains_both_models_and_prints_both_rows(specguard, tmp_path):
     _, accuracies, _, _ = tables = _tables(ended.out)
     assert [[name for name, _ in table] for table in tables] == [
         ["before training", "plain", "msvp"], ["plain", "msvp"], ["plain", "msvp"],
-        ["clean", "attacked", *FAMILIES, "certified", "linear model"],
+        ["clean", "attacked", *METHOD_NAMES, "certified", "linear model"],
     ]  # fmt: skip
     assert re.search(r"^radius 0\.1: \d+ certified, \d+ broken, 0 both, of 360$", ended.out, re.MULTILINE)
     rows = dict(accuracies)
     for name in ("plain", "msvp"):
-        accuracy = runs.read_json(folder / name / "result.json")["test_accuracy"]
+        accuracy = read_json(folder / name / "result.json")["test_accuracy"]
         assert f"{100 * accuracy['count'] / accuracy['n']:.1f} %" in rows[name]
         assert from_run(folder / name).config == PRESETS["tiny"]
     assert ended.out.splitlines()[-2:] == [f"everything is in {folder}", f"report in {folder / 'report.html'}"]
@@ -324,7 +326,7 @@ def test_resuming_a_finished_run_repeats_its_result_and_changes_nothing(specguar
     before = contents(run)
     ended = specguard("train", "--run", run, "--resume")
     ended.succeeds()
-    accuracy = runs.read_json(run / "result.json")["test_accuracy"]
+    accuracy = read_json(run / "result.json")["test_accuracy"]
     assert f"test accuracy {100 * accuracy['count'] / accuracy['n']:.1f} %" in ended.out
     assert contents(run) == before
 
@@ -405,7 +407,7 @@ def test_a_checkpoint_that_lacks_a_file_is_refused_by_name(specguard, unfinished
 
 @pytest.mark.parametrize("state", [{}, {"step": 3}, {"step": "2"}, {"step": None}, {"step": [2]}])
 def test_a_checkpoint_that_speaks_of_another_step_is_refused(specguard, unfinished, state):
-    runs.write_json(unfinished / "checkpoints" / "00000002" / STATE, state)
+    write_json(unfinished / "checkpoints" / "00000002" / STATE, state)
     before = contents(unfinished)
     specguard("train", "--run", unfinished, "--resume").refuses(unfinished / "checkpoints" / "00000002")
     assert contents(unfinished) == before
@@ -426,11 +428,11 @@ def test_a_checkpoint_that_speaks_of_another_step_is_refused(specguard, unfinish
 )
 def test_a_checkpoint_of_another_run_is_refused(specguard, unfinished, tmp_path, options):
     specguard("train", "--run", tmp_path / "other", *SMALL, *options).succeeds()
-    step = runs.checkpoint_steps(tmp_path / "other")[-1]
+    step = checkpoint_steps(tmp_path / "other")[-1]
     folder = unfinished / "checkpoints" / "00000002"
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "other" / "checkpoints" / f"{step:08d}", folder)
-    runs.write_json(folder / STATE, {"step": 2})
+    write_json(folder / STATE, {"step": 2})
     before = contents(unfinished)
     specguard("train", "--run", unfinished, "--resume").refuses(folder)
     assert contents(unfinished) == before
@@ -473,8 +475,8 @@ def test_a_result_that_was_tampered_with_is_one_sentence(specguard, run, content
     ids=str,
 )  # fmt: skip
 def test_stored_arguments_of_a_wrong_kind_are_one_sentence(specguard, unfinished, change):
-    stored = runs.read_json(unfinished / "arguments.json")
-    runs.write_json(unfinished / "arguments.json", {**stored, **change})
+    stored = read_json(unfinished / "arguments.json")
+    write_json(unfinished / "arguments.json", {**stored, **change})
     before = contents(unfinished)
     specguard("train", "--run", unfinished, "--resume").refuses()
     assert contents(unfinished) == before
@@ -482,7 +484,7 @@ def test_stored_arguments_of_a_wrong_kind_are_one_sentence(specguard, unfinished
 
 def test_a_run_directory_in_use_is_one_sentence(specguard, unfinished):
     before = contents(unfinished)
-    with runs.locked(unfinished):
+    with locked(unfinished):
         specguard("train", "--run", unfinished, "--resume").refuses(unfinished, "in use")
     assert contents(unfinished) == before
 
@@ -491,7 +493,7 @@ def test_a_new_run_in_a_directory_in_use_does_not_replace_its_arguments(specguar
     """The other process is between its lock and its run.json."""
     shutil.copy(finished / "arguments.json", tmp_path)
     before = contents(tmp_path)
-    with runs.locked(tmp_path):
+    with locked(tmp_path):
         specguard("train", "--run", tmp_path, *SMALL, "--lr", 0.5).refuses(tmp_path, "in use")
     assert contents(tmp_path) == before
 
@@ -502,15 +504,15 @@ def test_a_run_killed_before_its_settings_has_the_arguments_of_one_that_was_not(
     class Death(BaseException):
         pass
 
-    real, options = run_module.write_json, ("--seed", 4, *SMALL, "--ema", 0.5)
+    real, options = run_module.write_record, ("--seed", 4, *SMALL, "--ema", 0.5)
 
-    def dying(path: Path, record: runs.Json) -> None:
+    def dying(path: Path, record: object) -> None:
         if path.name == "run.json":
             raise Death
         real(path, record)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "write_json", dying)
+        patch.setattr(run_module, "write_record", dying)
         with pytest.raises(Death):
             specguard("train", "--run", tmp_path / "killed", *options)
     (tmp_path / "killed" / "run.json").unlink(missing_ok=True)
@@ -538,12 +540,12 @@ def test_a_loss_that_is_not_finite_is_one_sentence_and_the_last_checkpoint_is_fi
 ):
     options = (*SMALL, *DIVERGING[kind].split(), "--batch", 64, "--checkpoint-steps", 1)
     specguard("train", "--run", tmp_path, *options).refuses("no longer finite")
-    assert runs.read_lines(tmp_path / "metrics.jsonl") == []
+    assert read_lines(tmp_path / "metrics.jsonl") == []
     assert not (tmp_path / "result.json").exists()
-    (step,) = runs.checkpoint_steps(tmp_path) or [0]
+    (step,) = checkpoint_steps(tmp_path) or [0]
     kept = contents(tmp_path / "checkpoints")
     if step:
-        tensors, _ = runs.read_checkpoint(tmp_path, step)
+        tensors, _ = read_checkpoint(tmp_path, step)
         assert [name for name, tensor in tensors.items() if not tensor.isfinite().all()] == []
     specguard("train", "--run", tmp_path, "--resume").refuses("no longer finite")
     assert contents(tmp_path / "checkpoints") == kept
@@ -558,8 +560,8 @@ def test_the_epochs_before_a_loss_that_is_not_finite_are_kept(specguard, tmp_pat
 
     monkeypatch.setattr(loop.Loop, "gradients", spoilt)
     specguard("train", "--run", tmp_path, *SMALL, "--epochs", 3).refuses("step 4 of 6")
-    assert [record["epoch"] for record in runs.read_lines(tmp_path / "metrics.jsonl")] == [1]
-    assert runs.checkpoint_steps(tmp_path) == [2]
+    assert [record["epoch"] for record in read_lines(tmp_path / "metrics.jsonl")] == [1]
+    assert checkpoint_steps(tmp_path) == [2]
     monkeypatch.undo()
     specguard("train", "--run", tmp_path, "--resume").succeeds()
     specguard("train", "--run", tmp_path / "other", *SMALL, "--epochs", 3).succeeds()

@@ -16,7 +16,7 @@ from specguard.cli import app
 from specguard.models import ModelSource, from_run, untrained
 from specguard.models.load import Fitted
 from specguard.nn import Network, fingerprint, weights_fingerprint
-from specguard.records import store as runs
+from specguard.records.io import read_json, read_lines
 
 NAME, SIZE = "timm:test_vit", ("--image-size", "32")
 GREY = ("--mean", "0.3", "--std", "0.4")
@@ -77,7 +77,7 @@ def test_a_model_of_timm_is_attacked_and_its_records_know_it(specguard, files, w
     (folder,) = work.glob("runs/timm-test_vit-*/attacks/*")
     network, fitted = SOURCE.loaded(files / "w.safetensors")
     assert fitted == Fitted()
-    assert runs.read_json(folder / "evaluation.json")["model"] == fingerprint(network)
+    assert read_json(folder / "study.json")["about"]["model"] == fingerprint(network)
     before = contents(work)
     again = specguard("attack", NAME, "--weights", files / "w.safetensors", *DIGITS, *FEW, *PGD)
     again.succeeds()  # the same weights, in another file: what is there is what it was
@@ -88,17 +88,17 @@ def test_a_model_of_timm_is_attacked_and_its_records_know_it(specguard, files, w
 def test_a_model_of_timm_is_looked_into_certified_and_measured_in_folders_that_are_named(specguard, files, work):
     given = ("--weights", files / "w.safetensors", *DIGITS)
     specguard("spectrum", NAME, *given, *FEW, "--blocks", "blocks.1,head", "--out", "a/spectrum").succeeds()
-    assert runs.read_json(work / "a/spectrum/summary.json")["n"] == 3
+    assert read_json(work / "a/spectrum/summary.json")["n"] == 3
     assert (work / "a/spectrum/violin.svg").exists()
     few = ("--images", "2", "--families", "local", "--radius", "1e-6")
     ended = specguard("certify", NAME, *given, *few, "--out", work / "proofs")
     ended.succeeds()
     assert "0 both, of 2" in ended.out
-    assert all(record["norms"] for record in runs.read_lines(work / "proofs/records.jsonl"))
+    assert all(record["norms"] for record in read_lines(work / "proofs/records.jsonl"))
     one = ("--images", "1", "--samples", "1", "--steps", "2", "--starts", "0", "--radius", "0.1")
     specguard("sensitivity", NAME, *given, *one, "--input-norm", "1", "--weight-change", "0.1").succeeds()
-    (result,) = work.glob("runs/timm-test_vit-*/sensitivity/*/result.json")
-    assert runs.read_json(result)["layer"] == "blocks.0.attention.branch.inner"
+    (result,) = work.glob("runs/timm-test_vit-*/sensitivity/*/summary.json")
+    assert read_json(result)["layer"]["name"] == "blocks.0.attention.branch.inner"
 
 
 def test_a_fine_tuned_model_of_timm_is_a_run_like_any_other(specguard, trained, files, work):
@@ -106,7 +106,7 @@ def test_a_fine_tuned_model_of_timm_is_a_run_like_any_other(specguard, trained, 
     network = from_run(run)
     assert isinstance(network, Network)
     assert network.shape == (1, 8, 8)
-    assert fingerprint(network) == runs.read_json(run / "model.json")["fingerprint"]
+    assert fingerprint(network) == read_json(run / "model.json")["fingerprint"]
     assert untrained(run) is None  # it began with weights from a file
     specguard("attack", run, *FEW, *PGD).succeeds()
     specguard("certify", run, "--images", "2", "--device", "cpu", "--families", "local").succeeds()
@@ -133,7 +133,7 @@ def test_weights_for_another_image_size_are_resized_where_a_size_is_given_and_th
     (folder,) = work.glob("runs/timm-test_vit-*/attacks/*")
     network, fitted = SOURCE.loaded(files / "other_size.safetensors", resize=True)
     assert fitted == Fitted(sizes=(48, 32))
-    assert runs.read_json(folder / "evaluation.json")["model"] == fingerprint(network)
+    assert read_json(folder / "study.json")["about"]["model"] == fingerprint(network)
 
 
 def test_training_begins_with_weights_that_have_no_head_and_are_for_another_size(specguard, files, folder, work):
@@ -165,7 +165,7 @@ def test_without_weights_training_begins_with_a_fresh_model_from_the_seed(specgu
     run = tmp_path / "run"
     few = ("--epochs", "1", "--batch", "1437", "--device", "cpu")
     specguard("train", "--run", run, "--model", "timm:test_vit2", *SIZE, *few).succeeds()
-    assert weights_fingerprint(untrained(run)) == runs.read_json(run / "run.json")["initial_weights"]
+    assert weights_fingerprint(untrained(run)) == read_json(run / "run.json")["initial_weights"]
 
 
 def test_images_of_a_folder_are_brought_to_the_size_of_the_model(specguard, files, work, generator):
@@ -185,7 +185,7 @@ def test_images_of_a_folder_are_brought_to_the_size_of_the_model(specguard, file
     half = (0.5, 0.5, 0.5)
     network, _ = ModelSource("timm", "test_vit", 10, 3, 32, half, half).loaded(files / "colour.safetensors")
     assert network.shape == (3, 32, 32)
-    assert runs.read_json(work / "x" / "evaluation.json")["model"] == fingerprint(network)
+    assert read_json(work / "x" / "study.json")["about"]["model"] == fingerprint(network)
 
 
 @pytest.fixture(scope="module")

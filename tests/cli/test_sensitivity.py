@@ -3,7 +3,6 @@
 import html
 import re
 import shutil
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,8 +15,8 @@ from specguard.cli import figure as figure_module
 from specguard.data import digits
 from specguard.models import from_run
 from specguard.nn import fingerprint
-from specguard.records import store as runs
-from specguard.studies import sensitivity
+from specguard.records.io import read_json
+from specguard.studies import sensitivity as sensitivity_module
 
 TRAIN = ("--epochs", "1", "--batch", "256", "--set", "dim=8", "--set", "depth=2", "--set", "heads=2")
 FEW = (
@@ -70,21 +69,24 @@ def test_a_run_becomes_two_tables_a_result_and_a_figure(specguard, run):
     assert ended.err.splitlines()[0] == f"{run} on 2 images, cpu, result in {folder}"
     assert ended.out.splitlines()[0].strip() == "a run: blocks.1.attention.branch.inner, n = 2"
     assert [row[0] for row in ended.rows()] == [*ROWS, *ROWS[1:]]
-    result = runs.read_json(folder / "result.json")
+    result = read_json(folder / "summary.json")
     assert [row["radius"] for row in result["radii"]] == [0.01, 0.1]
     assert [float(cell) for cell in ended.rows()[0][1:]] == pytest.approx(
         [row["found"]["mean"] for row in result["radii"]], rel=0.01
     )
     ratios = {row[0]: [float(cell) for cell in row[1:]] for row in ended.rows()[len(ROWS) :]}
     assert ratios["T1"] == pytest.approx(
-        [row["t1"]["mean"] / row["found"]["mean"] for row in result["radii"]], rel=0.01
+        [row["bounds"]["t1"]["mean"] / row["found"]["mean"] for row in result["radii"]], rel=0.01
     )
     assert min(value for name in ROWS[1:] for value in ratios[name]) >= 0.999
-    settings = runs.read_json(folder / "sensitivity.json")
-    assert settings["model"] == fingerprint(from_run(run))
-    assert settings["data"] == digits().fingerprint()
+    settings = read_json(folder / "study.json")
+    assert settings["about"]["model"] == fingerprint(from_run(run))
+    assert settings["about"]["data"] == digits().fingerprint()
     assert result["environment"]["command"].startswith("specguard sensitivity ")
-    names = ("environment.jsonl", "result.json", "sensitivity.json", "sensitivity.png", "sensitivity.svg")
+    names = (
+        "environment.jsonl", "records.jsonl", "sensitivity.png", "sensitivity.svg", "study.json", "summary.json",
+        "timing.jsonl",
+    )  # fmt: skip
     inside = str(folder.relative_to(run))
     assert contents(run).keys() - before.keys() == {f"{inside}/{name}" for name in names}
     assert {"found by ascent", "LoFAST (1)", "T2", "W^Q"} <= set(drawn(folder / "sensitivity"))
@@ -95,7 +97,7 @@ def test_started_again_it_prints_the_stored_result_and_other_settings_are_refuse
     first = specguard("sensitivity", run, *FEW, "--out", "here")
     first.succeeds()
     before = contents(run)
-    monkeypatch.setattr(sys.modules[sensitivity.__module__], "layer_sensitivity", None)
+    monkeypatch.setattr(sensitivity_module, "largest_change", None)  # nothing is computed
     again = specguard("sensitivity", run, *FEW, "--out", "here")
     again.succeeds()
     assert again.out == first.out

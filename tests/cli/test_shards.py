@@ -16,6 +16,8 @@ VERBS = {
     "attack": ("attack", "RUN", *FEW, "--attack", "fgsm", "--no-diagnose"),
     "spectrum": ("spectrum", "RUN", *FEW, "--blocks", "head", "--most", "3"),
     "certify": ("certify", "RUN", *FEW, "--families", "local", "--no-search", "--radius", "0.01"),
+    "smooth": ("smooth", "RUN", "--images", "3", "--device", "cpu", "--select", "5", "--samples", "20"),
+    "sensitivity": ("sensitivity", "RUN", *FEW, "--samples", "1", "--steps", "2", "--radius", "0.1"),
 }
 
 
@@ -41,7 +43,10 @@ def records(run: Path) -> bytes:
     return path.read_bytes()
 
 
-@pytest.mark.parametrize(("verb", "launcher"), [("attack", True), ("spectrum", False), ("certify", True)])
+@pytest.mark.parametrize(
+    ("verb", "launcher"),
+    [("attack", True), ("spectrum", False), ("certify", True), ("smooth", False), ("sensitivity", True)],
+)
 def test_the_last_of_the_shards_prints_what_one_process_prints(
     specguard, trained, tmp_path, monkeypatch, verb, launcher
 ):
@@ -62,6 +67,8 @@ def test_the_last_of_the_shards_prints_what_one_process_prints(
     assert records(shared) == records(alone)
     if verb == "spectrum":
         assert list(shared.rglob("violin.svg"))
+    if verb == "sensitivity":
+        assert list(shared.rglob("sensitivity.svg"))
 
 
 def test_what_says_twice_which_part_to_do_is_refused(specguard, run, monkeypatch):
@@ -70,7 +77,7 @@ def test_what_says_twice_which_part_to_do_is_refused(specguard, run, monkeypatch
         monkeypatch.setenv(name, value)
     for verb in VERBS:
         specguard(*placed(verb, run), "--shard", "0/2").refuses("--shard", "torchrun")
-    for verb in ("demo", "sensitivity", "verify-certificates"):
+    for verb in ("demo", "verify-certificates"):
         specguard(verb, "x").refuses(verb, "without torchrun")
     monkeypatch.setenv("RANK", "2")
     specguard(*placed("attack", run)).refuses("process 2 of 2")

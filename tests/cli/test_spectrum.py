@@ -1,7 +1,6 @@
 """`specguard spectrum`: what works, what continues, and what is one sentence and exit code 2."""
 
 import html
-import importlib
 import json
 import math
 import os
@@ -25,10 +24,11 @@ from specguard.models import from_run
 from specguard.models import run as adapt_module
 from specguard.nn import fingerprint
 from specguard.printable import printable
-from specguard.records import store as runs
-from specguard.studies import shards as shards_module
-
-spectra_module = importlib.import_module("specguard.studies.spectrum")  # its package has a function of this name
+from specguard.records import io as io_module
+from specguard.records.files import append_file, locked, writing
+from specguard.records.io import read_json, read_lines, write_json
+from specguard.records.store import read_tensors, write_tensors
+from specguard.studies import spectrum as spectrum_module
 
 TRAIN = ("--epochs", "1", "--batch", "256", "--set", "dim=8", "--set", "depth=2", "--set", "heads=2")
 # Six images in batches of three: two of them.
@@ -93,7 +93,7 @@ def only(run: Path) -> Path:
 
 
 def records(folder: Path) -> list[Any]:
-    return runs.read_lines(folder / "records.jsonl")
+    return read_lines(folder / "records.jsonl")
 
 
 def drawn(path: Path) -> list[str]:
@@ -131,7 +131,7 @@ def test_a_run_becomes_a_table_records_a_summary_and_a_figure(specguard, run):
     assert [row[0] for row in ended.rows()] == PARTS
     assert [row[0] for row in ended.rows() if row[3]] == PARTS[1:7]  # only residual parts have I + J_F
     assert "growth through the blocks" in ended.out
-    found = runs.read_json(folder / "summary.json")
+    found = read_json(folder / "summary.json")
     assert found["n"] == 6
     for row, part in zip(ended.rows(), found["parts"], strict=True):
         sigma = part["sigma"][0]
@@ -139,10 +139,13 @@ def test_a_run_becomes_a_table_records_a_summary_and_a_figure(specguard, run):
         assert row[2] == f"{sigma['quantiles']['50']:.3g}"
     assert found["environment"]["command"].startswith("specguard spectrum ")
     assert found["weights"]["before"] is not None
-    settings = runs.read_json(folder / "spectrum.json")
-    assert settings["model"] == fingerprint(from_run(run))
-    assert settings["data"] == digits().fingerprint()
-    names = ("environment.jsonl", "records.jsonl", "spectrum.json", "summary.json", "violin.png", "violin.svg")
+    settings = read_json(folder / "study.json")
+    assert settings["about"]["model"] == fingerprint(from_run(run))
+    assert settings["about"]["data"] == digits().fingerprint()
+    names = (
+        "environment.jsonl", "records.jsonl", "study.json", "summary.json", "timing.jsonl", "violin.png",
+        "violin.svg",
+    )  # fmt: skip
     inside = str(folder.relative_to(run))
     assert contents(run).keys() - before.keys() == {f"{inside}/{name}" for name in names}
     assert {name: content for name, content in contents(run).items() if name in before} == before
@@ -205,7 +208,8 @@ SETTINGS = {
 def test_every_option_reaches_the_settings_of_the_study(specguard, run, undrawn, options):
     specguard("spectrum", run, *HEAD, *options.split()).succeeds()
     name, expected = SETTINGS[options]
-    assert runs.read_json(only(run) / "spectrum.json")[name] == expected
+    study = read_json(only(run) / "study.json")
+    assert {**study["settings"], **study["about"], "parts": study["parts"]}[name] == expected
 
 
 def test_other_settings_go_to_another_folder(specguard, run, undrawn):
@@ -257,7 +261,7 @@ def test_runs_of_different_depth_and_parts_share_a_figure(specguard, run, tmp_pa
 
 def test_directions_of_the_first_images_are_kept_and_drawn(specguard, whole):
     folder = only(whole)
-    stored = [runs.read_tensors(path) for path in sorted((folder / "directions").iterdir())]
+    stored = [read_tensors(path) for path in sorted((folder / "directions").iterdir())]
     samples, images, head = (torch.cat([part[name] for part in stored]) for name in ("samples", "images", "head"))
     assert torch.equal(samples, torch.arange(4))
     assert torch.equal(images, digits().test.batch(slice(0, 4))[0])
@@ -272,7 +276,7 @@ def test_directions_of_the_first_images_are_kept_and_drawn(specguard, whole):
 def test_the_direction_of_the_network_is_the_change_it_amplifies_most(specguard, run):
     specguard("spectrum", run, *FEW, "--blocks", "network", "--directions", "6", "--tolerance", "1e-4").succeeds()
     paths = sorted((only(run) / "directions").iterdir())
-    found = torch.cat([runs.read_tensors(path)["network"] for path in paths])
+    found = torch.cat([read_tensors(path)["network"] for path in paths])
     model, images = from_run(run), digits().test.batch(slice(0, 6))[0]
     for image, direction, record in zip(images, found, records(only(run)), strict=True):
         J = torch.autograd.functional.jacobian(model, image[None]).reshape(10, -1)
@@ -284,7 +288,7 @@ def test_the_direction_of_the_network_is_the_change_it_amplifies_most(specguard,
 def test_more_directions_than_images_or_rows_are_no_failure(specguard, run):
     specguard("spectrum", run, *HEAD, "--images", "10", "--batch", "4", "--directions", "1000").succeeds()
     paths = sorted((only(run) / "directions").iterdir())
-    assert [len(runs.read_tensors(path)["samples"]) for path in paths] == [4, 4, 2]
+    assert [len(read_tensors(path)["samples"]) for path in paths] == [4, 4, 2]
     assert len([text for text in drawn(only(run) / "directions") if text in digits().classes]) == 8
 
 
@@ -304,7 +308,7 @@ def test_the_dense_norm_is_there_for_small_parts_only_and_never_below_the_larges
                 assert part["row_column"] >= part["sigma"][0] * (1 - 1e-5)
             else:
                 assert part["row_column"] is None
-    small = runs.read_json(only(run) / "summary.json")["parts"]
+    small = read_json(only(run) / "summary.json")["parts"]
     assert [part["row_column_over_sigma"]["n"] for part in small] == [3, *[0] * 7, 3]
 
 
@@ -315,7 +319,7 @@ def test_more_values_are_in_order_and_as_many_as_the_part_has(specguard, run):
         for part in record["parts"].values():
             assert len(part["sigma"]) == len(part["residual"]) == 3
             assert part["sigma"] == sorted(part["sigma"], reverse=True)
-    parts = runs.read_json(only(run) / "summary.json")["parts"]
+    parts = read_json(only(run) / "summary.json")["parts"]
     assert [len(part["sigma"]) for part in parts] == [3, 3]
     specguard("spectrum", run, *HEAD, "--images", "2", "--top", "1000", "--out", "many").succeeds()
     assert {len(record["parts"]["head"]["sigma"]) for record in records(run / "many")} == {10}
@@ -332,7 +336,7 @@ def test_without_a_perturbation_there_is_no_growth_and_no_failure(specguard, run
     ended = specguard("spectrum", run, *FEW, "--blocks", "block", "--radius", "0")
     ended.succeeds()
     assert "PGD-20" not in ended.out
-    found = runs.read_json(only(run) / "summary.json")
+    found = read_json(only(run) / "summary.json")
     assert found["growth"] == {"n": 0, "mean": None, "std": None, "quantiles": None}
     assert found["exponent"]["n"] == 6
     assert {part["entering"] for record in records(only(run)) for part in record["parts"].values()} == {0.0}
@@ -370,14 +374,14 @@ def test_a_model_whose_part_vanishes_has_no_violin_there_and_no_failure(specguar
 def scaled(run: Path, factor: float) -> None:
     """The trained model with other weights of its head, and their hash."""
     tensors, record, model = (
-        runs.read_tensors(run / "model.safetensors"),
-        runs.read_json(run / "model.json"),
+        read_tensors(run / "model.safetensors"),
+        read_json(run / "model.json"),
         from_run(run),
     )
     tensors["head.weight"] = tensors["head.weight"] * factor
     model.load_state_dict(tensors)
-    runs.write_tensors(run / "model.safetensors", tensors)
-    runs.write_json(run / "model.json", record | {"fingerprint": fingerprint(model)})
+    write_tensors(run / "model.safetensors", tensors)
+    write_json(run / "model.json", record | {"fingerprint": fingerprint(model)})
 
 
 # Names -------------------------------------------------------------------------------------------------------
@@ -528,8 +532,8 @@ def test_weights_with_one_other_bit_are_refused(specguard, run):
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
 def test_weights_that_are_no_real_numbers_are_refused_by_name(specguard, run, dtype):
-    tensors = runs.read_tensors(run / "model.safetensors")
-    runs.write_tensors(run / "model.safetensors", {name: tensor.to(dtype) for name, tensor in tensors.items()})
+    tensors = read_tensors(run / "model.safetensors")
+    write_tensors(run / "model.safetensors", {name: tensor.to(dtype) for name, tensor in tensors.items()})
     specguard("spectrum", run, *HEAD).refuses(run / "model.safetensors")
 
 
@@ -537,9 +541,9 @@ def test_weights_that_are_no_real_numbers_are_refused_by_name(specguard, run, dt
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn])
 def test_weights_of_a_type_that_cannot_be_computed_with_are_refused_even_with_their_hash(specguard, run, dtype):
     model = from_run(run).to(dtype)
-    runs.write_tensors(run / "model.safetensors", model.state_dict())
-    record = runs.read_json(run / "model.json")
-    runs.write_json(run / "model.json", record | {"fingerprint": fingerprint(model)})
+    write_tensors(run / "model.safetensors", model.state_dict())
+    record = read_json(run / "model.json")
+    write_json(run / "model.json", record | {"fingerprint": fingerprint(model)})
     specguard("spectrum", run, *HEAD).refuses(run / "model.safetensors")
 
 
@@ -570,15 +574,15 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_settings_of_the_run_of_a_wrong_kind_are_one_sentence(specguard, run, kind):
-    runs.write_json(run / "run.json", runs.read_json(run / "run.json") | HOSTILE[kind])
+    write_json(run / "run.json", read_json(run / "run.json") | HOSTILE[kind])
     specguard("spectrum", run, *HEAD).refuses()
     assert studies(run) == []
 
 
 def test_settings_of_a_stranger_do_not_fill_the_memory(specguard, run, monkeypatch):
     """model.json is checked against the weights first; the model as it was before training comes from run.json."""
-    settings = runs.read_json(run / "run.json")
-    runs.write_json(run / "run.json", settings | {"model": settings["model"] | {"dim": 2**16, "heads": 1}})
+    settings = read_json(run / "run.json")
+    write_json(run / "run.json", settings | {"model": settings["model"] | {"dim": 2**16, "heads": 1}})
     build = adapt_module.ViT
 
     def careful(config: Any, *more: Any) -> Any:
@@ -592,9 +596,9 @@ def test_settings_of_a_stranger_do_not_fill_the_memory(specguard, run, monkeypat
 
 @pytest.mark.usefixtures("undrawn")
 def test_other_data_than_in_training_is_refused_unless_it_is_meant(specguard, run):
-    settings = runs.read_json(run / "run.json")
+    settings = read_json(run / "run.json")
     settings["data"]["fingerprint"] = "0" * 64
-    runs.write_json(run / "run.json", settings)
+    write_json(run / "run.json", settings)
     specguard("spectrum", run, *HEAD).refuses("not what", run, "--data")
     specguard("spectrum", run, *HEAD, "--data", "digits").succeeds()
 
@@ -646,11 +650,11 @@ def test_directions_that_were_spoilt_are_one_sentence(specguard, request, state,
     elif kind == "no folder":
         shutil.rmtree(folder)
     else:
-        tensors = runs.read_tensors(first)
+        tensors = read_tensors(first)
         changes = {"other tensors": {"x": tensors["head"]}}
         changes["other shape"] = tensors | {"head": torch.zeros(2, 5)}
         changes["a number"] = tensors | {"head": torch.tensor(1.0)}
-        runs.write_tensors(first, changes[kind])
+        write_tensors(first, changes[kind])
     figures = {name: content for name, content in contents(run).items() if name.endswith(("svg", "png"))}
     specguard("spectrum", run, *STUDY).refuses("directions")
     assert figures.items() <= contents(run).items()
@@ -669,7 +673,9 @@ def test_directions_that_lack_a_file_are_not_drawn_under_the_labels_of_other_ima
         ended.refuses("directions")
 
 
-@pytest.mark.parametrize("file", ["records.jsonl", "summary.json", "spectrum.json", "environment.jsonl", ".lock"])
+@pytest.mark.parametrize(
+    "file", ["records.jsonl", "summary.json", "study.json", "environment.jsonl", "timing.jsonl", ".lock"]
+)
 def test_a_folder_in_place_of_a_file_is_one_sentence(specguard, partial, file):
     path = only(partial) / file
     path.unlink(missing_ok=True)
@@ -678,7 +684,7 @@ def test_a_folder_in_place_of_a_file_is_one_sentence(specguard, partial, file):
 
 
 def test_a_folder_in_use_is_one_sentence(specguard, whole):
-    with runs.locked(only(whole)):
+    with locked(only(whole)):
         specguard("spectrum", whole, *STUDY).refuses(only(whole), "in use")
 
 
@@ -769,7 +775,7 @@ def test_started_again_a_complete_study_is_only_drawn_and_to_the_same_bytes(spec
     first = specguard("spectrum", whole, *STUDY)
     for figure in ("violin.svg", "violin.png", "directions.svg", "directions.png"):
         (folder / figure).unlink()
-    monkeypatch.setattr(spectra_module, "lower_singular_values", None)  # nothing is computed
+    monkeypatch.setattr(spectrum_module, "lower_singular_values", None)  # nothing is computed
     again = specguard("spectrum", whole, *STUDY)
     again.succeeds()
     assert again.out == first.out
@@ -788,17 +794,18 @@ def test_a_study_cut_in_the_middle_of_a_line_continues_to_the_same_records(specg
         assert (folder / "records.jsonl").read_bytes() == expected
     after = contents(partial)
     changed = {name.rpartition("/")[2] for name in after if after[name] != before.get(name)}
-    assert changed == {"environment.jsonl", "summary.json"}
-    assert len(runs.read_lines(folder / "environment.jsonl")) == 3
+    assert changed == {"environment.jsonl", "summary.json", "timing.jsonl"}
+    assert len(read_lines(folder / "environment.jsonl")) == 3
 
 
 def same_study(folder: Path, other: Path) -> None:
     found, expected = (without_figures(contents(place)) for place in (folder, other))
     assert found.keys() == expected.keys()
-    for name in found.keys() - {"summary.json", "environment.jsonl"}:
+    for name in found.keys() - {"summary.json", "environment.jsonl", "timing.jsonl"}:
         assert found[name] == expected[name]
     one, two = (json.loads(files["summary.json"]) for files in (found, expected))
-    del one["environment"], two["environment"]
+    for moment in ("environment", "seconds"):
+        del one[moment], two[moment]
     assert one == two
 
 
@@ -809,15 +816,15 @@ def test_control_c_is_one_line_with_a_command_that_continues_like_an_uninterrupt
 ):
     calls = 0
 
-    def interrupted(path: Path, *found: Any) -> None:
+    def interrupted(path: Path, content: bytes) -> None:
         nonlocal calls
-        calls += 1
+        calls += path.name == "records.jsonl"
         if calls == batches:
             raise KeyboardInterrupt
-        runs.append_lines(path, *found)
+        append_file(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(shards_module, "append_lines", interrupted)
+        patch.setattr(io_module, "append_file", interrupted)
         ended = specguard("spectrum", run, *STUDY)
     assert ended.code == 130
     assert "Traceback" not in ended.err
@@ -833,10 +840,10 @@ def test_the_command_that_continues_names_the_run_as_it_is(specguard, run, tmp_p
     """A name between colons may be that of a small picture."""
     place = run.rename(tmp_path / "lr:100:[bold] $x")
 
-    def interrupted(path: Path, *found: Any) -> None:
+    def interrupted(path: Path, content: bytes) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shards_module, "append_lines", interrupted)
+    monkeypatch.setattr(io_module, "append_file", interrupted)
     ended = specguard("spectrum", place, *HEAD)
     assert ended.code == 130
     said = ended.err.splitlines()[-1]
@@ -861,23 +868,24 @@ def test_control_c_while_drawing_has_its_exit_code_and_leaves_the_study_whole(sp
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("batches", [1, 2])
-@pytest.mark.parametrize("function", ["append_lines", "write_tensors"])
+@pytest.mark.parametrize("file", ["records.jsonl", "directions"])
 def test_a_full_disk_is_one_sentence_and_the_same_command_continues(
-    specguard, run, studied, monkeypatch, function, batches
+    specguard, run, studied, monkeypatch, file, batches
 ):
-    calls, write = 0, getattr(runs, function)
+    calls = 0
+    module, function = (io_module, "append_file") if file == "records.jsonl" else (spectrum_module, "write_tensors")
+    write = getattr(module, function)
 
-    def full(path: Path, *more: Any) -> None:
+    def full(path: Path, content: Any) -> None:
         nonlocal calls
-        calls += 1
+        calls += file in (path.name, path.parent.name)
         if calls == batches:
-            with runs.writing(path):
+            with writing(path):
                 raise OSError(28, "No space left on device")
-        write(path, *more)
+        write(path, content)
 
     with monkeypatch.context() as patch:
-        for module in (spectra_module, shards_module):
-            patch.setattr(module, function, full, raising=False)
+        patch.setattr(module, function, full)
         specguard("spectrum", run, *STUDY).refuses(only(run) if studies(run) else run, "No space left on device")
     assert not (only(run) / "summary.json").exists()
     specguard("spectrum", run, *STUDY).succeeds()
@@ -886,7 +894,7 @@ def test_a_full_disk_is_one_sentence_and_the_same_command_continues(
 
 def test_a_disk_that_is_full_when_the_figure_is_written_is_one_sentence(specguard, run, studied, monkeypatch):
     def full(path: Path, content: bytes) -> None:
-        with runs.writing(path):
+        with writing(path):
             raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:

@@ -13,7 +13,7 @@ from rich.table import Table
 from helpers.sample_runs import sample_run
 from specguard.cli import console
 from specguard.cli.console import Terminal, study_bar
-from specguard.studies import Progress
+from specguard.records.study import Progress
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"
 

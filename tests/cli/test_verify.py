@@ -55,7 +55,7 @@ def test_what_is_missing_is_said(specguard, run, tmp_path):
     verify = ("verify-certificates", "--model", run, "--device", "cpu")
     specguard(*verify, tmp_path / "nothing.jsonl").refuses("holds no certificates")
     shutil.copy(run / "proofs" / "records.jsonl", tmp_path / "records.jsonl")
-    specguard(*verify, tmp_path / "records.jsonl").refuses("certification.json")
+    specguard(*verify, tmp_path / "records.jsonl").refuses("study.json")
     (tmp_path / "records.jsonl").write_text("not json\n")
     specguard(*verify, tmp_path / "records.jsonl").refuses("is not valid JSON")
     specguard(*verify, run / "proofs", "--out", "../elsewhere").refuses("within the run")

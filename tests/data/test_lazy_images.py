@@ -11,7 +11,10 @@ from specguard.data import lazy_images as module
 from specguard.data.lazy_images import Pictures
 from specguard.errors import DataError
 from specguard.geometry import Ball
-from specguard.studies import Evaluation, Shard, evaluate
+from specguard.records.attack import AttackSettings
+from specguard.records.base import About
+from specguard.records.shards import Shard
+from specguard.studies import run_attack
 
 SIZE = 6
 
@@ -88,16 +91,18 @@ def test_statistics_of_many_pictures_are_those_of_some_spread_over_all(streamed,
 def test_a_streamed_study_is_the_study_of_the_same_images_in_memory(root, streamed, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECGUARD_COMMIT", "test")
     weights = torch.randn(3 * SIZE**2, 2, generator=torch.Generator().manual_seed(2))
-    settings = Evaluation(Suite((("pgd", PGD(steps=3)),)), (Ball("linf", 0.02),), batch=2, diagnose=False)
+    suite, balls = Suite((("pgd", PGD(steps=3)),)), (Ball("linf", 0.02),)
     for name, data in (("kept", image_folder(root, SIZE)), ("streamed", streamed)):
         for index in range(2):
-            evaluate(
+            run_attack(
                 lambda x: x.flatten(1) @ weights,
                 data.test,
                 data.classes,
                 tmp_path / name,
-                settings,
-                identity={},
+                suite,
+                balls,
+                AttackSettings(batch=2, diagnose=False),
+                about=About(model="m", data="d", dataset="noise", n=6),
                 device=torch.device("cpu"),
                 shard=Shard(index, 2),
             )

@@ -9,6 +9,7 @@ import torch
 from specguard.data import Data, Dataset
 from specguard.data.subset import stratified_order
 from specguard.errors import ConfigError, DataError
+from specguard.records.base import Subset
 
 SIZES = (
     (7, 2, 11),
@@ -114,7 +115,7 @@ def test_a_subset_knows_its_images_by_their_numbers_in_the_data_set():
         assert split.labels.tolist() == [data.test.labels[image] for image in PINNED[:count]]
         assert split.to(torch.device("cpu")).samples.tolist() == PINNED[:count]
         assert split.subset is not None
-        assert split.subset.record() == {"rule": "stratified", "seed": 0, "of": 20}
+        assert split.subset.record() == Subset(rule="stratified", seed=0, of=20)
 
 
 def test_all_images_are_the_split_itself_and_the_first_are_the_first():

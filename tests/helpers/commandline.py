@@ -36,7 +36,6 @@ Command = Callable[..., Ended]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below `folder` but the lock, which is empty, and times, which are never the same."""
-    apart = (".lock", "elapsed.jsonl")
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in apart)
+    """Every file below `folder` but the lock, which is empty."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock")
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}

@@ -1,297 +1,425 @@
-"""What versions before this one left behind is read as the types of today, number by number, or refused."""
+"""What earlier versions have written is read as the types of today, with all of its numbers, or refused."""
 
 import json
 import shutil
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from specguard.errors import RunError, SpecGuardError
-from specguard.records.attack import AttackSummary
-from specguard.records.base import nearly_equal, plain
-from specguard.records.certificate import CertificateSummary, summarize
+from specguard.errors import RunError
+from specguard.records.accuracy import Accuracy
+from specguard.records.attack import AttackRecord, AttackStudy, AttackSummary
+from specguard.records.base import plain
+from specguard.records.certificate import (
+    ARITHMETIC,
+    VACUOUS,
+    CertificateRecord,
+    CertificateSummary,
+    CertifyStudy,
+    fits,
+    summarize,
+)
 from specguard.records.check import CheckSummary
-from specguard.records.legacy import read_certificates, read_stored_summary, read_study, read_summary
-from specguard.records.smoothing import SmoothSummary
-from specguard.records.spectrum import SpectrumSummary
+from specguard.records.legacy import (
+    is_unread_summary,
+    old_records,
+    old_seconds,
+    read_certificates,
+    read_stored_summary,
+    read_study,
+    read_summary,
+    study_records,
+)
+from specguard.records.spectrum import SpectrumStudy, SpectrumSummary
 from specguard.records.study import check_summary
 from specguard.records.training import TrainingSummary
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+RECIPES = Path(__file__).parents[2] / "recipes"
 PROOFS = RECIPES / "cifar10_certified" / "attention" / "proofs"
-KINDS = {
-    "result": TrainingSummary, "full": AttackSummary, "pgd": AttackSummary, "pgd_first1000": AttackSummary,
-    "autoattack": AttackSummary, "certificates": CertificateSummary, "adjoint": CertificateSummary,
-    "mean_attention": CertificateSummary, "summary": CertificateSummary, "checked": CheckSummary,
+KINDS: dict[str, type[Any]] = {
+    "result": TrainingSummary,
+    "pgd": AttackSummary,
+    "pgd_first1000": AttackSummary,
+    "autoattack": AttackSummary,
+    "full": AttackSummary,
+    "certificates": CertificateSummary,
+    "adjoint": CertificateSummary,
+    "mean_attention": CertificateSummary,
+    "summary": CertificateSummary,
+    "checked": CheckSummary,
     "spectrum": SpectrumSummary,
-}  # fmt: skip
-SUMMARIES = sorted(path for path in RECIPES.rglob("*.json") if path.stem in KINDS)
-OTHERS = sorted(path for path in RECIPES.rglob("*.json") if path.stem not in KINDS)
+}
+OTHERS = {"arguments", "model", "baseline", "certification", "run", "entropy", "linear"}  # no summaries
+FILES = sorted(path.relative_to(RECIPES).as_posix() for path in RECIPES.rglob("*.json"))
 
 
-def name(path: Path) -> str:
-    return str(path.relative_to(RECIPES))
+def of_kind(*kinds: type[Any]) -> list[str]:
+    return [name for name in FILES if KINDS.get(Path(name).stem) in kinds]
 
 
-def numbers(record: Any, *apart: str) -> list[float]:
-    """All numbers of a JSON value, in order."""
-    if isinstance(record, dict):
-        return [n for key, value in record.items() if key not in apart for n in numbers(value)]
-    if isinstance(record, list):
-        return [n for value in record for n in numbers(value)]
-    return [float(record)] if isinstance(record, int | float) and not isinstance(record, bool) else []
+def both(name: str) -> tuple[dict[str, Any], Any]:
+    """A committed file as JSON, and as it is read."""
+    return json.loads((RECIPES / name).read_text()), read_summary(RECIPES / name)
 
 
-def test_there_are_summaries_of_every_kind():
-    assert len(SUMMARIES) > 100
-    assert {KINDS[path.stem] for path in SUMMARIES} == set(KINDS.values())
+def renamed(record: dict[str, Any], **names: str) -> dict[str, Any]:
+    return {names.get(name, name): value for name, value in record.items()}
 
 
-@pytest.mark.parametrize("path", SUMMARIES, ids=name)
-def test_a_stored_summary_is_read_as_its_type_with_its_numbers(path):
-    old, summary = json.loads(path.read_text()), read_summary(path)
-    assert type(summary) is KINDS[path.stem]
-    new = plain(summary)
-    if isinstance(summary, TrainingSummary):
-        assert {key: value for key, value in new.items() if key != "kind"} == old
-        return
-    assert summary.n == old["n"]
-    assert plain(summary.environment) == old["environment"]
-    apart = {"settings", "study", "environment", "seconds", "seconds_per_image", "kind"}
-    defaults = {"third_party", "vacuous_below", "growth"} - old.keys()  # which older files do not have
-    assert sorted(numbers(new, *apart, *defaults)) == sorted(numbers(old, *apart))
-    kept = [key for key in old if key in new and key not in apart | {"radii", "per_class"}]
-    assert {key: new[key] for key in kept} == {key: old[key] for key in kept}
-    if isinstance(summary, CheckSummary):
-        assert summary.study.records == old["settings"]["records"]
-        assert summary.study.about.model == old["settings"]["model"]
-        return
-    for key in ("model", "data", "dataset", "n"):
-        assert getattr(summary.study.about, key) == old["settings"][key]
+def written(folder: Path, name: str, record: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(json.dumps(record))
+    return folder / name
 
 
-@pytest.mark.parametrize("path", [path for path in SUMMARIES if KINDS[path.stem] is CertificateSummary], ids=name)
-def test_certificates_are_those_of_their_file_row_by_row(path):
-    old, summary = json.loads(path.read_text()), read_summary(path)
-    settings = summary.study.settings
-    assert (list(settings.methods), list(settings.radii)) == (old["settings"]["families"], old["settings"]["radii"])
-    assert (settings.norm, settings.search, settings.stop_early) == (
-        old["settings"]["norm"], old["settings"]["search"], False
-    )  # fmt: skip
-    for row, was in zip(summary.radii, old["radii"], strict=True):
-        assert row.radius == was["radius"]
-        assert plain(row.robust) == was["attacked"]
-        assert plain(row.certified) == was["certified"]
-        assert {method: plain(each) for method, each in row.by.items()} == was["by"]
-        assert (row.broken, row.unknown) == (was["broken"], was["unknown"])
-    per_image = old["seconds_per_image"]
-    assert summary.seconds["total"] == pytest.approx(old["n"] * sum(per_image.values()))
-    assert summary.seconds["forward"] == pytest.approx(old["n"] * per_image["network"])
+# Committed summaries -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", [path for path in SUMMARIES if KINDS[path.stem] is AttackSummary], ids=name)
-def test_attacks_are_those_of_their_file_row_by_row(path):
-    old, summary = json.loads(path.read_text()), read_summary(path)
-    assert summary.study.stop_early == old["settings"]["cascade"]
-    assert [plain(row) for row in summary.attacks] == old["attacks"]
-    assert [plain(row) for row in summary.worst_case] == old["worst_case"]
-    assert [plain(row) | {"class": row.name} for row in summary.per_class] == [
-        row | {"name": row["class"]} for row in old["per_class"]
+def test_every_file_of_the_recipes_is_known_to_these_tests():
+    assert {Path(name).stem for name in FILES} == KINDS.keys() | OTHERS
+    found = Counter(KINDS[stem].__name__ for name in FILES if (stem := Path(name).stem) in KINDS)
+    for kind, least in (("TrainingSummary", 40), ("AttackSummary", 30), ("CertificateSummary", 15)):
+        assert found[kind] >= least
+    assert found["SpectrumSummary"] >= 15
+    assert found["CheckSummary"] >= 4
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if Path(name).stem in OTHERS])
+def test_what_is_no_summary_is_none(name):
+    assert read_summary(RECIPES / name) is None
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if Path(name).stem in KINDS])
+def test_every_summary_is_read_as_its_type_and_read_again_as_it_is_written_today(name, tmp_path):
+    found = read_summary(RECIPES / name)
+    assert type(found) is KINDS[Path(name).stem]
+    assert read_summary(written(tmp_path, "summary.json", plain(found))) == found
+
+
+@pytest.mark.parametrize("name", of_kind(TrainingSummary))
+def test_a_result_of_training_has_the_numbers_of_its_file(name):
+    stored, found = both(name)
+    assert {**plain(found), "environment": stored["environment"]} == {"kind": "training", **stored}
+    assert plain(found.test_accuracy) == stored["test_accuracy"]
+    assert found.test_accuracy.count == stored["metrics"]["test_correct"] or stored["weights"] == "ema"
+    assert msgspec.structs.asdict(found.environment).items() >= stored["environment"].items()
+
+
+@pytest.mark.parametrize("name", of_kind(AttackSummary))
+def test_a_summary_of_attacks_has_the_numbers_of_its_file(name):
+    stored, found = both(name)
+    settings = stored["settings"]
+    assert found.n == stored["n"] == stored["clean"]["n"]
+    assert found.clean.count == stored["clean"]["count"]
+    for part in ("clean", "attacks", "worst_case", "distances", "warnings", "flags"):
+        assert plain(getattr(found, part)) == stored[part]
+    assert [plain(row) for row in found.per_class] == [
+        {key: value for key, value in renamed(row, **{"class": "name"}).items() if value not in (None, [])}
+        for row in stored["per_class"]
     ]
+    assert [row.accuracy.count for row in found.worst_case] == [
+        row["accuracy"]["count"] for row in stored["worst_case"]
+    ]
+    study = found.study
+    assert plain(study.about).items() >= {key: settings[key] for key in ("model", "data", "dataset", "n")}.items()
+    assert study.stop_early is settings["cascade"] is stored["cascade"]
+    assert plain(study.attacks) == settings["attacks"]
+    assert plain(study.balls) == settings["balls"]
+    for key in ("seed", "batch", "precision", "diagnose", "save_images"):
+        assert getattr(study.settings, key) == settings[key]
+    assert found.environment.commit == stored["environment"]["commit"]
 
 
-@pytest.mark.parametrize("path", OTHERS, ids=name)
-def test_what_is_no_summary_is_none(path):
-    assert read_summary(path) is None
+@pytest.mark.parametrize("name", of_kind(CertificateSummary))
+def test_a_summary_of_certificates_has_the_numbers_of_its_file(name):
+    stored, found = both(name)
+    settings, study = stored["settings"], found.study
+    assert found.n == stored["n"] == settings["n"] == study.about.n
+    assert plain(found.clean) == stored["clean"]
+    assert [plain(row) for row in found.radii] == [renamed(row, attacked="robust") for row in stored["radii"]]
+    for row, old in zip(found.radii, stored["radii"], strict=True):
+        assert (row.robust.count, row.certified.count) == (old["attacked"]["count"], old["certified"]["count"])
+        assert {key: by.count for key, by in row.by.items()} == {key: by["count"] for key, by in old["by"].items()}
+        assert row.with_verifiers is None
+    assert plain(found.largest) == stored["largest"]
+    assert plain(found.limits) == stored["limits"]
+    assert plain(found.growth) == stored.get("growth", [])
+    assert found.vacuous_below == stored.get("vacuous_below", VACUOUS)
+    assert study.settings.methods == tuple(settings["families"])
+    assert study.settings.radii == tuple(settings["radii"])
+    assert not study.settings.stop_early
+    assert study.attack == settings["attack"]
+    assert study.arithmetic == settings.get("arithmetic", ARITHMETIC)
+    for key in ("norm", "search", "batch", "seed"):
+        assert getattr(study.settings, key) == settings[key]
+    assert plain(study.about).items() >= {key: settings[key] for key in ("model", "data", "dataset", "n")}.items()
+    per_image = renamed(stored["seconds_per_image"], network="forward")
+    seconds = {key: value * stored["n"] for key, value in per_image.items()}
+    assert found.seconds == pytest.approx(seconds | {"total": sum(seconds.values())})
 
 
-# Certificates of an earlier version ------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", of_kind(CheckSummary))
+def test_a_summary_of_a_check_has_the_numbers_of_its_file(name):
+    stored, found = both(name)
+    for key in ("n", "claims", "attacked", "least_room"):
+        assert getattr(found, key) == stored[key]
+    assert found.third_party == stored.get("third_party", 0)
+    settings = stored["settings"]
+    assert (found.study.about.model, found.study.about.n) == (settings["model"], settings["n"])
+    assert found.study.records == settings["records"]
+    assert found.study.settings.seed == settings["seed"]
+    assert settings["attack"] in (found.study.attack, found.study.attack["type"])
+    assert found.environment.command == stored["environment"]["command"]
 
 
-def test_certificates_of_an_earlier_version_are_read_and_their_summary_is_that_of_the_records():
-    study, records = read_certificates(PROOFS / "records.jsonl")
-    assert len(records) == study.about.n == 1000
-    assert read_study(PROOFS) == study
-    summary = read_stored_summary(PROOFS / "summary.json", study)
-    check_summary(summary, summarize(records, study), PROOFS / "summary.json")
-    lines = (PROOFS / "records.jsonl").read_text().splitlines()
-    for line, record in zip(lines, records, strict=True):
-        old = json.loads(line)
-        assert (record.sample, record.label, record.method) == (old["sample"], old["label"], old["family"])
-        assert (record.losses, record.largest) == (old["loses"], old["largest"])
-        for method, proof in record.proofs.items():
-            was = old["proofs"][method]
-            assert (proof.other_class, proof.loss, proof.radii) == (was["rival"], was["fall"], was["radii"])
-        assert sorted(numbers(plain(record))) == sorted(numbers(old))
+@pytest.mark.parametrize("name", of_kind(SpectrumSummary))
+def test_a_summary_of_spectra_has_the_numbers_of_its_file(name):
+    stored, found = both(name)
+    settings, study = stored["settings"], found.study
+    for key in ("n", "parts", "exponent", "log_product", "growth", "weights"):
+        assert plain(getattr(found, key)) == stored[key]
+    assert study.parts == tuple(settings["parts"])
+    assert study.settings.parts == settings["wanted"]
+    assert plain(study.settings.ball) == settings["ball"]
+    for key in ("top", "tolerance", "most", "dense", "directions", "batch", "seed", "precision"):
+        assert getattr(study.settings, key) == settings[key]
+    assert plain(study.about).items() >= {key: settings[key] for key in ("model", "data", "dataset", "n")}.items()
 
 
-@pytest.fixture
-def old(tmp_path) -> Path:
-    """The first five of these certificates as a study of their own, without a summary."""
-    folder = tmp_path / "proofs"
-    folder.mkdir()
-    lines = (PROOFS / "records.jsonl").read_text().splitlines(keepends=True)[:5]
-    (folder / "records.jsonl").write_text("".join(lines))
+# Committed certificates --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def proofs() -> tuple[CertifyStudy, list[CertificateRecord]]:
+    return read_certificates(PROOFS / "records.jsonl")
+
+
+def test_committed_certificates_are_read_record_by_record(proofs):
+    study, records = proofs
     settings = json.loads((PROOFS / "certification.json").read_text())
-    (folder / "certification.json").write_text(json.dumps(settings | {"n": 5}))
-    return folder
+    lines = [json.loads(line) for line in (PROOFS / "records.jsonl").read_text().splitlines()]
+    assert len(records) == len(lines) == study.about.n == settings["n"] == 1000
+    assert study == read_study(PROOFS)
+    assert (study.settings.methods, study.settings.radii) == (("lofast", "local"), tuple(settings["radii"]))
+    assert all(fits(record, study) for record in records)
+    for record, line in zip(records, lines, strict=True):
+        assert (record.sample, record.label, record.predicted) == (line["sample"], line["label"], line["predicted"])
+        assert (record.margin, record.input, record.method) == (line["margin"], line["input"], line["family"])
+        assert record.losses == line["loses"]
+        assert record.largest == line["largest"]
+        assert plain(record.norms) == line["norms"]
+        assert plain(record.radii) == line["radii"]
+        assert {name: plain(proof) for name, proof in record.proofs.items()} == {
+            name: renamed(proof, rival="other_class", fall="loss") for name, proof in line.get("proofs", {}).items()
+        }
+    assert any(record.proofs for record in records)
 
 
-def changed(path: Path, change: dict[str, Any]) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+def test_the_committed_summary_is_that_of_the_committed_certificates(proofs):
+    study, records = proofs
+    path = PROOFS / "summary.json"
+    stored = read_stored_summary(path, study)
+    check_summary(stored, summarize(records, study), path)
+    assert stored.clean.count == sum(record.correct for record in records) == 612
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"failure_probability": 1e-3}, "probability"), ({"arithmetic": "float32"}, "arithmetic"),
-        ({"families": ["magic"]}, "magic"), ({"families": []}, "method"), ({"radii": []}, "radius"),
-        ({"radii": [-1.0]}, "radii"), ({"norm": "l1"}, "norm"), ({"n": "5"}, "n"), ({"model": None}, "model"),
-        ({"verifiers": {"local": "nobody"}}, "cannot be called"), ({"verifiers": None}, "verifiers"),
-        ({"verifiers": ["x"]}, "verifiers"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_settings_of_an_earlier_version_that_cannot_be_are_refused(old, change, named):
-    changed(old / "certification.json", change)
-    with pytest.raises(RunError, match=named) as caught:
-        read_certificates(old / "records.jsonl")
+def test_a_committed_summary_that_was_changed_by_hand_is_refused(proofs, tmp_path):
+    study, records = proofs
+    expected, whole = summarize(records, study), json.loads((PROOFS / "summary.json").read_text())
+    one_more = plain(Accuracy.of(whole["radii"][0]["certified"]["count"] + 1, 1000))
+    changes: list[dict[str, Any]] = [
+        {"radii": [whole["radii"][0] | {"certified": one_more}, *whole["radii"][1:]]},
+        {"clean": plain(Accuracy.of(613, 1000))},
+        {"limits": [{"term": "rounding", "images": 612}]},
+        {"largest": whole["largest"] | {"local": {"median": 0.5, "vacuous": 0}}},
+        {"growth": []},
+    ]
+    for change in changes:
+        path = written(tmp_path, "summary.json", whole | change)
+        with pytest.raises(RunError, match="differs from its records"):
+            check_summary(read_stored_summary(path, study), expected, path)
+    for settings in ({"seed": 7}, {"batch": 5}, {"radii": whole["settings"]["radii"][:-1]}):
+        path = written(tmp_path, "summary.json", whole | {"settings": whole["settings"] | settings})
+        with pytest.raises(RunError, match=r"study differs|is not as it should be"):
+            read_stored_summary(path, study)
+
+
+def test_committed_certificates_are_read_one_at_a_time_too_and_have_their_time(proofs):
+    assert list(study_records(PROOFS, CertificateRecord)) == proofs[1]
+    (line,) = (PROOFS / "elapsed.jsonl").read_text().splitlines()
+    assert old_seconds(PROOFS) == json.loads(line)["seconds"] > 0
+    assert old_seconds(PROOFS.parent) is None
+
+
+SPOILT_LINES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "unknown method": lambda r: r.update(family="magic"),
+    "unknown field": lambda r: r.update(more=1),
+    "no radii": lambda r: r.pop("radii"),
+    "radii are a number": lambda r: r.update(radii=7),
+    "a row that is none": lambda r: r.update(radii=["much"]),
+    "a negative radius": lambda r: r["largest"].update(local=-1.0),
+    "an unknown verdict": lambda r: r["radii"][0].update(verdict="perhaps"),
+    "proofs that are none": lambda r: r.update(proofs=[1]),
+    "half a proof": lambda r: r.update(proofs={"local": {"radius": 0.1}}),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILT_LINES)
+def test_an_old_record_that_cannot_be_is_refused_with_one_sentence(tmp_path, kind):
+    shutil.copy(PROOFS / "certification.json", tmp_path)
+    with (PROOFS / "records.jsonl").open() as lines:
+        record = json.loads(next(lines))
+    SPOILT_LINES[kind](record)
+    file = tmp_path / "records.jsonl"
+    file.write_text(json.dumps(record) + "\n")
+    with pytest.raises(RunError, match=r"records\.jsonl is not as it should be") as caught:
+        read_certificates(file)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"extra": 1}, {"sample": None}, {"radii": None}, {"radii": [7]}, {"proofs": {"local": 7}}, {"loses": 7},
-     {"proofs": {"local": {}}}, {"family": "magic"}, {"norms": {"head": {"norm": -1.0}}}],
-    ids=str,
-)  # fmt: skip
-def test_a_record_of_an_earlier_version_that_cannot_be_is_refused(old, change):
-    lines = (old / "records.jsonl").read_text().splitlines()
-    lines[1] = json.dumps(json.loads(lines[1]) | change)
-    (old / "records.jsonl").write_text("\n".join(lines) + "\n")
-    with pytest.raises(RunError, match=r"records\.jsonl") as caught:
-        read_certificates(old / "records.jsonl")
-    assert "\n" not in str(caught.value)
+# Studies of earlier versions ---------------------------------------------------------------------------------
 
 
-def test_records_of_other_studies_are_no_certificates(old):
-    shutil.move(old / "certification.json", old / "smoothing.json")
+def test_certificates_that_hold_with_a_probability_are_refused(tmp_path):
+    settings = json.loads((PROOFS / "certification.json").read_text())
+    assert settings["failure_probability"] == 0
+    written(tmp_path, "certification.json", settings | {"failure_probability": 0.001})
+    (tmp_path / "records.jsonl").write_text("")
+    with pytest.raises(RunError, match="are no proofs"):
+        read_certificates(tmp_path / "records.jsonl")
+
+
+@pytest.mark.parametrize("name", ["verification.json", "smoothing.json"])
+def test_a_study_of_which_only_the_summary_is_read_is_refused(tmp_path, name):
+    written(tmp_path, name, {})
+    with pytest.raises(RunError, match=f"{name} is of an earlier version, and only its summary is read"):
+        read_study(tmp_path)
+
+
+def test_a_folder_without_a_study_and_one_of_another_kind_have_no_certificates(tmp_path):
+    with pytest.raises(RunError, match=r"does not hold a study: there is no study\.json"):
+        read_certificates(tmp_path / "records.jsonl")
+    settings = json.loads((RECIPES / of_kind(SpectrumSummary)[0]).read_text())["settings"]
+    written(tmp_path, "spectrum.json", settings)
+    assert isinstance(read_study(tmp_path), SpectrumStudy)
+    with pytest.raises(RunError, match="holds no certificates"):
+        read_certificates(tmp_path / "records.jsonl")
+    written(tmp_path / "new", "smoothing.json", {})
     with pytest.raises(RunError, match="counts and not proofs"):
-        read_certificates(old / "records.jsonl")
-    shutil.move(old / "smoothing.json", old / "verification.json")
-    with pytest.raises(RunError, match="only its summary is read"):
-        read_certificates(old / "records.jsonl")
-    (old / "verification.json").unlink()
-    with pytest.raises(RunError, match="does not hold a study"):
-        read_certificates(old / "records.jsonl")
+        read_certificates(tmp_path / "new" / "records.jsonl")
+
+
+def test_old_attacks_are_one_record_per_image(tmp_path):
+    stored = json.loads((RECIPES / of_kind(AttackSummary)[0]).read_text())
+    written(tmp_path, "evaluation.json", stored["settings"])
+    study = read_study(tmp_path)
+    assert isinstance(study, AttackStudy)
+    assert study == read_summary(RECIPES / of_kind(AttackSummary)[0]).study
+    line = {"label": 1, "before": 1, "norm": "linf", "predicted": 1, "distance": 0.0, "closest": None}
+    lines = [
+        {**line, "sample": 4, "attack": "a", "radius": 0.1, "broken": False, "warnings": ["w"]},
+        {**line, "sample": 7, "attack": "a", "radius": 0.1, "broken": False},
+        {**line, "sample": 4, "attack": "b", "radius": 0.1, "broken": True, "predicted": 2, "closest": 0.05,
+         "warnings": ["w", "v"]},
+    ]  # fmt: skip
+    file = tmp_path / "records.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    first, second = old_records(file, AttackRecord)
+    assert (first.sample, first.label, first.clean, first.warnings) == (4, 1, 1, ("w", "v"))
+    assert [(o.attack, o.success, o.predicted, o.closest) for o in first.outcomes] == [
+        ("a", False, 1, None), ("b", True, 2, 0.05),
+    ]  # fmt: skip
+    assert (second.sample, len(second.outcomes), second.warnings) == (7, 1, ())
+    file.write_text(json.dumps(lines[0] | {"radius": -0.1}) + "\n")
+    with pytest.raises(RunError, match=r"records\.jsonl is not as it should be"):
+        list(old_records(file, AttackRecord))
+    del lines[0]["broken"]
+    file.write_text(json.dumps(lines[0]) + "\n")
+    with pytest.raises(RunError, match=r"records\.jsonl is not as it should be: KeyError 'broken'"):
+        list(old_records(file, AttackRecord))
+
+
+def cascade() -> dict[str, Any]:
+    """The summary of a certification that stopped early, as it was written before."""
+    settings = json.loads((PROOFS / "certification.json").read_text())
+    settings = {key: value for key, value in settings.items() if key != "search"}
+    settings |= {"n": 4, "radii": [0.1], "verifiers": {"abc": "a solver"}}
+    return {
+        "kind": "cascade",
+        "n": 4,
+        "clean": plain(Accuracy.of(3, 4)),
+        "rests_on": {"abc": "a solver"},
+        "radii": [
+            {
+                "radius": 0.1,
+                "attacked": plain(Accuracy.of(3, 4)),
+                "certified": plain(Accuracy.of(1, 4)),
+                "with_third_party": plain(Accuracy.of(2, 4)),
+                "broken": 1,
+                "unknown": 1,
+                "stages": [{"stage": "local", "images": 3, "rivals": 12, "certified": 1}],
+            }
+        ],
+        "reasons": [{"stage": "abc", "reason": "it gave up", "images": 1}],
+        "seconds": [{"stage": "local", "seconds": 1.5}, {"stage": "abc", "seconds": 2.0},
+                    {"stage": "local", "seconds": 0.5}],
+        "settings": settings,
+        "environment": {"commit": "c"},
+    }  # fmt: skip
+
+
+def test_a_cascade_is_a_certification_that_stops_early(tmp_path):
+    found = read_summary(written(tmp_path, "summary.json", cascade()))
+    assert isinstance(found, CertificateSummary)
+    assert found.study.settings.stop_early
+    assert not found.study.settings.search
+    assert found.study.verifiers == {"abc": "a solver"}
+    (row,) = found.radii
+    assert (row.robust.count, row.certified.count, row.with_verifiers.count) == (3, 1, 2)
+    assert plain(row.stages) == [{"method": "local", "images": 3, "classes": 12, "certified": 1}]
+    assert plain(found.failures) == [{"method": "abc", "reason": "it gave up", "images": 1}]
+    assert found.seconds == {"local": 2.0, "abc": 2.0, "total": 4.0}
+    assert found.environment.commit == "c"
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"certified": 1.0}, {"n": 999}, {"clean": {}}, {"radii": 7}, {"settings": {}}, {"settings": 7},
-     {"limits": "none"}, {"vacuous_below": -1.0}],
+    [{"kind": "waterfall"}, {"rests_on": {}}, {"reasons": 7}, {"radii": [{}]}, {"n": 5}, {"seconds": ["much"]},
+     {"more": 1}, {"settings": {}}],
     ids=str,
 )  # fmt: skip
-def test_a_summary_of_an_earlier_version_that_says_more_or_nothing_is_refused(tmp_path, change):
-    path = tmp_path / "summary.json"
-    path.write_text(json.dumps(json.loads((PROOFS / "summary.json").read_text()) | change))
-    with pytest.raises(RunError) as caught:
-        read_summary(path)
+def test_a_cascade_that_cannot_be_is_refused_with_one_sentence(tmp_path, change):
+    with pytest.raises(RunError, match="is not as it should be") as caught:
+        read_summary(written(tmp_path, "summary.json", cascade() | change))
     assert "\n" not in str(caught.value)
 
 
-def test_a_summary_of_other_settings_is_not_that_of_its_records(tmp_path):
-    study, records = read_certificates(PROOFS / "records.jsonl")
-    path, whole = tmp_path / "summary.json", json.loads((PROOFS / "summary.json").read_text())
-    path.write_text(json.dumps(whole | {"settings": whole["settings"] | {"seed": 1}}))
-    with pytest.raises(RunError, match="study differs"):
-        read_stored_summary(path, study)
-    path.write_text(json.dumps(whole | {"limits": whole["limits"][1:]}))
-    with pytest.raises(RunError, match="limits differs"):
-        check_summary(read_stored_summary(path, study), summarize(records, study), path)
-
-
-# Cascades, as methods that stop early were called ----------------------------------------------------------------
-
-CLAIM = {"by": "oracle", "rivals": [1, 2], "lower": 0.5}
-STAGE = {"stage": "local", "rivals": 2, "left": 2}
-ONE = {"value": 1.0, "count": 1, "n": 1, "interval95": [0.206549314387377, 1.0]}
-NONE = {"value": 0.0, "count": 0, "n": 1, "interval95": [0.0, 0.7934506856126229]}
-SETTINGS = {
-    "model": "abc", "data": "def", "dataset": "noise", "n": 1, "type": "Cascading", "radii": [0.1], "norm": "l2",
-    "families": ["local"], "attack": {"type": "PGD"}, "batch": 25, "seed": 0, "verifiers": {"oracle": "hearsay"},
-    "arithmetic": "float64, rounding included", "failure_probability": 0.0,
-}  # fmt: skip
-RECORD = {
-    "sample": 0, "label": 0, "predicted": 0, "margin": 1.0, "input": "x", "reasons": {"oracle": "tired"},
-    "radii": [{
-        "radius": 0.1, "verdict": "certified", "stages": [STAGE, {"stage": "oracle", "rivals": 2, "left": 0}],
-        "proved": [CLAIM],
-    }],
-}  # fmt: skip
-SUMMARY = {
-    "kind": "cascade", "n": 1, "clean": ONE, "rests_on": {"oracle": "hearsay"},
-    "radii": [{
-        "radius": 0.1, "attacked": ONE, "certified": NONE, "with_third_party": ONE, "broken": 0, "unknown": 0,
-        "stages": [{"stage": "local", "images": 1, "rivals": 2, "certified": 0},
-                   {"stage": "oracle", "images": 1, "rivals": 2, "certified": 1}],
-    }],
-    "reasons": [{"stage": "oracle", "reason": "tired", "images": 1}], "settings": SETTINGS,
-    "seconds": [{"radius": 0.1, "stage": "local", "seconds": 2.0},
-                {"radius": 0.1, "stage": "oracle", "seconds": 3.0}],
-    "environment": {},
-}  # fmt: skip
-
-
-@pytest.fixture
-def cascade(tmp_path) -> Path:
-    (tmp_path / "cascade.json").write_text(json.dumps(SETTINGS))
-    (tmp_path / "records.jsonl").write_text(json.dumps(RECORD) + "\n")
-    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
-    return tmp_path
-
-
-def test_a_cascade_is_read_as_methods_that_stop_early(cascade):
-    study, (record,) = read_certificates(cascade / "records.jsonl")
-    assert study.settings.stop_early
-    assert study.verifiers == {"oracle": "hearsay"}
-    (row,) = record.radii
-    assert [(claim.method, claim.classes, claim.lower) for claim in row.proved] == [("oracle", (1, 2), 0.5)]
-    assert [(s.method, s.classes, s.left) for s in row.stages] == [("local", 2, 2), ("oracle", 2, 0)]
-    assert record.failures == {"oracle": "tired"}
-    summary = read_stored_summary(cascade / "summary.json", study)
-    check_summary(summary, summarize([record], study), cascade / "summary.json")
-    assert summary.seconds == {"local": 2.0, "oracle": 3.0, "total": 5.0}
-    assert nearly_equal(plain(summary.radii[0].with_verifiers), ONE)
-
-
 @pytest.mark.parametrize(
-    "change",
-    [{"certified": 1}, {"rests_on": {}}, {"kind": "waterfall"}, {"reasons": [{"stage": "x"}]}, {"radii": [{}]},
-     {"reasons": [SUMMARY["reasons"][0] | {"more": 1}]}, {"radii": [SUMMARY["radii"][0] | {"more": 1}]}],
-    ids=str,
-)  # fmt: skip
-def test_the_summary_of_a_cascade_that_says_more_or_something_else_is_refused(cascade, change):
-    changed(cascade / "summary.json", change)
-    with pytest.raises(SpecGuardError):
-        read_stored_summary(cascade / "summary.json", read_study(cascade))
+    "kind", [TrainingSummary, AttackSummary, CertificateSummary, CheckSummary, SpectrumSummary]
+)
+def test_an_old_summary_that_contradicts_itself_or_lacks_something_is_refused(tmp_path, kind):
+    whole = json.loads((RECIPES / of_kind(kind)[0]).read_text())
+    accuracy = {"value": 0.5, "count": 1, "n": 3, "interval95": [0.0, 1.0]}
+    wrong: list[dict[str, Any]] = [{"settings": {}}, {"settings": 7}]
+    if kind is TrainingSummary:
+        wrong += [{"test_accuracy": accuracy}, {"weights": "best"}, {"metrics": {}}]
+    else:
+        wrong += [{"n": whole["n"] + 1}, {"n": "many"}]
+    if kind in (AttackSummary, CertificateSummary):
+        wrong += [{"clean": accuracy}]
+    for change in wrong:
+        with pytest.raises(RunError, match="is not as it should be") as caught:
+            read_summary(written(tmp_path, "summary.json", whole | change))
+        assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "row",
-    [{"more": 1}, {"proved": [CLAIM | {"more": 1}]}, {"stages": [STAGE | {"more": 1}]}, {"proved": [7]},
-     {"stages": 7}, {"proved": [{"by": "oracle"}]}],
-    ids=str,
-)  # fmt: skip
-def test_a_record_of_a_cascade_that_says_more_or_nothing_is_refused(cascade, row):
-    record = RECORD | {"radii": [RECORD["radii"][0] | row]}
-    (cascade / "records.jsonl").write_text(json.dumps(record) + "\n")
-    with pytest.raises(RunError, match=r"records\.jsonl"):
-        read_certificates(cascade / "records.jsonl")
-
-
-def test_a_summary_of_smoothing_of_an_earlier_version_is_never_taken_for_proofs(tmp_path):
-    path = tmp_path / "summary.json"
-    path.write_text(json.dumps({"kind": "probabilistic", "n": 1, "radii": [], "settings": {}}))
-    assert not isinstance(read_summary(path), CertificateSummary | SmoothSummary)
+def test_old_summaries_of_sensitivity_and_smoothing_are_known_and_not_read(tmp_path):
+    for record in ({"layer": "blocks.0", "n": 3, "radii": [], "weights": [], "settings": {}},
+                   {"kind": "probabilistic", "about": "noise", "n": 3, "radii": [], "settings": {}}):  # fmt: skip
+        assert is_unread_summary(record)
+        assert read_summary(written(tmp_path, "result.json", record)) is None
+    assert not is_unread_summary({"n": 3, "settings": {}})

@@ -1,9 +1,12 @@
-"""What the records of spectra say together, by hand."""
+"""From records of spectra to their numbers, by hand; a record or a summary that cannot be is refused."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from specguard.errors import RunError
 from specguard.records.base import About, convert, plain
@@ -23,97 +26,162 @@ from specguard.records.spectrum import (
     summarize,
 )
 
-BLOCKS = ["blocks.0", "blocks.1"]
+PART = PartRecord(
+    group="block", kind="residual", sigma=(2.0, 1.0), residual=(0.1, 0.2), converged=True, step=2.5,
+    entering=0.5, leaving=1.0, row_column=None,
+)  # fmt: skip
+HEAD = msgspec.structs.replace(PART, group="head", kind="map", sigma=(4.0,), residual=(0.3,), row_column=6.0)
+FORMS = {
+    "blocks.0": PartForm(group="block", kind="residual", values=2, dense=False),
+    "head": PartForm(group="head", kind="map", values=1, dense=True),
+}
+NOTHING = Distribution(n=0, mean=None, std=None, quantiles=None)
 
 
-def part(sigma: float, step: float, entering: float, leaving: float, **changes) -> PartRecord:
-    known = {
-        "group": "block", "kind": "residual", "sigma": (sigma,), "residual": (0.0,), "converged": True,
-        "row_column": None,
-    }  # fmt: skip
-    return PartRecord(**known | {"step": step, "entering": entering, "leaving": leaving} | changes)
+def record(
+    sample: int = 0, block: dict[str, Any] | None = None, head: dict[str, Any] | None = None
+) -> SpectrumRecord:
+    parts = {
+        "blocks.0": msgspec.structs.replace(PART, **(block or {})),
+        "head": msgspec.structs.replace(HEAD, **(head or {})),
+    }
+    return SpectrumRecord(sample=sample, label=1, parts=parts)
 
 
-def record(*blocks: PartRecord, sample: int = 0) -> SpectrumRecord:
-    return SpectrumRecord(sample=sample, label=1, parts={f"blocks.{i}": block for i, block in enumerate(blocks)})
+def study(n: int, *parts: str) -> SpectrumStudy:
+    return SpectrumStudy(About(model="a", data="b", dataset="c", n=n), SpectrumSettings(top=2), parts)
 
 
-def study(count: int, parts: tuple[str, ...] = ("blocks.0", "blocks.1")) -> SpectrumStudy:
-    about = About(model="abc", data="def", dataset="noise", n=count)
-    return SpectrumStudy(about, SpectrumSettings(), parts)
+def blocks(*rows: tuple[float, float, float, float]) -> SpectrumRecord:
+    keys = ("step", "entering", "leaving")
+    parts = {
+        f"blocks.{i}": msgspec.structs.replace(PART, sigma=(row[0],), **dict(zip(keys, row[1:], strict=True)))
+        for i, row in enumerate(rows)
+    }
+    return SpectrumRecord(sample=0, label=0, parts=parts)
 
 
-ONE, OTHER = part(2.0, 2.5, 0.5, 1.0), part(3.0, 4.0, 1.0, 3.0)
+# The path of blocks ------------------------------------------------------------------------------------------
 
 
 def test_the_path_of_blocks_by_hand():
-    found = path_of(record(ONE, OTHER), BLOCKS)
+    found = path_of(blocks((2.0, 2.5, 0.5, 1.0), (3.0, 4.0, 1.0, 3.0)), ["blocks.0", "blocks.1"])
     assert found == pytest.approx({"exponent": 5.0, "log_product": math.log(10), "growth": math.log(6)})
 
 
 def test_a_path_that_nothing_enters_has_no_growth_and_is_left_out():
-    found = path_of(record(part(2.0, 2.5, 0.0, 0.0)), ["blocks.0"])
+    found = path_of(blocks((2.0, 2.5, 0.0, 0.0)), ["blocks.0"])
     assert math.isnan(found["growth"])
     assert distribution([found["growth"], 1.0, 3.0]).n == 2
-    assert distribution([math.nan, math.inf]) == Distribution(n=0, mean=None, std=None, quantiles=None)
+    assert distribution([math.nan, math.inf]) == NOTHING
+
+
+def test_a_step_of_zero_has_no_logarithm_and_is_left_out():
+    found = summarize([record(0, {"step": 0.0}), record(1)], study(2, "blocks.0", "head"))
+    assert found.log_product is not None
+    assert (found.log_product.n, found.log_product.mean) == (1, pytest.approx(math.log(2.5)))
+    assert found.parts[0].step.n == 2
+
+
+# Distributions -----------------------------------------------------------------------------------------------
 
 
 def test_a_distribution_by_hand():
-    found = distribution([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert (found.n, found.mean, found.std) == (5, 3.0, pytest.approx(math.sqrt(2)))
-    assert found.quantiles == pytest.approx({"5": 1.2, "25": 2.0, "50": 3.0, "75": 4.0, "95": 4.8})
+    values = [0.5, 4.0, 1.0, 2.0, 8.0, 3.0]
+    found = distribution([*values, math.inf, math.nan])
+    assert (found.n, found.mean) == (6, pytest.approx(18.5 / 6, rel=1e-12))
+    assert found.std == pytest.approx(np.std(values), rel=1e-12)
+    assert found.quantiles == pytest.approx({str(q): np.quantile(values, q / 100) for q in (5, 25, 50, 75, 95)})
+    assert distribution([7.0]) == Distribution(
+        n=1, mean=7.0, std=0.0, quantiles=dict.fromkeys(("5", "25", "50", "75", "95"), 7.0)
+    )
+    assert distribution([]) == NOTHING
 
 
 def test_a_summary_by_hand():
-    rough = part(4.0, 6.0, 0.5, 1.0, row_column=8.0, converged=False)
-    found = summarize([record(part(2.0, 2.5, 0.5, 1.0, row_column=3.0), OTHER), record(rough, OTHER)], study(2))
-    first, second = found.parts
-    assert (first.name, first.group, first.kind) == ("blocks.0", "block", "residual")
-    assert (first.sigma[0].mean, first.step.mean, first.unconverged) == (3.0, 4.25, 1)
-    assert (first.row_column_over_sigma.n, first.row_column_over_sigma.mean) == (2, 1.75)
-    assert (second.row_column_over_sigma.n, second.unconverged) == (0, 0)
-    assert found.exponent.mean == pytest.approx(6.0)
-    assert found.log_product.mean == pytest.approx((math.log(10) + math.log(24)) / 2)
-    assert found.growth.mean == pytest.approx(math.log(6))
+    found = summarize(
+        [record(0), record(3, {"sigma": (4.0, 2.0), "converged": False, "leaving": 2.0}, {"row_column": 12.0})],
+        study(2, "blocks.0", "head"),
+    )
+    block, head = found.parts
+    assert found.n == 2
+    assert [(part.name, part.group, part.kind) for part in found.parts] == [
+        ("blocks.0", "block", "residual"), ("head", "head", "map"),
+    ]  # fmt: skip
+    assert [d.mean for d in block.sigma] == [3.0, 1.5]
+    assert [d.mean for d in head.sigma] == [4.0]
+    assert (block.unconverged, head.unconverged) == (1, 0)
+    assert block.row_column_over_sigma == NOTHING
+    assert (head.row_column_over_sigma.n, head.row_column_over_sigma.mean) == (2, 2.25)
+    assert found.exponent == block.sigma[0]
+    assert found.log_product is not None
+    assert found.log_product.mean == pytest.approx(math.log(2.5))
+    assert found.growth is not None
+    assert found.growth.mean == pytest.approx(1.5 * math.log(2))
+    assert found.weights == WeightSpectra(after=())
 
 
-def test_without_blocks_there_is_no_path():
-    head = SpectrumRecord(sample=0, label=1, parts={"head": part(2.0, 2.5, 0.5, 1.0, group="head", kind="map")})
-    found = summarize([head], study(1, ("head",)))
+def test_a_bound_is_not_compared_with_a_singular_value_of_zero():
+    found = summarize([record(0, head={"sigma": (0.0,)}), record(1)], study(2, "head"))
+    assert (found.parts[0].row_column_over_sigma.n, found.parts[0].row_column_over_sigma.mean) == (1, 1.5)
+
+
+def test_without_blocks_nothing_is_said_of_their_path():
+    found = summarize([record()], study(1, "head"))
     assert (found.exponent, found.log_product, found.growth) == (None, None, None)
-    assert "exponent" not in plain(found)
+    assert not {"exponent", "log_product", "growth"} & set(plain(found))
 
 
-def test_a_part_whose_derivative_vanishes_is_compared_with_nothing():
-    found = summarize([record(part(0.0, 1.0, 0.5, 0.5, row_column=0.0), OTHER)], study(1))
-    assert found.parts[0].row_column_over_sigma.n == 0
+# What is refused ---------------------------------------------------------------------------------------------
 
 
-FORMS = {name: PartForm(group="block", kind="residual", values=1, dense=False) for name in BLOCKS}
+def test_a_record_fits_parts_of_these_names_and_forms_in_this_order():
+    assert fits(record(), FORMS)
+    assert not fits(record(), dict(reversed(FORMS.items())))
+    assert not fits(record(), {"blocks.0": FORMS["blocks.0"]})
+    assert not fits(record(), FORMS | {"network": FORMS["head"]})
+    for change in ({"group": "mlp"}, {"kind": "map"}, {"sigma": (1.0,)}, {"residual": (0.1,)}, {"row_column": 1.0}):
+        assert not fits(record(block=change), FORMS)
+    assert not fits(record(head={"row_column": None}), FORMS)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"group": "head"}, {"kind": "map"}, {"sigma": (1.0, 0.5)}, {"residual": ()}, {"row_column": 1.0}],
-    ids=str,
-)
-def test_a_record_of_another_form_does_not_fit(changes):
-    assert fits(record(ONE, OTHER), FORMS)
-    assert not fits(record(replace(ONE, **changes), OTHER), FORMS)
+def whole() -> dict[str, Any]:
+    weights = WeightSpectra(after=(WeightNorms(layer="head", kind="head", sigma=(1.0, 2.0)),))
+    summary = summarize([record(0), record(1)], study(2, "blocks.0", "head"))
+    found: dict[str, Any] = plain(msgspec.structs.replace(summary, weights=weights))
+    return found
 
 
-def test_a_record_of_other_parts_does_not_fit():
-    assert not fits(record(ONE), FORMS)
-    assert not fits(record(ONE, OTHER, ONE), FORMS)
-    assert not fits(SpectrumRecord(sample=0, label=1, parts={"blocks.1": OTHER, "blocks.0": ONE}), FORMS)
+def test_a_summary_is_read_as_it_was_written():
+    found = convert(whole(), SpectrumSummary, "it")
+    assert plain(found) == whole()
+    assert found.weights.after[0].sigma == (1.0, 2.0)
+    assert found.weights.before is None
 
 
-def test_a_summary_of_other_parts_or_of_another_number_of_images_is_refused():
-    weights = WeightSpectra((WeightNorms(layer="head", kind="head", sigma=(1.0,)),))
-    whole = plain(summarize([record(ONE, OTHER)], study(1))) | {"weights": plain(weights)}
-    assert convert(whole, SpectrumSummary, "it").weights == weights
-    for change in ({"n": 2}, {"parts": whole["parts"][:1]}, {"parts": whole["parts"][::-1]}):
-        with pytest.raises(RunError, match="not those of the study"):
-            convert(whole | change, SpectrumSummary, "it")
-    with pytest.raises(RunError, match="weights"):
-        convert({name: value for name, value in whole.items() if name != "weights"}, SpectrumSummary, "it")
+SPOILT: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "another n": lambda s: s.update(n=3),
+    "n is text": lambda s: s.update(n="2"),
+    "no parts": lambda s: s.update(parts=[]),
+    "parts in another order": lambda s: s["parts"].reverse(),
+    "a part of another name": lambda s: s["parts"][0].update(name="blocks.1"),
+    "parts of another study": lambda s: s["study"].update(parts=["blocks.0"]),
+    "another kind": lambda s: s.update(kind="attack"),
+    "no weights": lambda s: s.pop("weights"),
+    "empty weights": lambda s: s.update(weights={}),
+    "a weight without values": lambda s: s["weights"]["after"][0].update(sigma=[]),
+    "a negative deviation": lambda s: s["exponent"].update(std=-1.0),
+    "a negative count": lambda s: s["parts"][0].update(unconverged=-1),
+    "no mean": lambda s: s["growth"].pop("mean"),
+    "settings out of range": lambda s: s["study"]["settings"].update(top=0),
+    "more": lambda s: s.update(more=1),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILT)
+def test_a_summary_that_cannot_be_is_refused_with_one_sentence(kind):
+    found = whole()
+    SPOILT[kind](found)
+    with pytest.raises(RunError, match="the file is not as it should be") as caught:
+        convert(found, SpectrumSummary, "the file")
+    assert "\n" not in str(caught.value)

@@ -144,7 +144,7 @@ def test_no_field_of_a_summary_can_break_the_reader(whole, name):
     for path in leaves(document):
         if path[0] == "kind":
             continue
-        for value in (None, "text", -1, 10**400, [], {}, True, {"count": 9, "n": 3}):
+        for value in (None, "text", "\ud800", -1, 10**400, [], {}, True, {"count": 9, "n": 3}):
             try:
                 summary = convert(replaced(document, path, value), AnySummary, name)
             except RunError as error:
@@ -157,7 +157,7 @@ def test_no_field_of_a_summary_can_break_the_reader(whole, name):
                 sections.bars(run), sections.subsets(run), sections.stages(run), sections.class_table(run)
                 shown += 1
     assert refused > shown > 0
-    assert refused + shown == 8 * sum(path[0] != "kind" for path in leaves(document))
+    assert refused + shown == 9 * sum(path[0] != "kind" for path in leaves(document))
 
 
 def with_summary(run: Run, summary: Any) -> Run:

@@ -17,10 +17,10 @@ def test_it_gives_the_numbers_of_the_committed_recipe():
     """Up to a digit or two: another build of the solver may end a little elsewhere."""
     committed, data = json.loads(COMMITTED.read_text()), digits()
     found = linear_baseline(data, data.test, [row["radius"] for row in committed["radii"]])
-    assert found["n"] == committed["n"]
-    assert abs(found["clean"]["count"] - committed["clean"]["count"]) <= 2
-    for row, wanted in zip(found["radii"], committed["radii"], strict=True):
-        assert abs(row["certified"]["count"] - wanted["certified"]["count"]) <= 2
+    assert found.n == committed["n"]
+    assert abs(found.clean.count - committed["clean"]["count"]) <= 2
+    for row, wanted in zip(found.radii, committed["radii"], strict=True):
+        assert abs(row.certified.count - wanted["certified"]["count"]) <= 2
 
 
 def test_it_is_fitted_once_and_another_one_is_refused(tmp_path, monkeypatch):

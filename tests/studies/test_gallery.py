@@ -16,7 +16,8 @@ from specguard.nn import Attention, ViT, preset
 from specguard.records.attack import AttackRecord, AttackSettings, Gallery, Outcome, Picture
 from specguard.records.io import RecordFile, read_record, rewrite_records, write_record
 from specguard.records.shards import Shard
-from specguard.records.store import locked, read_tensors
+from specguard.records.files import locked
+from specguard.records.store import read_tensors
 from specguard.records.study import Pending
 from specguard.studies import about_study, attention_rollout, run_attack, write_gallery
 

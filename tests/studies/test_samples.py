@@ -13,16 +13,29 @@ from specguard.data import Dataset
 from specguard.errors import ConfigError, SoundnessError
 from specguard.geometry import Ball
 from specguard.nn import fingerprint
-from specguard.studies import Certification, Evaluation, balls_of, certification, evaluate, verification
+from specguard.records.attack import AttackSettings
+from specguard.records.base import About, BallRecord
+from specguard.records.certificate import CertifySettings
+from specguard.records.check import CheckSettings
+from specguard.studies import balls_of, checked_study, run_attack, run_certify, run_check
 from specguard.studies.samples import attacked, most_alike, subject
 
 CPU = torch.device("cpu")
-IDENTITY = {"model": fingerprint(small_encoder()), "data": "the data", "dataset": "noise"}
-SETTINGS = Certification(radii=(1e-3, 0.3), families=("lofast", "local", "adjoint"), batch=3, attack=PGD(steps=5))
+ABOUT = About(model=fingerprint(small_encoder()), data="the data", dataset="noise", n=5)
+SETTINGS = CertifySettings((1e-3, 0.3), methods=("lofast", "local", "adjoint"), batch=3)
 
 
 def certified(folder: Path, **changes) -> Path:
-    certification(small_encoder(), small_sentences(), folder, SETTINGS, identity=IDENTITY, device=CPU, **changes)
+    run_certify(
+        small_encoder(),
+        small_sentences(),
+        folder,
+        SETTINGS,
+        about=ABOUT,
+        device=CPU,
+        attack=PGD(steps=5),
+        **changes,
+    )
     return folder / "records.jsonl"
 
 
@@ -32,29 +45,39 @@ def proofs(tmp_path_factory) -> Path:
 
 
 def checked(file: Path, folder: Path):
-    return verification(file, small_encoder(), small_sentences(), folder, data="the data", device=CPU)
+    found, believed = run_check(
+        checked_study(file),
+        small_encoder(),
+        small_sentences(),
+        folder,
+        data="the data",
+        device=CPU,
+        settings=CheckSettings(),
+    )
+    assert believed == 0
+    return found
 
 
-def test_every_sample_is_in_one_group_with_the_network_of_its_length():
+def test_every_sample_is_in_one_batch_with_the_network_of_its_length():
     model, split = small_encoder(), small_sentences()
     about, asked = subject(model, split), torch.tensor([4, 0, 3])
     assert not about.box
-    groups = list(about.groups(asked))
-    assert sorted(int(place) for group in groups for place in group.places) == [0, 1, 2]
-    for group in groups:
-        assert torch.equal(asked[group.places], group.samples)
-        assert torch.equal(split.labels[group.samples], group.labels)
-        words = split.words[group.samples]
-        assert group.inputs.shape[1:] == (int((words[0] != 0).sum()), CONFIG.dim) == group.form.model.shape
+    batches = list(about.batches(asked))
+    assert sorted(int(place) for batch in batches for place in batch.places) == [0, 1, 2]
+    for batch in batches:
+        assert torch.equal(asked[batch.places], batch.samples)
+        assert torch.equal(split.labels[batch.samples], batch.labels)
+        words = split.words[batch.samples]
+        assert batch.inputs.shape[1:] == (int((words[0] != 0).sum()), CONFIG.dim) == batch.prepared.model.shape
         with torch.no_grad():
-            torch.testing.assert_close(group.form.model(group.inputs), model(words), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(batch.prepared.model(batch.inputs), model(words), rtol=1e-5, atol=1e-6)
     assert most_alike(about, asked).samples.tolist() == [0, 3]
 
 
-def test_images_are_one_group_and_sentences_need_an_encoder():
+def test_images_are_one_batch_and_sentences_need_an_encoder():
     images = Dataset(torch.rand(3, 1, 2, 2), torch.tensor([0, 1, 0]))
-    (group,) = subject(lambda x: x, images).groups(torch.tensor([2, 0]))
-    assert torch.equal(group.inputs, images.images[[2, 0]])
+    (batch,) = subject(lambda x: x, images).batches(torch.tensor([2, 0]))
+    assert torch.equal(batch.inputs, images.images[[2, 0]])
     for model, split in ((small_encoder(), images), (lambda x: x, small_sentences())):
         with pytest.raises(ConfigError, match="encoders of text"):
             subject(model, split)
@@ -64,7 +87,7 @@ def test_what_an_attack_finds_comes_back_in_order_with_zeros_for_padding():
     model, split = small_encoder(), small_sentences()
     about, samples, ball = subject(model, split), torch.arange(5), Ball("l2", 2.0, box=False)
     found, labels = attacked(
-        about, samples, lambda g: PGD(steps=5)(g.form.model, g.inputs, g.labels, ball, ids=g.samples)
+        about, samples, lambda b: PGD(steps=5)(b.prepared.model, b.inputs, b.labels, ball, ids=b.samples)
     )
     assert torch.equal(labels, split.labels)
     assert found.images.shape == (5, CONFIG.tokens, CONFIG.dim)
@@ -73,23 +96,30 @@ def test_what_an_attack_finds_comes_back_in_order_with_zeros_for_padding():
         assert torch.equal(found.before, model(split.words).argmax(1))
     assert found.success[1]  # it was wrong before
     clean = torch.zeros_like(found.images)
-    for group in about.groups(samples):
-        clean[group.places, : group.inputs.shape[1]] = group.inputs
+    for batch in about.batches(samples):
+        clean[batch.places, : batch.inputs.shape[1]] = batch.inputs
     torch.testing.assert_close((found.images - clean).flatten(1).norm(dim=1), found.distance)
 
 
-def test_an_evaluation_of_sentences_goes_through_and_continues(tmp_path):
-    suite = Suite((("pgd", PGD(steps=3)),))
-    settings = Evaluation(suite, balls_of(small_encoder(), "l2", (0.5,)), batch=3, save_images=True)
+def test_attacks_on_sentences_go_through_and_continue(tmp_path):
+    suite, balls = Suite((("pgd", PGD(steps=3)),)), balls_of(small_encoder(), "l2", (0.5,))
 
     def run(folder):
-        return evaluate(
-            small_encoder(), small_sentences(), ("a", "b", "c"), folder, settings, identity=IDENTITY, device=CPU
+        return run_attack(
+            small_encoder(),
+            small_sentences(),
+            ("a", "b", "c"),
+            folder,
+            suite,
+            balls,
+            AttackSettings(batch=3, save_images=True),
+            about=ABOUT,
+            device=CPU,
         )
 
     whole = run(tmp_path / "whole")
-    assert whole["clean"] == {**whole["clean"], "count": 4, "n": 5}
-    assert whole["settings"]["balls"] == [{"norm": "l2", "radius": 0.5, "box": False}]
+    assert (whole.clean.count, whole.clean.n) == (4, 5)
+    assert whole.study.balls == (BallRecord(norm="l2", radius=0.5, box=False),)
     run(tmp_path / "cut")
     records = (tmp_path / "whole" / "records.jsonl").read_bytes()
     (tmp_path / "cut" / "summary.json").unlink()
@@ -113,8 +143,8 @@ def test_a_certification_of_sentences_has_them_in_order_and_continues(proofs, tm
 
 def test_the_second_program_agrees_and_a_claim_that_is_too_good_is_an_error(proofs, tmp_path):
     result = checked(proofs, tmp_path / "checked")
-    assert result["n"] == 5
-    assert result["attacked"] == 4
+    assert result.n == 5
+    assert result.attacked == 4
     records = [json.loads(line) for line in proofs.read_text().splitlines()]
     records[4]["radii"][1]["lower"]["local"] = 9.0
     records[4]["radii"][1]["verdict"] = "certified"

@@ -3,31 +3,39 @@
 import json
 import math
 import shutil
-import tempfile
-from dataclasses import replace as changed_config
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import pytest
 import torch
-from msgspec.structs import replace
 
 from specguard.certificates.attention import local as tightened
 from specguard.data import Dataset
 from specguard.errors import ConfigError, RunError, SoundnessError
 from specguard.nn import ViT, ViTConfig, attention_weights
-from specguard.records import io
-from specguard.records import store as runs
-from specguard.records.base import About, plain
-from specguard.records.sensitivity import ELEMENTS, SensitivitySettings, SensitivityStudy, SensitivitySummary
-from specguard.records.study import Progress
+from specguard.records.base import About, Environment, encode, plain
+from specguard.records.io import RecordFile, read_json, read_lines, read_record, write_json
+from specguard.records.sensitivity import (
+    BOUNDS,
+    ELEMENTS,
+    HEAD_BOUNDS,
+    WEIGHT_BOUNDS,
+    SensitivityRecord,
+    SensitivitySettings,
+    SensitivityStudy,
+    SensitivitySummary,
+    summarize,
+)
+from specguard.records.study import Progress, Watcher
 from specguard.rng import Noise
 from specguard.studies import run_sensitivity
 from specguard.studies import sensitivity as module
 from specguard.studies.attention_change import (
-    BOUNDS,
     attention_name,
     bounds_at,
     changed_layer,
@@ -48,14 +56,14 @@ CONFIG = ViTConfig(
 )
 MODELS = {
     "layer norm": CONFIG,
-    "projected": changed_config(CONFIG, norm="layerproject"),
-    "gated": changed_config(CONFIG, local_blocks=1, pool="mean"),
-    "no biases, scaled": changed_config(CONFIG, qkv_bias=False, residual_scale=0.5, layer_scale=0.1),
+    "projected": replace(CONFIG, norm="layerproject"),
+    "gated": replace(CONFIG, local_blocks=1, pool="mean"),
+    "no biases, scaled": replace(CONFIG, qkv_bias=False, residual_scale=0.5, layer_scale=0.1),
 }
 SETTINGS = SensitivitySettings(
     layer=0, radii=(0.01, 0.5), input_norms=(0.01,), weight_changes=(0.5,), samples=1, steps=5, starts=1, batch=3
 )
-ABOUT = About(model="abc", data="def", dataset="noise", n=3)
+IMAGES = 3
 
 
 def made(config: ViTConfig = CONFIG, scale: float = 0.5) -> ViT:
@@ -69,13 +77,22 @@ def made(config: ViTConfig = CONFIG, scale: float = 0.5) -> ViT:
 @cache
 def data() -> Dataset:
     g = torch.Generator().manual_seed(3)
-    return Dataset(torch.rand(4, 1, 4, 4, generator=g)[:3], torch.randint(0, 3, (4,), generator=g)[:3])
+    return Dataset(torch.rand(4, 1, 4, 4, generator=g), torch.randint(0, 3, (4,), generator=g))
+
+
+def about(n: int = IMAGES) -> About:
+    return About(model="abc", data="def", dataset="noise", n=n)
 
 
 def start(
-    folder: Path, settings: SensitivitySettings = SETTINGS, model: ViT | None = None, **more: Any
+    folder: Path,
+    settings: SensitivitySettings = SETTINGS,
+    model: ViT | None = None,
+    images: int = IMAGES,
+    watch: Watcher = lambda progress: None,
 ) -> SensitivitySummary:
-    found = run_sensitivity(model or made(), data(), folder, settings, **{"about": ABOUT, "device": CPU} | more)
+    split = Dataset(data().images[:images], data().labels[:images])
+    found = run_sensitivity(model or made(), split, folder, settings, about=about(images), device=CPU, watch=watch)
     assert isinstance(found, SensitivitySummary)
     return found
 
@@ -83,14 +100,20 @@ def start(
 @cache
 def studied(
     config: ViTConfig = CONFIG, settings: SensitivitySettings = SETTINGS, scale: float = 0.5
-) -> SensitivitySummary:
-    with tempfile.TemporaryDirectory() as folder:
-        return start(Path(folder), settings, made(config, scale))
+) -> tuple[SensitivitySummary, tuple[SensitivityRecord, ...]]:
+    """The summary, but for when and where it was made, and the records."""
+    with TemporaryDirectory() as folder:
+        summary = start(Path(folder), settings, made(config, scale))
+        records = tuple(stored_records(Path(folder)))
+    return msgspec.structs.replace(summary, seconds={}, environment=Environment()), records
 
 
-def numbers(summary: SensitivitySummary) -> dict[str, Any]:
-    """All but what depends on the moment."""
-    return {name: value for name, value in plain(summary).items() if name not in ("seconds", "environment")}
+def changed(**changes: Any) -> SensitivitySettings:
+    return msgspec.structs.replace(SETTINGS, **changes)
+
+
+def stored_records(folder: Path) -> list[SensitivityRecord]:
+    return RecordFile(folder / "records.jsonl", SensitivityRecord).read()
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +124,9 @@ def finished(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def study(finished, tmp_path) -> Path:
-    return shutil.copytree(finished, tmp_path / "study")
+def complete(finished, tmp_path) -> Path:
+    """A complete study, without the work."""
+    return shutil.copytree(finished, tmp_path / "complete")
 
 
 # Bounds and what is found ------------------------------------------------------------------------------------
@@ -110,28 +134,19 @@ def study(finished, tmp_path) -> Path:
 
 @pytest.mark.parametrize(("name", "layer"), list(zip(MODELS, (0, 1, 0, 1), strict=True)))
 def test_no_bound_is_exceeded(name, layer):
-    result = studied(MODELS[name], replace(SETTINGS, layer=layer))
+    result, records = studied(MODELS[name], changed(layer=layer))
+    assert len(result.radii) == len(result.input_norms) == 2
     for row in (*result.radii, *result.input_norms):
-        assert tuple(row.bounds) == BOUNDS
-        for bound in row.bounds.values():
-            assert bound.min >= row.found.min * (1 - 1e-9) > 0
-            assert bound.mean >= row.found.mean * (1 - 1e-9)
+        for bound in BOUNDS:
+            assert row.bounds[bound].min >= row.found.min * (1 - 1e-9) > 0
+            assert row.bounds[bound].mean >= row.found.mean * (1 - 1e-9)
         assert row.bounds["best"].mean <= min(row.bounds[bound].mean for bound in set(BOUNDS) - {"best"})
-
-
-def test_no_bound_of_any_record_is_exceeded_and_the_summary_is_over_the_records(finished):
-    records, summary = io.read_lines(finished / "records.jsonl"), numbers(start(finished))
-    assert [record["sample"] for record in records] == [0, 1, 2]
-    for record in records:
-        for row in (*record["radii"], *record["input_norms"], *record["head"]):
-            assert all(bound >= row["found"] * (1 - 1e-9) > 0 for bound in row["bounds"].values())
-    for key in ("radii", "input_norms", "head"):
-        for number, row in enumerate(summary[key]):
-            for name, bound in row["bounds"].items():
-                values = [record[key][number]["bounds"][name] for record in records]
-                assert (bound["min"], bound["max"]) == (min(values), max(values))
-                assert bound["mean"] == pytest.approx(sum(values) / 3)
-    assert ["weights" in record for record in records] == [True, False, False]  # of the first image only
+    assert len(records) == IMAGES
+    for record in records:  # at every image by itself
+        for row in (*record.radii, *record.head, *record.input_norms):
+            assert all(bound >= row.found * (1 - 1e-9) > 0 for bound in row.bounds.values())
+        for row in (*record.radii, *record.input_norms):
+            assert row.bounds["best"] == min(row.bounds.values())
 
 
 @pytest.mark.parametrize("name", ["upper_t1", "upper_t2"])
@@ -180,7 +195,7 @@ def test_what_is_found_nearly_meets_the_derivative_at_small_radii_and_stays_in_t
 
 
 def test_t2_meets_what_is_found():
-    row = studied().radii[0]
+    row = studied()[0].radii[0]
     assert row.bounds["t2"].mean <= 1.05 * row.found.mean
 
 
@@ -200,7 +215,7 @@ def test_inputs_are_those_behind_the_normalisation_and_the_model_is_left_as_it_w
 
 
 def test_t2_is_none_where_the_derivative_cannot_be_formed():
-    wide = changed_config(CONFIG, dim=206, heads=2, mlp_ratio=0.1)  # 5 x 206 > 1024
+    wide = replace(CONFIG, dim=206, heads=2, mlp_ratio=0.1)  # 5 x 206 > 1024
     layer = double_copy(made(wide, 0.05), CPU).blocks[0].attention.branch.inner
     bounds = bounds_at(
         node_at(layer, torch.randn(2, 5, 206, generator=torch.Generator().manual_seed(0)).double()), 0.1
@@ -220,32 +235,35 @@ def test_one_matrix_is_changed_by_its_share_and_nothing_else():
 
 
 def test_bounds_of_changed_weights_spread_about_those_of_the_layer_as_it_is():
-    result = studied(settings=replace(SETTINGS, weight_changes=(1e-9, 2.0), samples=2))
-    assert [(row.element, row.change) for row in result.weights] == [
-        (element, change) for element in ELEMENTS for change in (1e-9, 2.0)
-    ]
+    result, records = studied(settings=changed(weight_changes=(1e-9, 2.0), samples=2))
+    rows = [(element, change) for element in ELEMENTS for change in (1e-9, 2.0)]
+    assert [(row.element, row.change) for row in result.weights] == rows
     for row in result.weights:
-        assert tuple(row.bounds) == ("lofast2", "t1")
+        assert tuple(row.bounds) == WEIGHT_BOUNDS == ("lofast2", "t1")
         for name, bound in row.bounds.items():
             assert bound.min <= bound.mean <= bound.max
             if row.change == 1e-9:
                 assert bound.mean == pytest.approx(result.unchanged[name].mean, rel=1e-5)
             else:
                 assert bound.max > bound.min
+    assert [(row.element, row.change) for row in records[0].weights] == rows
+    assert all(len(row.bounds[name]) == 2 for row in records[0].weights for name in WEIGHT_BOUNDS)
+    assert all(record.weights == () and record.unchanged == {} for record in records[1:])  # of the first only
 
 
 def test_the_factors_of_one_head_lie_below_their_bounds_and_ours_is_the_tightest():
-    rows = studied().head
+    rows = studied()[0].head
     assert [(row.radius, row.factor) for row in rows] == [
         (radius, factor) for radius in SETTINGS.radii for factor in ("maps", "values")
     ]
     for row in rows:
-        found, means = row.found.mean, {name: bound.mean for name, bound in row.bounds.items()}
-        assert 0 < found <= means["lofast1"]
+        found, bounds = row.found, row.bounds
+        lofast = bounds["lofast1"]
+        assert 0 < found.mean <= lofast.mean
         if row.factor == "maps":
-            assert found <= means["ours"] <= means["lofast1"] <= means["lofast2"] * (1 + 1e-3)
+            assert found.mean <= bounds["ours"].mean <= lofast.mean <= bounds["lofast2"].mean * (1 + 1e-3)
         else:
-            assert means["lofast1"] <= means["naive"] * (1 + 1e-3)
+            assert lofast.mean <= bounds["naive"].mean * (1 + 1e-3)
 
 
 def test_a_bound_on_the_factors_of_a_head_that_is_too_small_is_noticed(monkeypatch):
@@ -264,74 +282,116 @@ def test_a_bound_on_the_factors_of_a_head_that_is_too_small_is_noticed(monkeypat
 
 
 def test_the_same_seed_gives_the_same_numbers_and_another_others():
-    one = studied()
-    assert numbers(studied.__wrapped__()) == numbers(one)
-    other = studied(settings=replace(SETTINGS, seed=1))
+    one, _ = studied()
+    assert studied.__wrapped__() == studied()
+    other, _ = studied(settings=changed(seed=1))
     assert other.weights != one.weights
     assert other.radii[0].bounds["t1"] == one.radii[0].bounds["t1"]
 
 
 def test_batches_change_nothing_but_rounding():
-    one, other = studied(), studied(settings=replace(SETTINGS, batch=2))
+    (one, records), (other, others) = studied(), studied(settings=changed(batch=2))
     for row, same in zip(one.radii, other.radii, strict=True):
         assert row.bounds["lofast1"].mean == pytest.approx(same.bounds["lofast1"].mean, rel=1e-9)
         assert row.found.mean == pytest.approx(same.found.mean, rel=1e-2)
-    assert one.weights == other.weights
+    for record, alike in zip(records, others, strict=True):
+        assert (record.sample, record.label, record.layer) == (alike.sample, alike.label, alike.layer)
+        for row, same in zip(record.radii, alike.radii, strict=True):
+            assert row.bounds["lofast1"] == pytest.approx(same.bounds["lofast1"], rel=1e-9)
+            assert row.found == pytest.approx(same.found, rel=1e-2)
 
 
 def test_found_never_shrinks_when_the_radius_grows():
-    found = [row.found for row in studied(settings=replace(SETTINGS, steps=1, starts=0)).radii]
-    for one, other in pairwise(found):
-        assert (one.mean <= other.mean, one.min <= other.min, one.max <= other.max) == (True, True, True)
+    result, records = studied(settings=changed(steps=1, starts=0))
+    found = [msgspec.structs.asdict(row.found) for row in result.radii]
+    assert all(one[key] <= other[key] for one, other in pairwise(found) for key in ("mean", "min", "max"))
+    assert all(one.found <= other.found for record in records for one, other in pairwise(record.radii))
 
 
-def test_a_watcher_is_told_every_piece(tmp_path):
+def test_there_is_one_record_per_image_and_the_summary_is_theirs(finished):
+    records, summary = stored_records(finished), read_json(finished / "summary.json")
+    assert [record.sample for record in records] == list(range(IMAGES))
+    assert [record.label for record in records] == data().labels[:IMAGES].tolist()
+    exact = double_copy(made(), CPU)
+    name = attention_name(exact, 0)
+    X = layer_inputs(exact, exact.get_submodule(name), data().images[:IMAGES].double())
+    norms = [float(torch.linalg.matrix_norm(x, 2)) for x in X]
+    assert [record.input_norm for record in records] == pytest.approx(norms, rel=1e-12)
+    for record in records:
+        assert plain(record.layer) == {"name": name, "tokens": 5, "dim": 8, "heads": 2}
+        assert [row.radius for row in record.radii] == list(SETTINGS.radii)
+        assert [(row.input_norm, row.radius) for row in record.input_norms] == [(0.01, 0.01), (0.01, 0.5)]
+        assert all(tuple(row.bounds) == HEAD_BOUNDS[row.factor] for row in record.head)
+    again = plain(summarize(records, read_record(finished / "study.json", SensitivityStudy)))
+    for key in again.keys() - {"seconds", "environment"}:
+        assert summary[key] == again[key]
+    for number, row in enumerate(summary["radii"]):
+        found = [record.radii[number].found for record in records]
+        assert row["found"] == pytest.approx({"mean": sum(found) / 3, "min": min(found), "max": max(found)})
+    assert summary["input_norm"] == pytest.approx({"mean": sum(norms) / 3, "min": min(norms), "max": max(norms)})
+    assert summary["n"] == IMAGES
+
+
+@pytest.mark.parametrize("batch", [2, 3])
+def test_a_watcher_is_told_every_piece(tmp_path, batch):
     told: list[Progress] = []
-    start(tmp_path, replace(SETTINGS, batch=2), watch=told.append)
-    assert {piece.total for piece in told} == {8}
-    assert [piece.done for piece in told] == [0, 0, 1, 2, 3, 4, 4, 5, 6, 7, 8]
-    assert [p.doing for p in told] == ["working", "radii", "one head", "input norm 0.01", "weights"] * 2 + ["done"]
+    start(tmp_path, changed(batch=batch), watch=told.append)
+    pieces, batches = ["radii", "one head", "input norm 0.01", "weights"], math.ceil(IMAGES / batch)
+    assert [piece.done for piece in told] == [
+        *(4 * number + done for number in range(batches) for done in (0, 0, 1, 2, 3)), 4 * batches,
+    ]  # fmt: skip
+    assert [piece.doing for piece in told] == ["working", *pieces] * batches + ["done"]
+    assert {piece.total for piece in told} == {4 * batches}
 
 
-def test_a_study_is_stored_and_returned_without_work(study, monkeypatch):
-    assert sorted(path.name for path in study.iterdir()) == [
+def test_a_result_is_stored_and_returned_without_work(tmp_path, monkeypatch):
+    first = start(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
         ".lock", "environment.jsonl", "records.jsonl", "study.json", "summary.json", "timing.jsonl",
     ]  # fmt: skip
-    stored = io.read_record(study / "study.json", SensitivityStudy)
-    assert stored == SensitivityStudy(ABOUT, SETTINGS, attention_name(made(), 0))
-    before = {path.name: path.read_bytes() for path in study.iterdir()}
+    assert read_record(tmp_path / "summary.json", SensitivitySummary) == first
+    study = SensitivityStudy(about(), SETTINGS, attention_name(made(), 0))
+    assert read_json(tmp_path / "study.json") == plain(study)
+    assert first.study == study
+    assert first.study.settings.seed == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     monkeypatch.setattr(module._Look, "batch", None)
-    found = start(study)
-    assert found == io.read_record(study / "summary.json", SensitivitySummary)
-    assert found.study == stored
-    assert {path.name: path.read_bytes() for path in study.iterdir()} == before
+    assert start(tmp_path) == first
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_study_that_was_cut_short_ends_with_the_same_records(tmp_path):
-    """Batches of two and one; the second is cut short, and so is the first."""
-    settings = replace(SETTINGS, batch=2)
-    whole = start(tmp_path / "whole", settings)
-    content = (tmp_path / "whole" / "records.jsonl").read_bytes()
+@pytest.mark.parametrize("kept", [0, 1, 2, 3])
+def test_a_study_that_was_cut_short_ends_with_the_same_records(tmp_path, kept):
+    settings, folder = changed(batch=2), tmp_path / "study"
+    whole = start(folder, settings)
+    content = (folder / "records.jsonl").read_bytes()
     lines = content.splitlines(keepends=True)
-    for number, kept in enumerate((lines[0], b"".join(lines[:2]) + lines[2][:30], content, b"")):
-        folder = shutil.copytree(tmp_path / "whole", tmp_path / str(number))
-        (folder / "summary.json").unlink()
-        (folder / "records.jsonl").write_bytes(kept)
-        assert numbers(start(folder, settings)) == numbers(whole)
-        assert (folder / "records.jsonl").read_bytes() == content
+    (folder / "summary.json").unlink()
+    (folder / "records.jsonl").write_bytes(b"".join(lines[:kept]) + (lines[kept][:30] if kept < 3 else b""))
+    again = start(folder, settings)
+    assert (folder / "records.jsonl").read_bytes() == content
+    moment: dict[str, Any] = {"seconds": {}, "environment": Environment()}
+    assert msgspec.structs.replace(again, **moment) == msgspec.structs.replace(whole, **moment)
 
 
-def test_other_settings_another_model_and_other_records_in_the_folder_are_refused(study, tmp_path):
+def test_other_settings_and_other_records_in_the_folder_are_refused(complete, tmp_path):
     with pytest.raises(RunError, match="seed: 0 before, 1 now"):
-        start(study, replace(SETTINGS, seed=1))
-    with pytest.raises(RunError, match='model: "abc" before, "xyz" now'):
-        start(study, about=replace(ABOUT, model="xyz"))
-    with pytest.raises(RunError, match="layer"):
-        start(study, replace(SETTINGS, layer=1))
+        start(complete, changed(seed=1))
+    with pytest.raises(RunError, match="n: 3 before, 4 now"):
+        start(complete, images=4)
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "environment.jsonl").write_bytes(b"")
     with pytest.raises(RunError, match="other records"):
         start(tmp_path / "two")
+
+
+def test_a_result_of_an_earlier_version_is_neither_read_nor_overwritten(tmp_path):
+    files = {"sensitivity.json": b"{}\n", "environment.jsonl": b"{}\n", "result.json": b'{"layer": "x"}\n'}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(RunError, match=r"other records and no study\.json; name another folder"):
+        start(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != ".lock"} == files
 
 
 SPOILT: dict[str, Any] = {
@@ -339,67 +399,81 @@ SPOILT: dict[str, Any] = {
     "other radius": lambda r: r["radii"][0].update(radius=7.0),
     "no column": lambda r: r["input_norms"][0]["bounds"].pop("t1"),
     "text": lambda r: r["weights"][0]["bounds"].update(t1="much"),
-    "unknown column": lambda r: r["radii"][0].update(more=[[]]),
-    "unknown bound": lambda r: r["radii"][0]["bounds"].update(more=r["radii"][0]["bounds"]["t1"]),
-    "a row that is none": lambda r: r["input_norms"].__setitem__(0, "much"),
-    "no size": lambda r: r["layer"].update(dim=None),
-    "other layer": lambda r: r["layer"].update(name="blocks.9"),
-    "rows of another kind": lambda r: r.update(weights={}),
-    "no weights": lambda r: r.update(weights=[]),
-    "nothing unchanged": lambda r: r.update(unchanged={}),
-    "another factor": lambda r: r["head"][0].update(factor="magic"),
-    "factors turned round": lambda r: r["head"].reverse(),
-}
-SPOILT_SUMMARY = SPOILT | {
     "negative": lambda r: r["unchanged"]["t1"].update(mean=-1.0),
     "half an extent": lambda r: r["radii"][1]["found"].pop("max"),
-    "another mean": lambda r: r["radii"][1]["bounds"]["t1"].update(
-        mean=r["radii"][1]["bounds"]["t1"]["mean"] * 1.1
-    ),
-    "nothing found": lambda r: r["radii"][1].update(found=None),
+    "unknown column": lambda r: r["radii"][0].update(more=[[]]),
+    "unknown bound": lambda r: r["radii"][0]["bounds"].update(specformer_printed=r["radii"][0]["bounds"]["naive"]),
+    "a row that is none": lambda r: r["input_norms"].__setitem__(0, "much"),
+    "other layer": lambda r: r["layer"].update(name="blocks.9"),
+    "no size": lambda r: r["layer"].update(dim=None),
+    "other size": lambda r: r["layer"].update(dim=9),
+    "rows of another kind": lambda r: r.update(weights={}),
     "settings": lambda r: r["study"]["settings"].update(seed=3),
-    "another n": lambda r: r.update(n=4),
-    "of another kind": lambda r: r.update(kind="spectrum"),
+    "other n": lambda r: r.update(n=4),
+    "other kind": lambda r: r.update(kind="spectrum"),
+    "a bound that is smaller": lambda r: r["head"][0]["bounds"]["ours"].update(mean=0.0),
+    "no found": lambda r: r["radii"][0].pop("found"),
+    "other element": lambda r: r["weights"][0].update(element="k"),
 }
-SPOILT_RECORD = SPOILT | {
-    "negative": lambda r: r["unchanged"].update(t1=-1.0),
-    "another image": lambda r: r.update(sample=1),
-    "no image": lambda r: r.update(sample=9),
-    "another label": lambda r: r.update(label=r["label"] + 1),
-    "fewer samples": lambda r: r["weights"][0]["bounds"].update(t1=[]),
-    "another element": lambda r: r["weights"][0].update(element="k"),
-    "another norm": lambda r: r["input_norms"][0].update(input_norm=7.0),
+
+
+@pytest.mark.parametrize("kind", SPOILT)
+def test_a_result_that_was_spoilt_is_refused(complete, kind):
+    result = read_json(complete / "summary.json")
+    SPOILT[kind](result)
+    write_json(complete / "summary.json", result)
+    with pytest.raises(
+        RunError, match=r"summary\.json (does not hold the summary|is not as it should be)"
+    ) as caught:
+        start(complete)
+    assert "\n" not in str(caught.value)
+
+
+SPOILT_RECORDS: dict[str, Any] = {
+    "no row": lambda r: r["radii"].pop(),
+    "other radius": lambda r: r["radii"][0].update(radius=7.0),
+    "other input norm": lambda r: r["input_norms"][0].update(input_norm=7.0),
+    "other factor": lambda r: r["head"][0].update(factor="values"),
+    "unknown factor": lambda r: r["head"][0].update(factor="queries"),
+    "no bound": lambda r: r["input_norms"][0]["bounds"].pop("t1"),
+    "unknown bound": lambda r: r["radii"][0]["bounds"].update(specformer_printed=1.0),
+    "bounds in another order": lambda r: r["radii"][0].update(
+        bounds=dict(reversed(r["radii"][0]["bounds"].items()))
+    ),
+    "a negative bound": lambda r: r["radii"][0]["bounds"].update(t1=-1.0),
+    "a bound that is text": lambda r: r["radii"][0]["bounds"].update(t1="much"),
     "nothing found": lambda r: r["radii"][0].update(found=None),
+    "no weights": lambda r: r.pop("weights"),
+    "other element": lambda r: r["weights"][0].update(element="k"),
+    "more directions": lambda r: r["weights"][0]["bounds"]["t1"].append(1.0),
+    "nothing unchanged": lambda r: r.pop("unchanged"),
+    "other layer": lambda r: r["layer"].update(name="blocks.9"),
+    "other label": lambda r: r.update(label=r["label"] + 1),
+    "other sample": lambda r: r.update(sample=7),
+    "more": lambda r: r.update(more=1),
 }
-
-
-@pytest.mark.parametrize("kind", SPOILT_SUMMARY)
-def test_a_summary_that_was_spoilt_is_refused(study, kind):
-    summary = runs.read_json(study / "summary.json")
-    SPOILT_SUMMARY[kind](summary)
-    runs.write_json(study / "summary.json", summary)
-    with pytest.raises(RunError, match=r"summary\.json (does not hold the summary|is not as it should be)"):
-        start(study)
 
 
 @pytest.mark.parametrize("ended", [True, False], ids=["finished", "unfinished"])
-@pytest.mark.parametrize("kind", SPOILT_RECORD)
-def test_a_record_that_was_spoilt_is_refused(study, kind, ended):
+@pytest.mark.parametrize("kind", SPOILT_RECORDS)
+def test_a_record_that_cannot_be_is_refused(complete, kind, ended):
+    records = read_lines(complete / "records.jsonl")
+    SPOILT_RECORDS[kind](records[0])
+    content = "".join(json.dumps(record) + "\n" for record in records)
+    (complete / "records.jsonl").write_text(content)
     if not ended:
-        (study / "summary.json").unlink()
-    records = io.read_lines(study / "records.jsonl")
-    SPOILT_RECORD[kind](records[0])
-    (study / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        (complete / "summary.json").unlink()
     with pytest.raises(RunError, match=r"does not belong to this study|line 1 of .* is not a record of its kind"):
-        start(study)
+        start(complete)
+    assert (complete / "records.jsonl").read_text() == content
 
 
-def test_weights_are_looked_at_at_the_first_image_only(study):
-    records = io.read_lines(study / "records.jsonl")
-    records[1]["weights"], records[1]["unchanged"] = records[0]["weights"], records[0]["unchanged"]
-    (study / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+def test_weights_are_changed_at_the_first_image_only(complete):
+    records = read_lines(complete / "records.jsonl")
+    records[1] |= {name: records[0][name] for name in ("weights", "unchanged")}
+    (complete / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     with pytest.raises(RunError, match="does not belong to this study: image 1"):
-        start(study)
+        start(complete)
 
 
 WRONG: dict[str, dict[str, Any]] = {
@@ -419,15 +493,15 @@ WRONG: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("message", WRONG)
 def test_settings_that_make_no_sense_are_refused(message):
     with pytest.raises(ConfigError, match=message):
-        replace(SETTINGS, **WRONG[message])
+        changed(**WRONG[message])
 
 
 def test_a_layer_that_is_not_there_is_refused_before_anything_is_written(tmp_path):
     for layer in (-1, 2):
         with pytest.raises(ConfigError, match=f"attention layers 0 to 1, not {layer}"):
-            start(tmp_path / "x", replace(SETTINGS, layer=layer))
+            start(tmp_path / "x", changed(layer=layer))
     with pytest.raises(ConfigError, match="no attention layers"):
-        start(tmp_path / "x", model=made(changed_config(CONFIG, kernels=(3,), pool="mean")))
+        start(tmp_path / "x", model=made(replace(CONFIG, kernels=(3,), pool="mean")))
     assert not (tmp_path / "x").exists()
 
 
@@ -438,11 +512,11 @@ def test_an_input_that_is_zero_or_not_finite_is_one_sentence(tmp_path):
             for weight in parameter.parameters():
                 weight.zero_()
     with pytest.raises(ConfigError, match="is zero"):
-        start(tmp_path, model=model)
+        start(tmp_path / "x", model=model)
     with torch.no_grad():
         model.positions.table.fill_(math.nan)
     with pytest.raises(ConfigError, match="not finite"):
-        start(tmp_path, model=model)
+        start(tmp_path / "x", model=model)
 
 
 def test_weights_that_are_not_finite_are_one_sentence(tmp_path):
@@ -450,7 +524,7 @@ def test_weights_that_are_not_finite_are_one_sentence(tmp_path):
     with torch.no_grad():
         model.blocks[0].attention.branch.inner.out.weight[0, 0] = math.inf
     with pytest.raises(ConfigError, match="cannot be computed"):
-        start(tmp_path, model=model)
+        start(tmp_path / "x", model=model)
 
 
 def test_bounds_beyond_all_numbers_are_none_and_no_failure(tmp_path):
@@ -461,3 +535,24 @@ def test_bounds_beyond_all_numbers_are_none_and_no_failure(tmp_path):
     assert result.radii[0].found is not None
     assert None in result.radii[0].bounds.values()
     assert start(tmp_path, model=model) == result
+    encode(result)  # which refuses what is not finite
+
+
+@pytest.mark.parametrize("scale", [1e100, 1e150, 1e152])
+def test_bounds_too_large_for_a_record_are_none_and_the_study_reads_what_it_has_written(tmp_path, scale):
+    """Some of these bounds lie between the largest number of a record, 1e300, and infinity."""
+    model = made(MODELS["no biases, scaled"]).double()
+    with torch.no_grad():
+        model.blocks[0].attention.branch.inner.qkv.weight.mul_(scale)
+    result = start(tmp_path, model=model)
+    assert result.radii[0].found is not None
+    assert result.radii[0].bounds["specformer"] is None
+    assert start(tmp_path, model=model) == result
+
+
+def test_a_change_beyond_all_numbers_is_one_sentence_and_no_wrong_bound(tmp_path):
+    model = made(MODELS["no biases, scaled"]).double()
+    with torch.no_grad():
+        model.blocks[0].attention.branch.inner.out.weight.mul_(1e154)  # squares overflow
+    with pytest.raises(ConfigError, match="cannot be computed"):
+        start(tmp_path, model=model)

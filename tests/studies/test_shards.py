@@ -4,12 +4,18 @@ import json
 import math
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 
 from helpers.studies import ABOUT, BATCH, IMAGES, STUDIES, looked_at, outcome
 from specguard.errors import ConfigError, RunError
 from specguard.records import store as runs
-from specguard.studies import Shard
+from specguard.records.base import Json, plain
+from specguard.records.io import RecordFile, read_json, read_lines, rewrite_records
+from specguard.records.shards import Shard
+from specguard.records.study import Pending, Timing
+
+BATCHES = dict.fromkeys(STUDIES, BATCH) | {"smooth": 1}  # noise belongs to the image alone
 
 
 class Death(BaseException):
@@ -46,14 +52,17 @@ def alone(tmp_path_factory) -> dict[str, dict[str, object]]:
 def test_any_number_of_shards_in_any_order_leave_what_one_process_leaves(tmp_path, alone, study, count):
     order = [*range(1, count), 0]
     results = [STUDIES[study](tmp_path, shard=Shard(index, count)) for index in order]
-    waiting = [result["pending"] for result in results if "pending" in result]
+    waiting = [result.left for result in results if isinstance(result, Pending)]
+    batches = math.ceil(IMAGES / BATCHES[study])
+    assert {result.of for result in results if isinstance(result, Pending)} == {batches}
     assert waiting == sorted(waiting, reverse=True)
-    assert len(waiting) >= count - max(1, count - math.ceil(IMAGES / BATCH))
+    assert waiting[0] == batches - len(Shard(1, count).begins(IMAGES, BATCHES[study]))
+    assert len(waiting) >= count - max(1, count - batches)
     assert outcome(tmp_path) == alone[study]
     stored = json.loads((tmp_path / "summary.json").read_text())
-    assert results[-1] == stored
-    assert STUDIES[study](tmp_path, shard=Shard(0, count)) == stored  # started again, it is what it was
-    assert STUDIES[study](tmp_path) == stored
+    assert plain(results[-1]) == stored
+    assert plain(STUDIES[study](tmp_path, shard=Shard(0, count))) == stored  # started again, it is what it was
+    assert plain(STUDIES[study](tmp_path)) == stored
 
 
 @pytest.mark.parametrize("study", STUDIES)
@@ -62,9 +71,29 @@ def test_every_shard_writes_its_own_images_only_and_none_is_counted_twice(tmp_pa
         STUDIES[study](tmp_path, shard=Shard(index, 3))
     seen: list[set[int]] = []
     for index in range(3):
-        records = runs.read_lines(tmp_path / "shards" / f"{index}-of-3" / "records.jsonl")
+        records = read_lines(tmp_path / "shards" / f"{index}-of-3" / "records.jsonl")
         seen.append({record["sample"] for record in records})
-    assert [sorted(s) for s in seen] == [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10]]
+        assert len(seen[-1]) == len(records)
+    alone = [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8]]  # image by image
+    together = [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10]]
+    assert [sorted(s) for s in seen] == (together if BATCHES[study] == 2 else alone)
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_seconds_are_those_of_all_shards(tmp_path, study):
+    for index in range(3):
+        STUDIES[study](tmp_path, shard=Shard(index, 3))
+    lines = [
+        line
+        for index in range(3)
+        for line in RecordFile(tmp_path / "shards" / f"{index}-of-3" / "timing.jsonl", Timing).read()
+    ]
+    assert sorted(line.begin for line in lines) == list(range(0, IMAGES, BATCHES[study]))
+    seconds = read_json(tmp_path / "summary.json")["seconds"]
+    assert seconds["total"] > 0
+    assert set(seconds) == {name for line in lines for name in line.seconds}
+    for name, value in seconds.items():
+        assert value == pytest.approx(sum(line.seconds.get(name, 0.0) for line in lines))
 
 
 @pytest.mark.parametrize("study", STUDIES)
@@ -84,18 +113,21 @@ def test_shards_that_died_are_finished_by_another_number_of_them(tmp_path, alone
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_what_shards_have_done_is_not_done_again(tmp_path, monkeypatch, study):
+def test_what_shards_have_done_is_not_done_again(tmp_path, monkeypatch, alone, study):
     for index in range(2):
         STUDIES[study](tmp_path, shard=Shard(index, 2))
     (tmp_path / "summary.json").unlink()
     (tmp_path / "records.jsonl").unlink()
 
-    def never(*_: object) -> None:
-        raise AssertionError("a batch was done again")
+    append = RecordFile.append
 
-    for path in ("shards.Ledger", "run._State"):
-        monkeypatch.setattr(f"specguard.studies.{path}.add", never)
-    assert "pending" not in STUDIES[study](tmp_path)
+    def never(file: RecordFile[object], records: list[object]) -> None:
+        assert file.path.name == "environment.jsonl", "a batch was done again"
+        append(file, records)
+
+    monkeypatch.setattr(RecordFile, "append", never)
+    assert not isinstance(STUDIES[study](tmp_path), Pending)
+    assert outcome(tmp_path) == alone[study]
 
 
 @pytest.mark.parametrize("study", STUDIES)
@@ -104,7 +136,7 @@ def test_shards_and_one_process_alone_keep_out_of_each_others_way(tmp_path, stud
         for more in ({}, {"shard": Shard(0, 2)}):
             with pytest.raises(RunError, match="in use by another process"):
                 STUDIES[study](tmp_path, **more)
-        assert STUDIES[study](tmp_path, shard=Shard(1, 2))["pending"]
+        assert STUDIES[study](tmp_path, shard=Shard(1, 2)).left
     with runs.locked(tmp_path), pytest.raises(RunError, match="in use by another process"):
         STUDIES[study](tmp_path, shard=Shard(0, 2))
 
@@ -112,23 +144,34 @@ def test_shards_and_one_process_alone_keep_out_of_each_others_way(tmp_path, stud
 @pytest.mark.parametrize("study", STUDIES)
 def test_a_shard_with_other_settings_is_refused(tmp_path, study):
     STUDIES[study](tmp_path, shard=Shard(1, 2))
-    changed = ABOUT["identity"] | {"model": "xyz"}
+    changed = msgspec.structs.replace(ABOUT["about"], model="xyz")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ABOUT, "identity", changed)
+        patch.setitem(ABOUT, "about", changed)
         with pytest.raises(RunError, match='model: "abc" before, "xyz" now'):
             STUDIES[study](tmp_path, shard=Shard(0, 2))
 
 
-def contradictions(study: str, record: runs.Json) -> Iterator[runs.Json]:
+def contradictions(study: str, record: Json) -> Iterator[Json]:
     """Records that could each be true, but not beside the true one."""
-    if study == "attack":
-        yield record | {"broken": not record["broken"]}
-        yield record | {"distance": record["distance"] + 1e-3}
-    elif study == "certify":
-        yield record | {"margin": record["margin"] + 1e-3}
-    else:
-        part = record["parts"]["head"]
-        yield record | {"parts": {"head": part | {"step": part["step"] + 1e-3}}}
+    match study:
+        case "attack":
+            *others, last = record["outcomes"]
+            yield record | {"outcomes": [*others, last | {"success": not last["success"]}]}
+            yield record | {"outcomes": [*others, last | {"distance": last["distance"] + 1e-3}]}
+            yield record | {"clean": record["clean"] + 1}
+            yield record | {"warnings": ["there is more"]}
+        case "certify" | "stop early":
+            yield record | {"margin": record["margin"] + 1e-3}
+            yield record | {"input": "0" * 64}
+        case "smooth":
+            yield record | {"input": "0" * 64}
+        case "sensitivity":
+            yield record | {"input_norm": record["input_norm"] + 1e-3}
+            (row,) = record["radii"]
+            yield record | {"radii": [row | {"found": row["found"] + 1e-3}]}
+        case "spectrum":
+            part = record["parts"]["head"]
+            yield record | {"parts": {"head": part | {"step": part["step"] + 1e-3}}}
 
 
 @pytest.mark.parametrize("study", STUDIES)
@@ -136,11 +179,14 @@ def test_shards_that_contradict_each_other_are_refused(tmp_path, study):
     STUDIES[study](tmp_path, shard=Shard(0, 2))
     theirs = tmp_path / "shards" / "1-of-2" / "records.jsonl"
     theirs.parent.mkdir(exist_ok=True)
-    first = runs.read_lines(tmp_path / "shards" / "0-of-2" / "records.jsonl")[0]
-    for record in contradictions(study, first):
-        runs.rewrite_lines(theirs, [record])
-        with pytest.raises(RunError, match=r"1-of-2.records\.jsonl holds .* image 0"):
+    first = read_lines(tmp_path / "shards" / "0-of-2" / "records.jsonl")[0]
+    for number, record in enumerate(contradictions(study, first)):
+        rewrite_records(theirs, [record])
+        with pytest.raises(RunError, match=r"1-of-2.records\.jsonl holds .* image 0 again"):
             STUDIES[study](tmp_path, shard=Shard(1, 2))
+        assert read_lines(theirs) == [record], number
+    rewrite_records(theirs, [first])  # what is said twice is no contradiction
+    STUDIES[study](tmp_path, shard=Shard(1, 2))
 
 
 def test_planted_shards_that_cut_batches_are_noticed(tmp_path, monkeypatch):

@@ -2,33 +2,59 @@
 
 import json
 import shutil
+import statistics
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
-from msgspec.structs import replace
 
-from specguard.certificates import Smoothing
 from specguard.errors import ConfigError, RunError
-from specguard.records.base import convert
-from specguard.records.certificate import CertificateRecord, CertificateSummary
-from specguard.records.io import read_record
-from specguard.records.smoothing import SmoothRecord, SmoothSettings, SmoothSummary
+from specguard.records.accuracy import Accuracy
+from specguard.records.base import About, convert, plain
+from specguard.records.certificate import CertificateRecord, CertificateSummary, CertifySettings, CertifyStudy
+from specguard.records.io import RecordFile, read_json, read_record, write_json
+from specguard.records.legacy import read_certificates, read_stored_summary, read_summary
+from specguard.records.smoothing import (
+    ABOUT,
+    ASSUMED,
+    Smoothing,
+    SmoothRecord,
+    SmoothSettings,
+    SmoothStudy,
+    SmoothSummary,
+    summarize,
+)
+from specguard.records.study import Progress
+from specguard.report import certificate_tables, certificate_verdict, smoothing_table, smoothing_verdict
 from specguard.studies import checked_study, run_smooth
 from studies.test_certify import CPU, QUICK, about, data, lines, model, rewritten
 from studies.test_certify import start as certified
 
 SETTINGS = SmoothSettings(Smoothing(sigma=0.1, n0=20, n=200, alpha=0.01), (0.01, 0.1), batch=64)
+STUDY = SmoothStudy(about(), SETTINGS)
 
 
-def start(folder: Path, settings: SmoothSettings = SETTINGS, **options):
-    return run_smooth(model(), data(), folder, settings, about=about(), device=CPU, **options)
+def start(folder: Path, settings: SmoothSettings = SETTINGS, **options: Any) -> SmoothSummary:
+    known = options.pop("about", about())
+    found = run_smooth(model(), data(), folder, settings, about=known, device=CPU, **options)
+    assert isinstance(found, SmoothSummary)
+    return found
 
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("smoothed") / "study"
     start(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def proofs(tmp_path_factory) -> Path:
+    """A study of certificates of the same images."""
+    folder = tmp_path_factory.mktemp("certified") / "study"
+    certified(folder, msgspec.structs.replace(QUICK, radii=(0.01,)))
     return folder
 
 
@@ -39,18 +65,53 @@ def study(complete, tmp_path) -> Path:
 
 def test_the_summary_counts_what_the_records_say_and_what_kind_of_claim_it_is(complete):
     summary, records = json.loads((complete / "summary.json").read_text()), lines(complete)
-    right = [record for record in records if record["predicted"] == record["label"]]
-    assert summary["clean"]["count"] == len(right) > 0
+    correct = [record for record in records if record["predicted"] == record["label"]]
+    assert summary["clean"]["count"] == len(correct) > 0
     assert summary["abstained"]["count"] == sum(record["predicted"] is None for record in records)
+    assert [row["radius"] for row in summary["radii"]] == [0.01, 0.1]
     for row in summary["radii"]:
-        assert row["certified"]["count"] == sum(record["radius"] > row["radius"] for record in right)
+        assert row["certified"]["count"] == sum(record["radius"] > row["radius"] for record in correct)
         assert len(row["certified"]["interval95"]) == 2
-    assert summary["kind"] == summary["study"]["kind"] == "smooth"
+    assert summary["median_radius"] == statistics.median(record["radius"] for record in correct)
+    assert summary["kind"] == "smooth"
     assert summary["failure_probability"] == {"per_image": 0.01, "any_of_all": pytest.approx(0.08)}
+    assert summary["study"]["function"] == ABOUT
     assert "another function than the model" in summary["study"]["function"]
-    assert "exactly normal" in summary["assumed"]
-    assert json.loads((complete / "study.json").read_text()) == summary["study"]
+    assert summary["assumed"] == ASSUMED
+    assert summary["n"] == len(records) == 8
     assert all(record["failure_probability"] == 0.01 for record in records)
+    assert all(record["draws"] == 200 for record in records)
+
+
+def test_the_summary_is_a_function_of_the_records_on_disk(complete):
+    records = RecordFile(complete / "records.jsonl", SmoothRecord).read()
+    found, again = read_json(complete / "summary.json"), plain(summarize(records, STUDY))
+    for name in again.keys() - {"seconds", "environment"}:
+        assert found[name] == again[name]
+    assert found["study"] == read_json(complete / "study.json") == plain(STUDY)
+    assert [record.sample for record in records] == data().samples.tolist()
+    assert [record.label for record in records] == data().labels.tolist()
+
+
+def test_a_study_is_these_files_and_returns_what_it_has_written(tmp_path):
+    result = start(tmp_path / "study")
+    assert sorted(path.name for path in (tmp_path / "study").iterdir()) == [
+        ".lock", "environment.jsonl", "records.jsonl", "study.json", "summary.json", "timing.jsonl",
+    ]  # fmt: skip
+    assert read_record(tmp_path / "study" / "summary.json", SmoothSummary) == result
+    assert read_summary(tmp_path / "study" / "summary.json") == result
+    timing = lines(tmp_path / "study", "timing")
+    assert [line["begin"] for line in timing] == list(range(8))
+    assert result.seconds == {"total": pytest.approx(sum(line["seconds"]["total"] for line in timing))}
+
+
+def test_its_table_says_so_too(complete):
+    summary = read_record(complete / "summary.json", SmoothSummary)
+    assert smoothing_table(summary).row_count == 4
+    said = " ".join(smoothing_verdict(summary))
+    assert "false with probability 0.01 at most, any of the 8 with 0.08 at most" in said
+    assert "another function than the model" in said
+    assert "assumed is noise that is exactly normal" in said
 
 
 @pytest.mark.parametrize("kept", [0, 1, 5, 8])
@@ -63,7 +124,7 @@ def test_a_study_that_was_cut_short_ends_with_the_same_records(study, complete, 
 
 
 def test_interrupted_it_keeps_what_is_done(tmp_path, complete):
-    def dying(progress):
+    def dying(progress: Progress) -> None:
         if progress.done == 3:
             raise KeyboardInterrupt
 
@@ -74,75 +135,156 @@ def test_interrupted_it_keeps_what_is_done(tmp_path, complete):
     assert (tmp_path / "study" / "records.jsonl").read_bytes() == (complete / "records.jsonl").read_bytes()
 
 
+def test_a_watcher_is_told_of_every_image(tmp_path):
+    told: list[Progress] = []
+    start(tmp_path, watch=told.append)
+    assert told == [*(Progress(done, 8, "smoothing") for done in range(8)), Progress(8, 8, "done")]
+
+
 def test_started_again_it_is_what_it_was_and_other_settings_are_refused(study):
     before = {path.name: path.read_bytes() for path in study.iterdir()}
-    assert start(study) == read_record(study / "summary.json", SmoothSummary)
+    assert plain(start(study)) == json.loads(before["summary.json"])
     assert {path.name: path.read_bytes() for path in study.iterdir()} == before
-    with pytest.raises(RunError, match="another folder"):
-        start(study, replace(SETTINGS, seed=1))
-    for changes, named in (({"radii": ()}, "radius"), ({"radii": (-0.1,)}, "negative"), ({"batch": 0}, "batch")):
-        with pytest.raises(ConfigError, match=named):
-            replace(SETTINGS, **changes)
+    with pytest.raises(RunError, match=r"seed: 0 before, 1 now.*another folder"):
+        start(study, msgspec.structs.replace(SETTINGS, seed=1))
+    with pytest.raises(RunError, match=r"smoothing\.sigma: 0\.1 before, 0\.2 now.*another folder"):
+        start(study, msgspec.structs.replace(SETTINGS, smoothing=Smoothing(sigma=0.2, n0=20, n=200, alpha=0.01)))
+    with pytest.raises(RunError, match=r'model: "abc" before, "xyz" now.*another folder'):
+        start(study, about=about(model="xyz"))
+    assert {path.name: path.read_bytes() for path in study.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"radii": ()}, "radius"), ({"radii": (-0.1,)}, "negative"), ({"batch": 0}, "batch"),
+        ({"radii": (0.1, 0.1)}, "twice"), ({"radii": (float("nan"),)}, "finite"),
+    ],
+)  # fmt: skip
+def test_settings_that_make_no_sense_are_refused(changes, named):
+    with pytest.raises(ConfigError, match=named):
+        msgspec.structs.replace(SETTINGS, **changes)
 
 
 @pytest.mark.parametrize(
     "change",
     [{"radius": 0.9}, {"count": 150}, {"count": 201}, {"draws": 100}, {"kind": "deterministic"}, {"label": 9},
      {"failure_probability": 0.001}, {"predicted": 4.5}, {"extra": 1}, {"lower_probability": 2.0},
-     {"lower_probability": 0.999}, {"predicted": None}, {"predicted": 9}, {"sample": 3}, {"radius": None}],
+     {"lower_probability": 0.5}, {"predicted": None}, {"predicted": 9}, {"selected": 9}, {"sample": 8},
+     {"sample": 1}, {"input": 7}, {"radius": None}, {"count": -1}, {"verdict": "certified"}],
     ids=str,
 )  # fmt: skip
-def test_a_record_that_cannot_be_is_refused(study, change):
+@pytest.mark.parametrize("ended", [True, False], ids=["finished", "unfinished"])
+def test_a_record_that_cannot_be_is_refused(study, change, ended):
     records = lines(study)
-    assert records[0]["predicted"] is not None
+    assert records[0]["radius"] > 0
     records[0] |= change
     rewritten(study, records)
+    if not ended:
+        (study / "summary.json").unlink()
     with pytest.raises(RunError, match=r"does not belong to this study|line 1 of .* is not a record of its kind"):
         start(study)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"median_radius": 9.0}, {"assumed": "nothing"}, {"failure_probability": {"per_image": 0.0, "any_of_all": 0.0}},
-     {"kind": "certify"}, {"n": 9}, {"extra": 1}, {"radii": []}],
-    ids=str,
-)  # fmt: skip
-def test_a_summary_that_says_something_else_is_refused(study, change):
+def spoilt(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    settings = summary["study"]["settings"]
+    return {
+        "fewer correct": {"clean": plain(Accuracy.of(summary["clean"]["count"] - 1, 8))},
+        "a count alone": {"clean": summary["clean"] | {"count": summary["clean"]["count"] - 1}},
+        "no radius": {"radii": summary["radii"][:1]},
+        "more certified": {"radii": [row | {"certified": plain(Accuracy.of(8, 8))} for row in summary["radii"]]},
+        "sure": {"failure_probability": {"per_image": 0.0, "any_of_all": 0.0}},
+        "median": {"median_radius": 1.0},
+        "n": {"n": 7},
+        "kind": {"kind": "certify"},
+        "old kind": {"kind": "probabilistic"},
+        "seed": {"study": summary["study"] | {"settings": settings | {"seed": 3}}},
+        "function": {"study": summary["study"] | {"function": "the model itself"}},
+        "assumed": {"assumed": "nothing"},
+        "extra": {"extra": 1},
+    }
+
+
+def test_a_summary_that_says_something_else_is_refused(study):
     summary = json.loads((study / "summary.json").read_text())
-    (study / "summary.json").write_text(json.dumps(summary | change))
-    with pytest.raises(RunError, match=r"summary\.json"):
-        start(study)
+    for change in spoilt(summary).values():
+        assert summary | change != summary
+        write_json(study / "summary.json", summary | change)
+        with pytest.raises(RunError, match=r"summary\.json (does not hold the summary|is not as it should be)"):
+            start(study)
 
 
-def test_a_summary_of_another_function_is_refused(study):
-    summary = json.loads((study / "summary.json").read_text())
-    summary["study"]["function"] = "the model"
-    (study / "summary.json").write_text(json.dumps(summary))
-    with pytest.raises(RunError, match="study differs"):
-        start(study)
+# Nothing deterministic takes its records or its summary ------------------------------------------------------
 
 
-def test_nothing_deterministic_takes_its_records_or_its_summary(complete, tmp_path):
-    """No record, no summary, no check and no folder mixes the two kinds."""
-    certified(tmp_path / "proofs", replace(QUICK, radii=(0.01,)))
-    for folder, record, summary in (
-        (complete, CertificateRecord, CertificateSummary), (tmp_path / "proofs", SmoothRecord, SmoothSummary),
-    ):  # fmt: skip
-        with pytest.raises(RunError):
-            convert(lines(folder)[0], record, "it")
-        with pytest.raises(RunError):
-            read_record(folder / "summary.json", summary)
+def test_no_record_of_one_kind_is_one_of_the_other(complete, proofs):
+    with pytest.raises(RunError, match="is not as it should be"):
+        convert(lines(complete)[0], CertificateRecord, "the record")
+    with pytest.raises(RunError, match="is not as it should be"):
+        convert(lines(proofs)[0], SmoothRecord, "the record")
+
+
+def test_no_summary_of_one_kind_is_one_of_the_other(complete, proofs):
+    with pytest.raises(RunError, match="is not as it should be"):
+        read_record(complete / "summary.json", CertificateSummary)
+    with pytest.raises(RunError, match="is not as it should be"):
+        read_record(proofs / "summary.json", SmoothSummary)
+    study = CertifyStudy(about(), CertifySettings((0.01, 0.1)), {})
+    with pytest.raises(RunError, match="does not hold the summary of certificates"):
+        read_stored_summary(complete / "summary.json", study)
+
+
+def test_no_table_shows_the_two_kinds_together(complete, proofs):
+    smooth = read_record(complete / "summary.json", SmoothSummary)
+    proved = read_record(proofs / "summary.json", CertificateSummary)
+    for shown in (certificate_tables, certificate_verdict):
+        with pytest.raises(RunError, match="never shown among proofs"):
+            shown(smooth)
+    with pytest.raises(RunError, match="only probabilistic"):
+        smoothing_table(proved)
+
+
+def test_no_check_takes_counts_for_proofs(complete, tmp_path):
+    for read in (read_certificates, checked_study):
+        with pytest.raises(RunError, match="counts and not proofs"):
+            read(complete / "records.jsonl")
+    (tmp_path / "smoothing.json").write_text("{}\n")  # of an earlier version
     with pytest.raises(RunError, match="counts and not proofs"):
-        checked_study(complete / "records.jsonl")
+        read_certificates(tmp_path / "records.jsonl")
 
 
-def test_the_folder_of_proofs_is_not_continued_with_noise_nor_the_other_way_round(tmp_path, complete):
-    certified(tmp_path / "study", replace(QUICK, radii=(0.01,)))
-    with pytest.raises(RunError, match="holds another study"):
-        start(tmp_path / "study")
-    with pytest.raises(RunError, match="holds another study"):
-        certified(complete, replace(QUICK, radii=(0.01,)))
-    (tmp_path / "study" / "study.json").unlink()
-    with pytest.raises(RunError, match=r"holds other records and no study\.json"):
-        start(tmp_path / "study")
+def test_a_record_of_a_proof_among_those_of_noise_is_refused(study, proofs):
+    (study / "summary.json").unlink()
+    rewritten(study, [*lines(study)[:7], lines(proofs)[7]])
+    with pytest.raises(RunError, match=r"line 8 of .* is not a record of its kind"):
+        start(study)
+
+
+def test_the_folder_of_proofs_is_not_continued_with_noise_nor_the_other_way_round(study, proofs, tmp_path):
+    folder = shutil.copytree(proofs, tmp_path / "proofs")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(RunError, match=r'holds another study \(kind: "certify" before, "smooth" now\)'):
+        start(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    with pytest.raises(RunError, match=r'holds another study \(kind: "smooth" before, "certify" now\)'):
+        certified(study, msgspec.structs.replace(QUICK, radii=(0.01,)))
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_folder_of_an_earlier_version_is_not_continued(tmp_path):
+    for name in ("smoothing.json", "environment.jsonl"):
+        (tmp_path / name).write_text("{}\n")
+    with pytest.raises(RunError, match=r"holds other records and no study\.json"):
+        start(tmp_path)
+
+
+def test_the_probability_that_any_certificate_is_false_is_at_most_one():
+    record = SmoothRecord(
+        sample=0, label=1, input="x", failure_probability=0.4, selected=1, count=0, draws=200,
+        lower_probability=0.0, predicted=None, radius=0.0,
+    )  # fmt: skip
+    settings = msgspec.structs.replace(SETTINGS, smoothing=Smoothing(sigma=0.1, n0=20, n=200, alpha=0.4))
+    study = SmoothStudy(About(model="a", data="b", dataset="c", n=3), settings)
+    found = summarize([record] * 3, study)
+    assert found.failure_probability.any_of_all == 1.0
+    assert (found.clean.count, found.abstained.count, found.median_radius) == (0, 3, None)

@@ -21,7 +21,7 @@ from specguard.geometry import Norm
 from specguard.records.attack import AttackSettings, AttackStudy
 from specguard.records.io import write_json
 from specguard.records.study import Pending
-from specguard.report import attack_table, robustbench_record, subset_lines
+from specguard.report import attack_table, attack_warnings, robustbench_record, subset_lines
 from specguard.studies import about_study, attack_study, balls_of, run_attack, write_gallery
 
 _WHAT, _HOW, _WHERE = "Attacks", "Images and arithmetic", "Output"
@@ -103,10 +103,8 @@ def attack_command(
     out.print(attack_table(result))
     for line in subset_lines(result.study.about):
         out.print(line, soft_wrap=True)
-    for flag in result.flags:
-        err.print(f"warning, {flag.name}: {flag.message}", style="yellow", markup=False, soft_wrap=True)
-    for text in result.warnings:
-        err.print(f"warning, autoattack: {text}", style="yellow", markup=False, soft_wrap=True)
+    for line in attack_warnings(result):
+        err.print(line, style="yellow", markup=False, soft_wrap=True)
     if robustbench is not None:
         entry = robustbench_record(result, name=about.label, architecture=about.architecture, dataset=loaded.name)
         write_json(robustbench, entry)

@@ -91,7 +91,7 @@ def sensitivity_command(
     )
     tell_of_first(folder, of_first, split)
     known = about_study(model, loaded, split)
-    err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
+    err.print(f"{run} on {len(split)} images, {target}, result in {folder}", soft_wrap=True)
     advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
     with interruptible(advice), plain_warnings(), study_bar("pieces") as watch:
         result = run_sensitivity(

@@ -34,7 +34,7 @@ from specguard.records.io import each_record
 from specguard.records.shards import Place, Shard
 from specguard.records.spectrum import SpectrumRecord, SpectrumSettings, SpectrumSummary
 from specguard.records.study import Pending, Watcher
-from specguard.report import direction_figure, spectrum_lines, spectrum_table, subset_lines, violin_figure
+from specguard.report import direction_figure, spectrum_lines, spectrum_table, spectrum_warnings, violin_figure
 from specguard.studies import about_study, run_spectrum
 from specguard.studies.spectrum import stored_directions
 
@@ -197,7 +197,7 @@ def _folder_name(settings: SpectrumSettings, chosen: list[Any]) -> str:
 
 def _print(label: str, result: SpectrumSummary) -> None:
     out.print(spectrum_table(label, result))
-    for line in (*subset_lines(result.study.about), *spectrum_lines(result)):
+    for line in spectrum_lines(result):
         out.print(line, soft_wrap=True)
-    if lost := sum(part.unconverged for part in result.parts):
-        err.print(f"warning: {lost} values did not converge; --most allows more products", style="yellow")
+    for line in spectrum_warnings(result):
+        err.print(line, style="yellow")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from specguard.errors import RunError
+from specguard.errors import ConfigError, RunError
 
 Json = dict[str, Any]
 Norm = Literal["l2", "linf"]
@@ -82,7 +82,7 @@ def convert(value: object, kind: Any, what: object) -> Any:
     """A JSON value as a record of `kind`; what does not fit is one sentence about `what`."""
     try:
         return msgspec.convert(value, type=kind)
-    except (msgspec.ValidationError, RecursionError) as error:
+    except (msgspec.ValidationError, ConfigError, UnicodeError, RecursionError) as error:  # half a surrogate pair
         raise RunError(f"{what} is not as it should be: {sentence(error)}") from error
 
 
@@ -102,7 +102,8 @@ def difference(old: Any, new: Any, path: str = "") -> str | None:
             if found:
                 return found
         return None
-    return None if old == new else f"{path}: {json.dumps(old)} before, {json.dumps(new)} now"
+    same = old == new and isinstance(old, bool) == isinstance(new, bool)
+    return None if same else f"{path}: {json.dumps(old)} before, {json.dumps(new)} now"
 
 
 def nearly_equal(one: Any, other: Any) -> bool:

@@ -5,9 +5,9 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from msgspec import UNSET, UnsetType
+from msgspec import Meta
 
 from specguard.errors import ConfigError
 from specguard.records.accuracy import Accuracy
@@ -107,14 +107,14 @@ class RadiusRecord(Record, frozen=True, omit_defaults=True):
 class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What the largest certified radius rests on: radii at all layers, and what the closest margin loses where.
 
-    `lower` bounds the margin over every class, None at the label itself; earlier versions did not keep it.
+    `lower` bounds the margin over every class, None at the label itself; records of an earlier version lack it.
     """
 
     radius: Size
     other_class: Count
     margin: Finite
     loss: Size
-    lower: tuple[Finite | None, ...] | UnsetType = UNSET
+    lower: Annotated[tuple[Finite | None, ...], Meta(min_length=2)] = ()
     radii: dict[Name, Size]
     terms: dict[Name, Size]
 

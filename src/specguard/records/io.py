@@ -9,11 +9,13 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from specguard.errors import RunError
+from specguard.errors import ConfigError, RunError
 from specguard.records.base import Json, encode, encode_pretty, sentence
 from specguard.records.files import append_file, file_lines, read_file, reading, write_file
 
 LARGEST_FILE, LARGEST_LINES = 64 * 2**20, 4 * 2**30  # bytes, far beyond any real one
+# What decoding raises; settings refuse nonsense themselves, as errors of configuration.
+_UNFIT = (msgspec.MsgspecError, ConfigError, UnicodeDecodeError, RecursionError)
 Value = TypeVar("Value")
 
 
@@ -28,7 +30,7 @@ def read_record(path: Path, kind: Any, most: int = LARGEST_FILE, *, links: bool 
         content = read_file(path, most, links=links)
     try:
         return msgspec.json.decode(content, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except _UNFIT as error:
         raise RunError(f"{path} is not as it should be: {sentence(error)}") from error
 
 
@@ -61,7 +63,7 @@ def each_record(
 def _decoded(decoder: Any, line: bytes, number: int, path: Path) -> Any:
     try:
         return decoder.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except _UNFIT as error:
         raise RunError(f"line {number} of {path} is not a record of its kind: {sentence(error)}") from error
 
 

@@ -59,18 +59,27 @@ class Ledger(Generic[RecordType]):
             if known is not record and not nearly_equal(known, record):
                 raise RunError(f"{path} holds a record that does not belong to this study: image {sample} again")
 
+    def add(self, records: list[RecordType]) -> None:
+        """Write the records of a batch, which this process has done."""
+        self.own.append(records)
+        self.take(records, self.own.path)
+        self.records |= {record.sample: record for record in records}  # rather than those of one that was cut short
+
     def missing(self, begins: range) -> list[tuple[int, int]]:
         """The batches that are yet to be done: their number among `begins`, and where they begin.
 
-        A batch that was cut short is dropped, on disk too, and done again as a whole: its company may matter.
+        A batch of this process that was cut short is dropped, on disk too, and done again as a whole: its company
+        may matter. What others have of such a batch is kept, to be compared: they may be about to write the rest.
         """
         everywhere = WHOLE.begins(len(self.labels), self.batch)
         whole = {sample for begin in everywhere if self.whole(begin) for sample in self._batch(begin)}
-        self.records = {sample: record for sample, record in self.records.items() if sample in whole}
         own = self.own
-        kept = [record for record in own.records if record.sample in whole]
-        if own.torn or len(kept) < len(own.records):
-            own.rewrite(kept)
+        dropped = [record for record in own.records if record.sample not in whole]
+        for record in dropped:
+            if self.records.get(record.sample) is record:
+                del self.records[record.sample]
+        if own.torn or dropped:
+            own.rewrite([record for record in own.records if record.sample in whole])
         return [(number, begin) for number, begin in enumerate(begins) if not self.whole(begin)]
 
     def whole(self, begin: int) -> bool:

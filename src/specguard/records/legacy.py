@@ -15,7 +15,7 @@ from specguard.records.attack import AttackRecord, AttackStudy, AttackSummary
 from specguard.records.base import Json, Record, Size, convert
 from specguard.records.certificate import ARITHMETIC, CertificateRecord, CertificateSummary, CertifyStudy
 from specguard.records.check import CheckStudy, CheckSummary
-from specguard.records.io import LARGEST_FILE, each_record, read_json, read_lines, read_record
+from specguard.records.io import LARGEST_FILE, each_record, read_json, read_record
 from specguard.records.sensitivity import SensitivityStudy, SensitivitySummary
 from specguard.records.shards import STUDY
 from specguard.records.smoothing import SmoothStudy, SmoothSummary
@@ -109,14 +109,11 @@ def study_records(folder: Path, kind: type[Any], *, digest: Any = None) -> Itera
 
 def old_records(file: Path, kind: type[Any], *, links: bool = True, digest: Any = None) -> Iterable[Any]:
     """The records of an earlier version as records of today."""
+    lines = each_record(file, dict[str, Any], links=links, digest=digest)
     if kind is AttackRecord:
-        lines = read_lines(file, links=links)
         return [convert(record, AttackRecord, file) for record in _tolerant(_attack_records, lines, file)]
     change: Any = _certificate_record if kind is CertificateRecord else dict
-    return (
-        convert(_tolerant(change, line, file), kind, f"a record of {file}")
-        for line in each_record(file, dict[str, Any], links=links, digest=digest)
-    )
+    return (convert(_tolerant(change, line, file), kind, f"a record of {file}") for line in lines)
 
 
 def old_seconds(folder: Path, most: int = LARGEST_FILE) -> float | None:
@@ -266,7 +263,7 @@ def _attack_study(settings: Json) -> Json:
     }
 
 
-def _attack_records(lines: list[Json]) -> list[Json]:
+def _attack_records(lines: Iterable[Json]) -> list[Json]:
     """One record per image, of one line per attack, ball and image."""
     found: dict[int, Json] = {}
     for line in lines:
@@ -339,6 +336,25 @@ def _check_summary(record: Json) -> Json:
     }
 
 
+def _smooth_summary(record: Json) -> Json:
+    settings = record["settings"]
+    drawn = {name: settings["smoothing"][name] for name in ("sigma", "n0", "n", "alpha")}
+    names = ("n", "failure_probability", "abstained", "radii", "median_radius")
+    return {
+        "kind": "smooth",
+        "study": {
+            "kind": "smooth",
+            "about": _about(settings),
+            "settings": {"smoothing": drawn, **{name: settings[name] for name in ("radii", "batch", "seed")}},
+            "function": settings["about"],
+        },
+        **{name: record[name] for name in names},
+        "clean": record["right"],
+        "assumed": record["supposed"],
+        **_end(record),
+    }
+
+
 def _training_summary(record: Json) -> Json:
     return {"kind": "training", **record}
 
@@ -350,4 +366,5 @@ _SUMMARIES = {
     ("limits", "largest", "radii", "settings"): _certify_summary,
     ("claims", "least_room", "settings"): _check_summary,
     ("parts", "weights", "settings"): _spectrum_summary,
+    ("supposed", "right", "radii", "settings"): _smooth_summary,
 }

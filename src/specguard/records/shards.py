@@ -103,7 +103,9 @@ def _check_header(folder: Path, header: Record) -> None:
 
 
 def _difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
-    """Where settings differ; which images were chosen comes last, and in words."""
+    """Where settings differ: the kind of study comes first; which images were chosen comes last, and in words."""
+    if other := difference(old.get("kind"), new.get("kind"), "kind"):
+        return other
     before, now = (each.get("about") for each in (old, new))
     chosen = [about.pop("subset", None) if isinstance(about, dict) else None for about in (before, now)]
     if (other := difference(old, new)) or chosen[0] == chosen[1]:

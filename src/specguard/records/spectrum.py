@@ -152,14 +152,14 @@ class SpectrumSummary(Summary, frozen=True, tag_field="kind", tag="spectrum", om
 
 
 def summarize(records: Sequence[SpectrumRecord], study: SpectrumStudy) -> SpectrumSummary:
-    """The summary of all records of a study, but for the weights, which are not in them."""
+    """The summary of all records of a study, but for the weights, of which there are none."""
     parts = tuple(_part(name, [record.parts[name] for record in records]) for name in study.parts)
     blocks = [part.name for part in parts if part.group == "block"]
     found = [path_of(record, blocks) for record in records] if blocks else []
     together: dict[str, Any] = (
         {key: distribution([path[key] for path in found]) for key in found[0]} if found else {}
     )
-    return SpectrumSummary(study=study, n=len(records), parts=parts, weights=WeightSpectra(()), **together)
+    return SpectrumSummary(study=study, n=len(records), parts=parts, weights=WeightSpectra(after=()), **together)
 
 
 def path_of(record: SpectrumRecord, blocks: Sequence[str]) -> dict[str, float]:

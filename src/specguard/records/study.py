@@ -136,9 +136,9 @@ def _work(study: Study[RecordType, Any], ledger: Ledger[RecordType], watch: Watc
         begun = time.perf_counter()
         records, seconds = study.work(begin, min(begin + study.batch, len(study.labels)), tell)
         spent = max(0.0, time.perf_counter() - begun)
-        timing.append([Timing(begin=begin, seconds={"total": spent, **seconds})])
-        ledger.own.append(records)
-        ledger.take(records, ledger.own.path)
+        stages = {name: max(0.0, value) for name, value in seconds.items()}  # a clock may have been put back
+        timing.append([Timing(begin=begin, seconds={"total": spent, **stages})])
+        ledger.add(records)
     watch(Progress(total, total, "done"))
 
 

@@ -28,6 +28,7 @@ from specguard.records.base import About
 from specguard.records.certificate import CertificateRecord, CertifyStudy, fits, summarize
 from specguard.records.check import CheckRecord, CheckSettings, CheckStudy, CheckSummary
 from specguard.records.check import summarize as summarize_check
+from specguard.records.io import read_lines
 from specguard.records.legacy import read_certificates, read_stored_summary
 from specguard.records.store import described, file_digest
 from specguard.records.study import Pending, Study, Tell, Watcher, check_summary, complete
@@ -50,9 +51,9 @@ class CheckedStudy:
 
 def checked_study(file: Path) -> CheckedStudy:
     """The certificates of a records.jsonl and the study beside it, also of earlier versions."""
-    study, records = read_certificates(file)
-    if not records:
+    if not read_lines(file):
         raise RunError(f"{file} holds no certificates")
+    study, records = read_certificates(file)
     if len(records) != study.about.n:
         raise RunError(f"{file} holds {len(records)} records of {study.about.n} images")
     return CheckedStudy(file, study, tuple(records))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from msgspec import UnsetType
 
 from specguard.checker import Image
 from specguard.checker.attention.point import Attention
@@ -128,7 +127,7 @@ def _same_proof(image: Image, method: MethodName, stored: Proof, agree: Agree) -
 
 def _same_bounds(image: Image, method: MethodName, stored: Proof, falls: Array, agree: Agree) -> int:
     """The bounds on the margins of all classes, nothing at the label, if a record has them."""
-    if isinstance(stored.lower, UnsetType):
+    if not stored.lower:
         return 0
     claimed = stored.lower
     agree(f"the proof of {method} has another number of classes", len(claimed) == len(image.output))

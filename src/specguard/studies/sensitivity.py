@@ -1,6 +1,5 @@
 """How far one attention layer can move, and how far bounds say: LoFAST's Figures 1, 3 and 4 and Table 3."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -51,6 +50,7 @@ from specguard.studies.attention_change import (
 )
 from specguard.studies.samples import labels_by_sample
 
+_LARGEST = 1e300  # that a record takes
 Measured = tuple[PerImage, Mapping[str, PerImage | None]]  # what was found, and the bounds on it
 
 
@@ -103,7 +103,7 @@ class _Look:
         X = layer_inputs(self.model, self.layer, images.to(self.device).double())
         if not X.isfinite().all():
             raise ConfigError(f"the input of {self.name} is not finite")
-        noise = Noise.of(torch.arange(begin, end, device=X.device), derived_seed(s.seed, "starts"))
+        noise = Noise.of(self.split.samples[begin:end].to(X.device), derived_seed(s.seed, "starts"))
         try:
             tell(0, "radii")
             rows = self._over_radii(X, noise)
@@ -154,6 +154,7 @@ class _Look:
         largest, measured = torch.zeros(len(X), dtype=X.dtype, device=X.device), list[Measured]()
         for radius in s.radii:  # they increase: what was found in a smaller ball is in the larger one
             largest = torch.maximum(largest, largest_change(function, X, radius, directions, s.steps))
+            self._check_numbers(largest)
             bounds = bounds_at(node, radius)
             if broken := exceeded(largest, bounds, lengths(node.output)):
                 name = broken[0]
@@ -170,6 +171,7 @@ class _Look:
         found: dict[tuple[float, str], Measured] = {}
         for radius in s.radii:
             for factor, values in first_head(node, radius, directions, s.steps).items():
+                self._check_numbers(values["found"])
                 bounds = {name: values[name] for name in HEAD_BOUNDS[factor]}
                 if exceeded(values["found"], bounds, lengths(node.X)):
                     raise SoundnessError(f"the {factor} of a head of {self.name} exceed a bound at {radius:g}")
@@ -199,6 +201,10 @@ class _Look:
         eps = torch.full((len(node.X),), radius, dtype=torch.float64, device=node.X.device)
         return {"lofast2": lofast.lofast(node, eps, node.xi), "t1": local.upper_t1(node, eps)}
 
+    def _check_numbers(self, found: PerImage) -> None:
+        if not (found <= _LARGEST).all():  # NaN is not
+            raise ConfigError(f"the change of {self.name} cannot be computed: its numbers are not finite")
+
     def _scaled(self, X: Points, norm: float) -> Points:
         """X brought to this spectral norm."""
         size = torch.linalg.matrix_norm(X, 2)
@@ -208,7 +214,7 @@ class _Look:
 
 
 def _at(row: Measured, i: int) -> dict[str, Any]:
-    """What was found at the i-th image, and the bounds there; None for what is infinite or not to be had."""
+    """What was found at the i-th image, and the bounds there; None for what is too large or not to be had."""
     found, bounds = row
     return {
         "found": float(found[i]),
@@ -217,4 +223,4 @@ def _at(row: Measured, i: int) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return value if value <= _LARGEST else None

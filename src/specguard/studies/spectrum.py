@@ -167,9 +167,8 @@ def _looked_at(
         step = search(jacobian(part.step, part.at)) if part.kind == "residual" else found
     except ValueError as error:
         raise ConfigError(f"the spectrum of {part.name} cannot be computed: {error}") from error
-    norms: list[float | None] = [None] * len(part.at)
-    if form.dense:
-        norms = exact_row_column(part.function, part.at).tolist()
+    bound = exact_row_column(part.function, part.at) if form.dense else None
+    norms = [None] * len(part.at) if bound is None else bound.tolist()
     with torch.no_grad():
         entering = _length(moved.at - part.at)
         leaving = _length(moved.step(moved.at) - part.step(part.at))
@@ -178,11 +177,11 @@ def _looked_at(
     rows = zip(*(column.tolist() for column in columns), norms, strict=True)
     keys = ("sigma", "residual", "converged", "step", "entering", "leaving", "row_column")
     kind = {"group": part.group, "kind": part.kind}
-    if not all(bool((column < _LARGEST).all()) for column in columns):  # NaN is not
+    numbers = columns if bound is None else (*columns, bound)
+    if not all(bool((column < _LARGEST).all()) for column in numbers):  # NaN is not
         raise ConfigError(f"the spectrum of {part.name} cannot be computed: its numbers are not finite")
-    return [convert(kind | dict(zip(keys, row, strict=True)), PartRecord, part.name) for row in rows], found.right[
-        :, 0
-    ]
+    records = [convert(kind | dict(zip(keys, row, strict=True)), PartRecord, part.name) for row in rows]
+    return records, found.right[:, 0]
 
 
 def _as_images(part: Part, images: Images, direction: Float[Tensor, "batch *shape"]) -> Images:
