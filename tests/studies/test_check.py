@@ -706,6 +706,7 @@ def test_another_model_other_data_and_missing_records_are_refused(study):
     file.write_text("")
     with pytest.raises(RunError, match="holds no certificates"):
         verified(file)
+    file.write_text("\n".join(lines) + "\n")
     (study / "study.json").write_text("{}")
     with pytest.raises(RunError, match=r"study\.json is not as it should be"):
         verified(file)
