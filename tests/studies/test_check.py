@@ -20,7 +20,7 @@ from specguard.certificates.layers import curves as activations
 from specguard.certificates.methods import radii as output_radius
 from specguard.certificates.problem import MarginLoss
 from specguard.checker import Image, read
-from specguard.data import Dataset
+from specguard.data import Data, Dataset
 from specguard.errors import RunError, SoundnessError
 from specguard.nn import CertifiableConfig, Network, ViT, ViTConfig, fingerprint
 from specguard.records.accuracy import Accuracy
@@ -706,12 +706,90 @@ def test_another_model_other_data_and_missing_records_are_refused(study):
     file.write_text("")
     with pytest.raises(RunError, match="holds no certificates"):
         verified(file)
+    file.write_text("\n".join(lines) + "\n")
     (study / "study.json").write_text("{}")
     with pytest.raises(RunError, match=r"study\.json is not as it should be"):
         verified(file)
     (study / "study.json").unlink()
     with pytest.raises(RunError, match=r"there is no study\.json"):
         verified(file)
+
+
+RENAMED = {
+    "method": "family", "losses": "loses", "loss": "fall", "other_class": "rival", "methods": "families",
+    "robust": "attacked",
+}  # fmt: skip
+
+
+def as_before(value):
+    """JSON in the words of the version before."""
+    if isinstance(value, dict):
+        return {RENAMED.get(key, key): as_before(each) for key, each in value.items()}
+    return [as_before(each) for each in value] if isinstance(value, list) else value
+
+
+@pytest.fixture
+def earlier(study) -> Path:
+    """The same study as the version before would have written it."""
+    header = json.loads((study / "study.json").read_text())
+    settings = {**header["about"], **as_before(header["settings"]), "attack": header["attack"]}
+    del settings["stop_early"]
+    settings |= {"arithmetic": "float64, rounding included", "failure_probability": 0.0}
+    (study / "certification.json").write_text(json.dumps(settings))
+    (study / "study.json").unlink()
+    summary = as_before(json.loads((study / "summary.json").read_text()))
+    for name in ("kind", "study", "seconds"):
+        del summary[name]
+    summary |= {"settings": settings, "seconds_per_image": {"network": 1.0}}
+    (study / "summary.json").write_text(json.dumps(summary))
+    file = study / "records.jsonl"
+    records = [as_before(json.loads(line)) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return study
+
+
+def test_certificates_of_an_earlier_version_are_right_too(earlier, true):
+    result, believed = verified(earlier / "records.jsonl")
+    assert believed == 0
+    assert result.claims == verified(true / "records.jsonl", folder=earlier / "new")[0].claims > 0
+
+
+@pytest.mark.parametrize(
+    "name", ["a lower bound", "a largest radius", "the margin of a proof", "a norm", "a radius"]
+)
+def test_a_claim_of_an_earlier_version_that_is_too_good_is_an_error(earlier, name):
+    def change(record):
+        holder, key = first(record, *{**CLAIMS, **SIZES}[name])
+        holder[key] *= 1.01 if name in CLAIMS else 0.99
+
+    with pytest.raises(SoundnessError, match="image 0"):
+        verified(changed(earlier, change))
+
+
+def test_a_summary_of_an_earlier_version_that_says_more_or_something_else_is_an_error(earlier):
+    summary = json.loads((earlier / "summary.json").read_text())
+    for number, change in enumerate(
+        ({"certified": 1.0}, {"limits": []}, {"settings": summary["settings"] | {"seed": 9}})
+    ):
+        (earlier / "summary.json").write_text(json.dumps(summary | change))
+        with pytest.raises(SoundnessError, match="summary"):
+            verified(earlier / "records.jsonl", folder=earlier / f"checked{number}")
+
+
+def test_probabilistic_certificates_of_an_earlier_version_are_refused(earlier):
+    path = earlier / "certification.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"failure_probability": 1e-3}))
+    with pytest.raises(RunError, match="probability"):
+        verified(earlier / "records.jsonl")
+
+
+def test_images_of_another_subset_than_the_records_name_are_refused(study):
+    """Who named another choice of images than he has certified would be free to choose them."""
+    some = data(9)
+    chosen = Data("noise", some, some, tuple("abcd"), by_class=True).take(5, seed=3)
+    assert chosen.subset is not None
+    with pytest.raises(RunError, match="is about other images than those"):
+        verified(study / "records.jsonl", split=chosen)
 
 
 def test_killed_it_continues(study, monkeypatch):
