@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 import specguard as package
-from helpers import companions, lines
+from helpers import companions
 from helpers.sample_runs import sample_run
 from helpers.studies import STUDIES
 from specguard.cli.models import Subject
@@ -30,7 +30,9 @@ from specguard.models import from_run
 from specguard.models.checkpoint import load_weights
 from specguard.models.pretrained import huggingface_config, huggingface_statistics
 from specguard.records import files, io, store
+from specguard.records.ledger import Ledger
 from specguard.records.shards import Place, Shard
+from specguard.records.spectrum import SpectrumRecord
 from specguard.report import read_run, write_report
 
 SOURCE = Path(package.__file__).parent
@@ -149,7 +151,7 @@ def pictures(folder: Path) -> object:
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "json": ("x.json", lambda folder: io.read_json(folder / "x.json")),
     "lines": ("x.jsonl", lambda folder: io.read_lines(folder / "x.jsonl")),
-    "the hash of lines": ("x.jsonl", lambda folder: store.lines_digest(folder / "x.jsonl")),
+    "the hash of lines": ("x.jsonl", lambda folder: store.file_digest(folder / "x.jsonl")),
     "safetensors": ("x.safetensors", lambda folder: store.read_tensors(folder / "x.safetensors")),
     "weights": ("x.safetensors", lambda folder: load_weights(folder / "x.safetensors")),
     "weights of torch": ("x.pt", lambda folder: load_weights(folder / "x.pt")),
@@ -163,7 +165,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "the hash of pictures": ("x.png", lambda folder: Pictures((folder / "x.png",), 4).digest()),
     "a shard": (
         "shards/0-of-2/records.jsonl",
-        lambda folder: dict(Place(folder, Shard()).lines("records.jsonl")),
+        lambda folder: Ledger(Place(folder), {0: 0}, 1, SpectrumRecord, lambda record: True).read(),
     ),
 }
 
@@ -331,7 +333,7 @@ def test_a_report_of_a_prepared_run_writes_nothing_outside_of_it(tmp_path, preci
 WRITERS: dict[str, Callable[[Path], None]] = {
     "write_file": lambda path: files.write_file(path, b"5"),
     "write_json": lambda path: io.write_json(path, {"a": 5}),
-    "rewrite_lines": lambda path: lines.rewrite_lines(path, [{"a": 5}]),
+    "rewrite_lines": lambda path: io.rewrite_records(path, [{"a": 5}]),
     "write_tensors": lambda path: store.write_tensors(path, {"a": torch.ones(2)}),
 }
 
@@ -353,7 +355,7 @@ def test_nothing_is_added_through_a_link_to_another_name_or_to_a_pipe(tmp_path, 
     (tmp_path / "dangling").symlink_to(tmp_path / "new")
     for name in ("soft", "hard", "pipe", "dangling"):
         with no_hang(), pytest.raises(RunError) as caught:
-            lines.append_lines(tmp_path / name, {"a": 5})
+            io.append_records(tmp_path / name, [{"a": 5}])
         one_sentence(caught.value, tmp_path / name)
     assert precious.read_bytes() == b"precious\n"
     assert not (tmp_path / "new").exists()
@@ -553,7 +555,7 @@ def test_a_file_keeps_the_rights_that_the_user_gives_new_files(tmp_path):
     before = os.umask(0o027)
     try:
         io.write_json(tmp_path / "x.json", {})
-        lines.append_lines(tmp_path / "x.jsonl", {})
+        io.append_records(tmp_path / "x.jsonl", [{}])
     finally:
         os.umask(before)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o640}

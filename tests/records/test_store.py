@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch import nn
 
-from helpers import lines
 from specguard.data import Augmentation, Data, Dataset, digits
 from specguard.errors import CheckpointError, RunError, SpecGuardError
 from specguard.geometry import Ball
@@ -68,7 +67,7 @@ def one_sentence(error: BaseException, *named: object) -> None:
 WRITERS = {
     "write_file": (files.write_file, b"old", b"new"),
     "write_json": (io.write_json, {"a": 1}, {"a": 2}),
-    "rewrite_lines": (lines.rewrite_lines, [{"a": 1}], [{"a": 2}, {"a": 3}]),
+    "rewrite_lines": (io.rewrite_records, [{"a": 1}], [{"a": 2}, {"a": 3}]),
     "write_tensors": (store.write_tensors, {"a": torch.zeros(3)}, {"a": torch.ones(5)}),
 }
 
@@ -108,8 +107,8 @@ def test_a_record_with_a_number_that_is_not_finite_is_never_written(tmp_path, nu
     path = tmp_path / "record"
     for write, record in (
         (io.write_json, {"loss": number}),
-        (lines.append_lines, {"loss": number}),
-        (lines.rewrite_lines, [{"loss": 1.0}, {"loss": number}]),
+        (io.append_records, [{"loss": number}]),
+        (io.rewrite_records, [{"loss": 1.0}, {"loss": number}]),
     ):
         path.write_bytes(b'{"loss": 0.5}\n')
         with pytest.raises(ValueError, match="JSON"):
@@ -151,7 +150,7 @@ def test_a_file_of_lines_cut_at_any_byte_yields_its_complete_records(tmp_path):
     path = tmp_path / "a.jsonl"
     records = [{"epoch": 1, "loss": 0.25}, {"epoch": 2, "text": "ü\n"}, {"epoch": 3}]
     for record in records:
-        lines.append_lines(path, record)
+        io.append_records(path, [record])
     content = path.read_bytes()
     assert content.count(b"\n") == len(records)
     for length in range(len(content) + 1):
@@ -181,7 +180,7 @@ def test_lines_of_a_missing_file_are_none_and_a_folder_is_refused(tmp_path):
 def test_rewritten_lines_replace_the_file_as_a_whole(tmp_path):
     path = tmp_path / "a.jsonl"
     for records in ([{"a": 1}, {"a": 2}], [{"b": 3}], []):
-        lines.rewrite_lines(path, records)
+        io.rewrite_records(path, records)
         assert io.read_lines(path) == records
         assert path.read_bytes().count(b"\n") == len(records)
     assert [p.name for p in tmp_path.iterdir()] == ["a.jsonl"]
@@ -442,8 +441,8 @@ OTHER = Training(
 def test_every_training_setting_is_part_of_the_description_and_named_when_it_differs(name):
     old = json.loads(json.dumps(store.described(Training())))
     new = json.loads(json.dumps(store.described(replace(Training(), **{name: getattr(OTHER, name)}))))
-    assert base.first_difference(old, old) is None
-    found = base.first_difference({"training": old}, {"training": new})
+    assert base.difference(old, old) is None
+    found = base.difference({"training": old}, {"training": new})
     assert found is not None
     assert found.startswith(f"training.{name}")
 
@@ -461,7 +460,7 @@ def test_every_training_setting_is_part_of_the_description_and_named_when_it_dif
     ],
 )
 def test_the_first_difference_of_settings_is_named_with_both_values(old, new, found):
-    assert base.first_difference(old, new) == found
+    assert base.difference(old, new) == found
 
 
 # Seeds -------------------------------------------------------------------------------------------------------
@@ -501,7 +500,7 @@ def small_disk(tmp_path):
 
 TOO_LARGE = {
     "write_file": lambda run: files.write_file(run / "record", bytes(100_000)),
-    "append_lines": lambda run: lines.append_lines(run / "record", {"text": "x" * 100_000}),
+    "append_lines": lambda run: io.append_records(run / "record", [{"text": "x" * 100_000}]),
     "write_checkpoint": lambda run: store.write_checkpoint(run, 2, {"w": torch.ones(100_000)}, {"step": 2}),
 }
 
@@ -509,7 +508,7 @@ TOO_LARGE = {
 @pytest.mark.parametrize("writer", TOO_LARGE)
 def test_a_full_disk_is_one_sentence_and_what_was_written_stays(small_disk, writer):
     path = small_disk / "record"
-    lines.append_lines(path, {"epoch": 1})
+    io.append_records(path, [{"epoch": 1}])
     before = path.read_bytes()
     store.write_checkpoint(small_disk, 1, {"w": torch.ones(9)}, {"step": 1})
     with pytest.raises(RunError) as caught:
