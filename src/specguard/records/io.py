@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -122,11 +123,14 @@ def read_json(path: Path, most: int = LARGEST_FILE, *, links: bool = True) -> Js
     return record
 
 
-def read_lines(path: Path, most: int = LARGEST_LINES, *, links: bool = True) -> list[Json]:
-    """The complete objects of a .jsonl file, none if it does not exist. A last line cut short is left out."""
+def read_lines(path: Path, count: int | None = None) -> list[Json]:
+    """The first `count` complete objects of a .jsonl file, or all, none if it does not exist.
+
+    A last line cut short is left out.
+    """
     records: list[Json] = []
     with reading(path), suppress(FileNotFoundError):
-        for number, line in enumerate(file_lines(path, most, links=links), start=1):
+        for number, line in enumerate(islice(file_lines(path, LARGEST_LINES), count), start=1):
             if not line.endswith(b"\n"):
                 break
             try:

@@ -51,7 +51,7 @@ class CheckedStudy:
 
 def checked_study(file: Path) -> CheckedStudy:
     """The certificates of a records.jsonl and the study beside it, also of earlier versions."""
-    if not read_lines(file):
+    if not read_lines(file, 1):  # a file that is no record at all is named before its study is looked for
         raise RunError(f"{file} holds no certificates")
     study, records = read_certificates(file)
     if len(records) != study.about.n:
