@@ -24,7 +24,7 @@ from helpers.commandline import contents
 from helpers.studies import STUDIES, outcome
 from specguard.cli import main
 from specguard.errors import RunError, SpecGuardError
-from specguard.records import store as runs
+from specguard.records import files
 from specguard.records.shards import Shard
 from specguard.train.distributed import joined
 
@@ -329,5 +329,5 @@ def test_control_c_in_any_verb_is_one_sentence_and_the_same_command_goes_on(trai
     assert not list(folder.rglob("*.draft"))
     if verb not in ("train", "demo"):  # tests of resumption finish these
         assert ended(child(command(arguments, folder, tmp_path / "said"))) == 0, (tmp_path / "said").read_text()
-    with runs.locked(folder / "new"):
+    with files.locked(folder / "new"):
         pass  # nobody holds it any more

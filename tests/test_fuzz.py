@@ -40,7 +40,7 @@ from specguard.errors import SpecGuardError
 from specguard.models import from_run, untrained
 from specguard.models.checkpoint import load_weights
 from specguard.nn import fingerprint
-from specguard.records import store as runs
+from specguard.records import io, store
 from specguard.records.attack import AttackRecord, Gallery
 from specguard.records.base import About, plain
 from specguard.records.baseline import LinearBaseline
@@ -457,7 +457,7 @@ READERS: dict[str, Reader] = {
     "json": Reader(
         lambda: document(ORIGINALS / "everything" / "run.json") | st.binary(max_size=20),
         "x.json",
-        lambda folder: runs.write_json(folder / "y.json", runs.read_json(folder / "x.json")),
+        lambda folder: io.write_json(folder / "y.json", io.read_json(folder / "x.json")),
     ),
     "state of a checkpoint": Reader(
         lambda: document(next((ORIGINALS / "everything" / "checkpoints").iterdir()) / "state.json"),
@@ -679,8 +679,8 @@ def test_a_payload_is_never_run_whatever_file_it_is_in(tmp_path):
             (place / name).write_bytes(path.read_bytes())
         for read in (
             lambda path=path: load_weights(path),
-            lambda path=path: runs.read_tensors(path),
-            lambda path=path: runs.read_json(path),
+            lambda path=path: store.read_tensors(path),
+            lambda path=path: io.read_json(path),
             lambda path=path: read_pickle(path, path.read_bytes()),
             lambda place=place: svhn(place, verify=False),
             lambda place=place: image_folder(place, 4),

@@ -223,7 +223,7 @@ def trained(request, tmp_path_factory) -> ViT:
     training = Training(epochs=12, batch=64, optimizer=AdamW(lr=1e-2), schedule=OneCycle())
     training = replace(training, **OBJECTIVES[request.param])
     result = train(model, digits(), tmp_path_factory.mktemp("run") / "run", training, device=CPU)
-    assert result["test_accuracy"]["count"] > 0.8 * result["test_accuracy"]["n"]
+    assert result.test_accuracy.count > 0.8 * result.test_accuracy.n
     return model.eval().requires_grad_(False)
 
 

@@ -46,7 +46,7 @@ def honest(tmp_path_factory) -> Callable[[str], nn.Module]:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("SPECGUARD_COMMIT", "test")
                 result = train(model, digits(), tmp_path_factory.mktemp(name) / "run", training, device=CPU)
-            assert result["test_accuracy"]["value"] > 0.7
+            assert result.test_accuracy.value > 0.7
             trained[name] = model.eval().requires_grad_(False)
         return trained[name]
 

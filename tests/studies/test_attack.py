@@ -22,8 +22,8 @@ from specguard.attacks.state import AttackState
 from specguard.data import Dataset
 from specguard.errors import AttackError, ConfigError, RunError
 from specguard.geometry import Ball
+from specguard.records import files, io, store
 from specguard.records import io as records_io
-from specguard.records import store as runs
 from specguard.records.accuracy import Accuracy
 from specguard.records.attack import AttackRecord, AttackSettings, AttackStudy, AttackSummary, Outcome, summarize
 from specguard.records.base import About, plain
@@ -299,7 +299,7 @@ def test_saved_images_lie_in_the_ball_and_are_really_misclassified_where_broken(
     seen = set()
     for path in sorted((folder / "images").iterdir()):
         attack, norm, radius, first = path.stem.split("-")
-        stored = runs.read_tensors(path)
+        stored = store.read_tensors(path)
         (ball,) = [b for b in evaluation.balls if (b.norm, f"{b.radius:.6g}") == (norm, radius)]
         samples, images = stored["samples"], stored["images"]
         assert images.dtype == torch.float64
@@ -685,7 +685,7 @@ def full_once(patch: pytest.MonkeyPatch, module: Any, writer: str, name: str) ->
     def full(path: Path, content: bytes) -> None:
         if name in (path.name, path.parent.name) and not met:
             met.append(path)
-            with runs.writing(path):
+            with files.writing(path):
                 raise FULL
         real(path, content)
 
@@ -819,7 +819,7 @@ def test_a_folder_of_more_or_fewer_images_is_refused(complete):
 
 def test_a_folder_in_use_is_refused(complete):
     before = contents(complete)
-    with runs.locked(complete), pytest.raises(RunError) as caught:
+    with files.locked(complete), pytest.raises(RunError) as caught:
         start(complete, EVALUATIONS["stop early"], model=Untouchable())
     one_sentence(caught.value, complete, "in use by another process")
     assert contents(complete) == before
@@ -1005,7 +1005,7 @@ def test_a_summary_that_was_changed_by_hand_is_refused(complete, key):
             found["warnings"] = ["none"]
         case "study":
             found["study"]["settings"]["seed"] += 1
-    runs.write_json(path, found)
+    io.write_json(path, found)
     before = contents(complete)
     with pytest.raises(RunError) as caught:
         start(complete, EVALUATIONS["stop early"], model=Untouchable())

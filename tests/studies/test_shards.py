@@ -9,7 +9,7 @@ import pytest
 
 from helpers.studies import ABOUT, BATCH, IMAGES, STUDIES, looked_at, outcome
 from specguard.errors import ConfigError, RunError
-from specguard.records import store as runs
+from specguard.records import files
 from specguard.records.base import Json, plain
 from specguard.records.io import RecordFile, read_json, read_lines, rewrite_records
 from specguard.records.shards import Shard
@@ -132,12 +132,12 @@ def test_what_shards_have_done_is_not_done_again(tmp_path, monkeypatch, alone, s
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_shards_and_one_process_alone_keep_out_of_each_others_way(tmp_path, study):
-    with runs.locked(tmp_path, shared=True), runs.locked(tmp_path / "shards" / "0-of-2"):
+    with files.locked(tmp_path, shared=True), files.locked(tmp_path / "shards" / "0-of-2"):
         for more in ({}, {"shard": Shard(0, 2)}):
             with pytest.raises(RunError, match="in use by another process"):
                 STUDIES[study](tmp_path, **more)
         assert STUDIES[study](tmp_path, shard=Shard(1, 2)).left
-    with runs.locked(tmp_path), pytest.raises(RunError, match="in use by another process"):
+    with files.locked(tmp_path), pytest.raises(RunError, match="in use by another process"):
         STUDIES[study](tmp_path, shard=Shard(0, 2))
 
 

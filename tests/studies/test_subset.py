@@ -17,7 +17,7 @@ from specguard.attacks import PGD
 from specguard.data import Data, Dataset
 from specguard.errors import RunError
 from specguard.nn import fingerprint
-from specguard.records import store as runs
+from specguard.records import store
 from specguard.records.base import About, Subset, plain
 from specguard.records.certificate import CertifySettings
 from specguard.records.check import CheckSettings, CheckSummary
@@ -178,7 +178,7 @@ def test_the_settings_of_the_first_images_name_no_subset(tmp_path, looking_at):
             "batch": 2,
             "seed": 0,
         },
-        "attack": runs.described(PGD(steps=2)),
+        "attack": store.described(PGD(steps=2)),
     }
     assert samples(tmp_path) == [0, 1, 2]
 
@@ -198,7 +198,7 @@ def test_directions_and_adversarial_images_are_kept_by_number(tmp_path, subset):
     torch.testing.assert_close(kept["images"], subset.images[:3])
     STUDIES["attack"](tmp_path / "attack")
     (first, *_) = sorted((tmp_path / "attack" / "images").glob("pgd-l2-0.1-*"))
-    assert runs.read_tensors(first)["samples"].tolist() == subset.samples[: studies.BATCH].tolist()
+    assert store.read_tensors(first)["samples"].tolist() == subset.samples[: studies.BATCH].tolist()
 
 
 def test_one_layer_is_looked_at_with_images_of_the_subset(tmp_path, subset):

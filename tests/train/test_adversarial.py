@@ -22,6 +22,7 @@ from specguard.geometry import Ball
 from specguard.models import from_run
 from specguard.nn import ViT, fingerprint, preset
 from specguard.penalties import MSVP, SpectralNorm
+from specguard.records.base import plain
 from specguard.records.io import read_json, read_lines, write_json
 from specguard.records.store import derived_seed, read_checkpoint, read_tensors, write_tensors
 from specguard.train import (
@@ -627,20 +628,20 @@ def test_the_result_is_the_weights_of_the_epoch_that_stood_up_best(ema, tmp_path
     score, weights, record, state = max(candidates, key=lambda candidate: candidate[0])  # the first of equals
     assert 1 < record["epoch"] < 16
     assert score[0] > candidates[-1][0][0]
-    assert result["best"] == {
+    assert result.best == {
         "weights": weights,
         "epoch": record["epoch"],
         "score": [round(40 * share) for share in score],
     }
-    assert result["weights"] == weights == read_json(run / "model.json")["weights"]
-    assert result["metrics"] == record
+    assert result.weights == weights == read_json(run / "model.json")["weights"]
+    assert plain(result.metrics) == record
     correct = record["test_correct" if weights == "raw" else "ema_test_correct"]
-    assert result["test_accuracy"]["count"] == correct
+    assert result.test_accuracy.count == correct
     written = read_tensors(run / "model.safetensors")
     assert written.keys() == state.keys()
     assert all(torch.equal(tensor, state[name]) for name, tensor in written.items())
-    assert read_json(run / "result.json")["best"] == result["best"]
-    assert result["fingerprint"] == fingerprint(from_run(run))
+    assert read_json(run / "result.json")["best"] == result.best
+    assert result.fingerprint == fingerprint(from_run(run))
     images, labels = some_digits().test.batch(slice(None))
     assert int((from_run(run)(images).argmax(1) == labels).sum()) == correct
 
@@ -659,20 +660,20 @@ def test_scores_are_those_of_the_attack_on_the_stored_model(tmp_path):
         from_run(tmp_path / "run"), images, labels, Ball("linf", 0.05), seed=derived_seed(0, "validation")
     )
     clean = (from_run(tmp_path / "run")(images).argmax(1) == labels).sum()
-    assert result["best"]["score"] == [int((~found.success).sum()), int(clean)]
+    assert result.best["score"] == [int((~found.success).sum()), int(clean)]
 
 
 def test_training_leaves_the_best_weights_in_the_model(tmp_path):
     model = plain()
     result = train(model, some_digits(), tmp_path / "run", spoiled(), device=CPU)
-    assert fingerprint(model) == result["fingerprint"]
+    assert fingerprint(model) == result.fingerprint
 
 
 def test_a_finished_run_that_is_asked_for_again_leaves_the_same_weights_in_the_model(tmp_path):
     train(plain(), some_digits(), tmp_path / "run", spoiled(), device=CPU)
     again = plain()
     result = train(again, some_digits(), tmp_path / "run", spoiled(), device=CPU, resume=True)
-    assert fingerprint(again) == result["fingerprint"]
+    assert fingerprint(again) == result.fingerprint
 
 
 # Death and damage ---------------------------------------------------------------------------------------------
