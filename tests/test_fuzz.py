@@ -40,7 +40,8 @@ from specguard.errors import SpecGuardError
 from specguard.models import from_run, untrained
 from specguard.models.checkpoint import load_weights
 from specguard.nn import fingerprint
-from specguard.records import io, store
+from specguard.records import io as records_io
+from specguard.records import store
 from specguard.records.attack import AttackRecord, Gallery
 from specguard.records.base import About, plain
 from specguard.records.baseline import LinearBaseline
@@ -457,7 +458,7 @@ READERS: dict[str, Reader] = {
     "json": Reader(
         lambda: document(ORIGINALS / "everything" / "run.json") | st.binary(max_size=20),
         "x.json",
-        lambda folder: io.write_json(folder / "y.json", io.read_json(folder / "x.json")),
+        lambda folder: records_io.write_json(folder / "y.json", records_io.read_json(folder / "x.json")),
     ),
     "state of a checkpoint": Reader(
         lambda: document(next((ORIGINALS / "everything" / "checkpoints").iterdir()) / "state.json"),
@@ -680,7 +681,7 @@ def test_a_payload_is_never_run_whatever_file_it_is_in(tmp_path):
         for read in (
             lambda path=path: load_weights(path),
             lambda path=path: store.read_tensors(path),
-            lambda path=path: io.read_json(path),
+            lambda path=path: records_io.read_json(path),
             lambda path=path: read_pickle(path, path.read_bytes()),
             lambda place=place: svhn(place, verify=False),
             lambda place=place: image_folder(place, 4),

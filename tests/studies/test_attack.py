@@ -672,7 +672,7 @@ WRITERS = {  # where a file of each kind is written
     "study.json": (records_io, "write_file"),
     "environment.jsonl": (records_io, "append_file"),
     "timing.jsonl": (records_io, "append_file"),
-    "images": (runs, "write_file"),
+    "images": (store, "write_file"),
     "records.jsonl": (records_io, "append_file"),
     "summary.json": (records_io, "write_file"),
 }

@@ -22,7 +22,7 @@ from specguard.geometry import Ball
 from specguard.models import from_run
 from specguard.nn import ViT, fingerprint, preset
 from specguard.penalties import MSVP, SpectralNorm
-from specguard.records.base import plain
+from specguard.records.base import plain as as_stored
 from specguard.records.io import read_json, read_lines, write_json
 from specguard.records.store import derived_seed, read_checkpoint, read_tensors, write_tensors
 from specguard.train import (
@@ -634,7 +634,7 @@ def test_the_result_is_the_weights_of_the_epoch_that_stood_up_best(ema, tmp_path
         "score": [round(40 * share) for share in score],
     }
     assert result.weights == weights == read_json(run / "model.json")["weights"]
-    assert plain(result.metrics) == record
+    assert as_stored(result.metrics) == record
     correct = record["test_correct" if weights == "raw" else "ema_test_correct"]
     assert result.test_accuracy.count == correct
     written = read_tensors(run / "model.safetensors")
