@@ -371,14 +371,16 @@ def sentences(folder: Path) -> object:
     return sst2(folder, 4)
 
 
+@cache
+def sample(folder: Path) -> Path:
+    """A run with most kinds of studies, made once."""
+    from helpers.sample_runs import sample_run
+
+    return sample_run(folder / "reported", n=20)
+
+
 def reported(place: str) -> Reader:
     """A report says what is wrong with a file of a run, and what is right; it never ends with an error."""
-
-    @cache
-    def sample(folder: Path) -> Path:
-        from helpers.sample_runs import sample_run
-
-        return sample_run(folder / "reported", n=20)
 
     def parse(folder: Path) -> object:
         from specguard.report import read_run

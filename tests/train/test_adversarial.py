@@ -611,7 +611,7 @@ def test_the_result_is_the_weights_of_the_epoch_that_stood_up_best(ema, tmp_path
     def note(progress: Any) -> None:
         if progress.record:
             tensors, _ = read_checkpoint(run, progress.step)
-            epochs.append((progress.record, tensors))
+            epochs.append((as_stored(progress.record), tensors))
 
     model = plain()
     result = train(model, some_digits(), run, spoiled(ema=ema), device=CPU, watch=note)
