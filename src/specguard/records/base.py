@@ -2,7 +2,7 @@
 
 import json
 import math
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -58,9 +58,6 @@ class Environment(Record, frozen=True, omit_defaults=True):
     versions: dict[str, Any] = {}
     commit: str | None = None
     command: str | None = None
-
-
-Value = TypeVar("Value")
 
 
 def encode(record: object) -> bytes:

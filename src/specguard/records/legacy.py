@@ -289,10 +289,7 @@ def _attack_summary(record: Json) -> Json:
         "kind": "attack",
         "study": _attack_study(record["settings"]),
         **{name: record[name] for name in names if name in record},
-        "per_class": [
-            {"name" if name == "class" else name: value for name, value in row.items()}
-            for row in record["per_class"]
-        ],
+        "per_class": [_renamed(row, {"class": "name"}) for row in record["per_class"]],
         **_end(record),
     }
 

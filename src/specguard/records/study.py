@@ -169,7 +169,7 @@ def check_summary(stored: Summary, expected: Summary, path: Path, apart: tuple[s
             raise RunError(f"{path} does not hold the summary of this study: {name} differs from its records")
 
 
-def _seconds(place: "Place") -> dict[str, float]:
+def _seconds(place: Place) -> dict[str, float]:
     """Of every stage, over all batches; of the last time, if one was done twice."""
     batches = {
         line.begin: line for folder in place.folders() for line in RecordFile(folder / TIMING, Timing).read()

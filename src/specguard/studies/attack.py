@@ -123,7 +123,7 @@ class _Work:
                 for sample, outcome in zip(chosen, found, strict=True):
                     outcomes[sample].append(outcome)
                 broken |= {(ball, s) for s, outcome in zip(chosen, found, strict=True) if outcome.success}
-            seconds[name] = seconds.get(name, 0.0) + max(0.0, time.perf_counter() - begun)
+            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begun
         records = [
             AttackRecord(
                 sample=sample,

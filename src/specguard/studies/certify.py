@@ -41,9 +41,7 @@ from specguard.studies.memory import images_within, proof_of_first
 from specguard.studies.samples import Batch, in_order, labels_by_sample, subject
 
 ATTACK = PGD(steps=40, loss="margin")
-_HARDER = APGD(
-    steps=50, restarts=2, loss="margin"
-)  # on what verifiers of others certify, beyond the study's attack
+_HARDER = APGD(steps=50, restarts=2, loss="margin")  # on what verifiers of others certify, beyond ATTACK
 
 
 def run_certify(
@@ -119,7 +117,7 @@ class _Prover:
             for batch in self.subject.batches(some):
                 begun = time.perf_counter()
                 broken_at = [self._broken(batch, ball) for ball in self._boxed()]
-                spent = {"attack": max(0.0, time.perf_counter() - begun)}
+                spent = {"attack": time.perf_counter() - begun}
                 proved = (
                     self._early(batch, broken_at) if self.settings.stop_early else self._whole(batch, broken_at)
                 )
@@ -144,11 +142,7 @@ class _Prover:
             settings.methods,
             search=settings.search,
         )
-        records = [
-            _record(found, settings, i, sample, [bool(at[i]) for at in broken_at])
-            for i, sample in enumerate(batch.samples.tolist())
-        ]
-        return records, [dict(found[0].seconds)]
+        return _records(found, settings, batch.samples.tolist(), broken_at), [dict(found[0].seconds)]
 
     def _early(
         self, batch: Batch, broken_at: list[Bool[Tensor, " batch"]]
@@ -171,10 +165,11 @@ class _Prover:
                 found = self._certified(batch, at, ball, skip)
                 first = first or found
                 seconds.append(dict(found.seconds))
+                opened, certified = (found.best <= 0).sum(1).tolist(), found.certified.tolist()
                 for place, i in enumerate(todo):
-                    stages[i] = _stages(found, place)
+                    stages[i] = _stages(found, place, opened[place])
                     failures[i] |= found.failures[place]
-                    if bool(found.certified[place]):
+                    if certified[place]:
                         claims[i] = _claims(found, place)
             for i, proved in enumerate(claims):
                 rows[i][ball.radius] = _early_row(
@@ -231,34 +226,41 @@ class _Prover:
         return tuple(replace(ball, box=self.subject.box) for ball in self.balls)
 
 
-def _record(
-    found: Sequence[Certificate], settings: CertifySettings, i: int, sample: int, broken_at: list[bool]
-) -> CertificateRecord:
-    """The record of the i-th image, with its certificates at all radii."""
+def _records(
+    found: Sequence[Certificate], settings: CertifySettings, samples: list[int], broken_at: list[Tensor]
+) -> list[CertificateRecord]:
+    """The records of these images, with their certificates at all radii; what is on a device leaves it at once."""
     last = found[-1]
-    method = last.method[i]
-    rows = tuple(
-        _row(certificate, radius, i, refuted, sample)
-        for certificate, radius, refuted in zip(found, settings.radii, broken_at, strict=True)
-    )
-    losses = list(last.terms[i].items())[:LARGEST_LOSSES]
-    return CertificateRecord(
-        sample=sample,
-        label=int(last.labels[i]),
-        predicted=int(last.predicted[i]),
-        margin=float(last.margins[i].amin()),
-        input=last.images[i],
-        radii=rows,
-        method=method,  # type: ignore[arg-type]
-        losses={name: value if value < math.inf else None for name, value in losses if value > 0},
-        largest={name: float(last.largest[name][i]) for name in settings.methods},
-        norms=last.norms[i],  # type: ignore[arg-type]
-        proofs=last.proofs[i],  # type: ignore[arg-type]
-    )
+    bounds = [{name: lower.amin(1).tolist() for name, lower in each.lower.items()} for each in found]
+    refuted = [at.tolist() for at in broken_at]
+    largest = {name: last.largest[name].tolist() for name in settings.methods}
+    columns = (samples, last.labels.tolist(), last.predicted.tolist(), last.margins.amin(1).tolist(), last.method)
+    records = []
+    for i, (sample, label, predicted, margin, method) in enumerate(zip(*columns, strict=True)):
+        rows = tuple(
+            _row(radius, {name: values[i] for name, values in at_radius.items()}, broken_there[i], sample)
+            for radius, at_radius, broken_there in zip(settings.radii, bounds, refuted, strict=True)
+        )
+        losses = list(last.terms[i].items())[:LARGEST_LOSSES]
+        records.append(
+            CertificateRecord(
+                sample=sample,
+                label=label,
+                predicted=predicted,
+                margin=margin,
+                input=last.images[i],
+                radii=rows,
+                method=method,  # type: ignore[arg-type]
+                losses={name: value if value < math.inf else None for name, value in losses if value > 0},
+                largest={name: values[i] for name, values in largest.items()},
+                norms=last.norms[i],  # type: ignore[arg-type]
+                proofs=last.proofs[i],  # type: ignore[arg-type]
+            )
+        )
+    return records
 
 
-def _row(certificate: Certificate, radius: float, i: int, refuted: bool, sample: int) -> RadiusRecord:
-    bounds = {name: float(lower[i].amin()) for name, lower in certificate.lower.items()}
+def _row(radius: float, bounds: dict[str, float], refuted: bool, sample: int) -> RadiusRecord:
     proved = [name for name, bound in bounds.items() if bound > 0]
     verdict = _verdict(proved, refuted, radius, sample)
     finite = {name: bound if math.isfinite(bound) else None for name, bound in bounds.items()}
@@ -281,10 +283,10 @@ def _verdict(proved: list[str], refuted: bool, radius: float, sample: int) -> Ve
     return "certified" if proved else "broken" if refuted else "unknown"
 
 
-def _stages(found: Certificate, i: int) -> tuple[Stage, ...]:
+def _stages(found: Certificate, i: int, left_open: int) -> tuple[Stage, ...]:
     """The methods that looked at an image: of how many classes, and how many they left open."""
     asked = [(name, int(counts[i])) for name, counts in found.asked.items() if counts[i]]
-    counts = [*(count for _, count in asked), int((found.best[i] <= 0).sum())]
+    counts = [*(count for _, count in asked), left_open]
     return tuple(
         Stage(method=name, classes=count, left=left)
         for (name, count), left in zip(asked, counts[1:], strict=False)  # an image that is wrong has no stage

@@ -22,7 +22,7 @@ from specguard.attacks import APGD, Attack
 from specguard.checker import Image
 from specguard.data import Split
 from specguard.errors import RunError, SoundnessError
-from specguard.geometry import Ball
+from specguard.geometry import Ball, Norm
 from specguard.nn import answers_to
 from specguard.records.base import About
 from specguard.records.certificate import CertificateRecord, CertifyStudy, fits, summarize
@@ -161,11 +161,9 @@ class _Check:
         samples = batch.samples.tolist()
         chosen = [self.records[sample] for sample in samples]
         attacked = [self._largest_certified(record) for record in chosen]
-        self._attack(batch, attacked, Ball(self.norm, 0.0, box=self.subject.box))
+        self._attack(batch, attacked, self.norm)
         if self.norm != "l2":  # what was searched for are l2 radii
-            self._attack(
-                batch, [_largest_found(record) for record in chosen], Ball("l2", 0.0, box=self.subject.box)
-            )
+            self._attack(batch, [_largest_found(record) for record in chosen], "l2")
         pixels = batch.inputs.double().cpu().numpy()
         for i, (sample, record) in enumerate(zip(samples, chosen, strict=True)):
             image = Image.of(batch.prepared.read, pixels[i], int(batch.labels[i]))
@@ -199,13 +197,13 @@ class _Check:
         found = _largest_found(record) if self.norm == "l2" else None
         return max([*curve, *([] if found is None else [found])], default=None)
 
-    def _attack(self, batch: Batch, radii: Sequence[float | None], ball: Ball) -> None:
+    def _attack(self, batch: Batch, radii: Sequence[float | None], norm: Norm) -> None:
         """No input is broken at its radius; balls lie in each other, so that the smaller ones need no attack."""
         exact = batch.prepared.exact
         for radius in sorted({radius for radius in radii if radius}):
             members = torch.tensor([i for i, r in enumerate(radii) if r == radius], device=batch.inputs.device)
             x, y, samples = batch.inputs[members].double(), batch.labels[members], batch.samples[members]
-            within = Ball(ball.norm, radius, box=ball.box)
+            within = Ball(norm, radius, box=self.subject.box)
             found = self.attack(exact, x, y, within, ids=samples, seed=self.seed).images
             if (wrong := misclassified(exact, x, found, y, within)).any():
                 sample = int(samples[wrong][0])
