@@ -59,7 +59,7 @@ def by_svd(penalty: MSVP, model: ViT) -> torch.Tensor:
 
 
 def heads_on_the_input_axis(penalty: MSVP, model: ViT) -> torch.Tensor:
-    """The released SpecFormer code: 'heads' are blocks of input columns, so no head is penalised."""
+    """The released SpecFormer code: 'heads' are blocks of input columns, so no head is penalized."""
     total = torch.zeros((), dtype=torch.float64)
     for layer in model.modules():
         if hasattr(layer, "qkv"):
@@ -173,7 +173,7 @@ def test_autocast_changes_nothing():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_models_of_other_precisions_are_penalised_in_at_least_float32(dtype):
+def test_models_of_other_precisions_are_penalized_in_at_least_float32(dtype):
     penalty, model = FULL["per_head=True"], built().to(dtype)
     total = value(penalty, model)
     assert total.dtype in (torch.float32, torch.float64)
@@ -252,7 +252,7 @@ def test_a_second_derivative_is_refused_not_silently_wrong():
         torch.autograd.grad(value(penalty, model), weight, create_graph=True)
 
 
-def test_an_attention_layer_with_a_parametrised_gate_is_still_penalised():
+def test_an_attention_layer_with_a_parametrized_gate_is_still_penalized():
     model = built(replace(SMALL, local_blocks=1))
     exact = by_svd(MSVP(), model)
     nn.utils.parametrize.register_parametrization(
@@ -273,7 +273,7 @@ def test_a_subclass_of_attention_is_refused_by_name():
         value(MSVP(), nn.Sequential(nn.Linear(21, 21), Doubled(21, 3)))
 
 
-def test_a_compiled_model_is_penalised_like_the_model_itself():
+def test_a_compiled_model_is_penalized_like_the_model_itself():
     penalty, model = FULL["per_head=True"], built()
     assert value(penalty, torch.compile(model)) == value(penalty, model)
 

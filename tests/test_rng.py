@@ -50,7 +50,7 @@ def uniform_values(values: Tensor | np.ndarray) -> bool:
 
 
 def law_a_sample_has_the_same_bits_in_every_batch(source: type[Noise], draw: str) -> None:
-    """Alone, in subsets of every size, reversed, repeated and shuffled: no vector width, no neighbour matters."""
+    """Alone, in subsets of every size, reversed, repeated and shuffled: no vector width, no neighbor matters."""
     for shape in SHAPES:
         if draw.startswith("directions") and 0 in shape:
             continue
@@ -112,7 +112,7 @@ def law_seeds_ids_and_folds_of_every_size_give_noise_of_their_own(source: type[N
     assert len(drawn.unique(dim=0)) == len(drawn)
 
 
-def law_neighbouring_samples_seeds_and_folds_are_uncorrelated(source: type[Noise], draw: str) -> None:
+def law_neighboring_samples_seeds_and_folds_are_uncorrelated(source: type[Noise], draw: str) -> None:
     """Correlations of values and of squares, also with the next entry of the same sample: within 4.5 / sqrt(n)."""
     noise = source.of(torch.arange(LARGE), 0)
     streams = {
@@ -316,7 +316,7 @@ class FromAGenerator(Kept):
         return torch.randint(-(2**63), 2**63 - 1, (len(self), *shape), generator=generator)
 
 
-class LooksAtTheNeighbours(Kept):
+class LooksAtTheNeighbors(Kept):
     def bits(self, shape):
         return Noise(self.keys ^ self.keys.sum() * (len(self) > 1)).bits(shape)
 
@@ -403,15 +403,15 @@ class PointsToTheCorners(Kept):
 PLANTED = [
     (FromAGenerator, "uniform float64", law_a_sample_has_the_same_bits_in_every_batch),
     (FromAGenerator, "directions float32", law_a_sample_has_the_same_bits_in_every_batch),
-    (LooksAtTheNeighbours, "normal float32", law_a_sample_has_the_same_bits_in_every_batch),
+    (LooksAtTheNeighbors, "normal float32", law_a_sample_has_the_same_bits_in_every_batch),
     (DependsOnTheBatchSize, "signs float32", law_a_sample_has_the_same_bits_in_every_batch),
     (CountsItsCalls, "uniform float32", law_asked_again_it_says_the_same_and_leaves_no_trace),
     (AddsSeedAndId, "bits", law_seeds_ids_and_folds_of_every_size_give_noise_of_their_own),
-    (AddsSeedAndId, "uniform float64", law_neighbouring_samples_seeds_and_folds_are_uncorrelated),
+    (AddsSeedAndId, "uniform float64", law_neighboring_samples_seeds_and_folds_are_uncorrelated),
     (IgnoresTheSeed, "bits", law_seeds_ids_and_folds_of_every_size_give_noise_of_their_own),
     (FoldsToItself, "bits", law_seeds_ids_and_folds_of_every_size_give_noise_of_their_own),
-    (FoldsToItself, "normal float64", law_neighbouring_samples_seeds_and_folds_are_uncorrelated),
-    (FollowsTheNextId, "uniform float64", law_neighbouring_samples_seeds_and_folds_are_uncorrelated),
+    (FoldsToItself, "normal float64", law_neighboring_samples_seeds_and_folds_are_uncorrelated),
+    (FollowsTheNextId, "uniform float64", law_neighboring_samples_seeds_and_folds_are_uncorrelated),
     (HasACoarseGrid, "uniform float32", law_the_distribution_is_what_its_name_says),
     (ReachesTheEnds, "uniform float64", law_the_distribution_is_what_its_name_says),
     (IsTooWide, "normal float64", law_the_distribution_is_what_its_name_says),

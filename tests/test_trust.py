@@ -255,13 +255,13 @@ def stateful(model, patch):
     model.eval()
 
 
-def parametrised_class(model, patch):
+def parametrized_class(model, patch):
     nn.utils.parametrizations.orthogonal(model.blocks[0].mlp.branch.inner.expand)
     model.eval()
     type(model.blocks[0].mlp.branch.inner.expand).forward = lambda self, x: 2 * nn.Linear.forward(self, x)
 
 
-def parametrised_property(model, patch):
+def parametrized_property(model, patch):
     nn.utils.parametrizations.orthogonal(model.blocks[0].mlp.branch.inner.expand)
     model.eval()
     kind = type(model.blocks[0].mlp.branch.inner.expand)
@@ -283,7 +283,7 @@ def in_training(model, patch):
 
 CHANGED = [
     hooked, conv_forward, conv_inside, called, attribute, sequence, method, subclass, hidden, beside, stateful,
-    parametrised_class, parametrised_property, subclassed_root, in_training,
+    parametrized_class, parametrized_property, subclassed_root, in_training,
 ]  # fmt: skip
 
 
@@ -328,7 +328,7 @@ def test_a_function_that_is_honest_at_the_images_alone_is_found_within_the_ball(
         image.check_within(0.05)
 
 
-def test_parametrisations_that_give_the_same_weight_at_every_call_are_read():
+def test_parametrizations_that_give_the_same_weight_at_every_call_are_read():
     model, x = vit(), images()
     nn.utils.parametrizations.orthogonal(model.head)
     nn.utils.parametrizations.spectral_norm(model.blocks[0].mlp.branch.inner.expand)
@@ -408,7 +408,7 @@ def test_settings_and_books_of_types_of_their_own_are_refused(reader):
         reader(model)
     model = vit()
     nn.utils.parametrizations.weight_norm(model.head)
-    with pytest.raises(ConfigError, match=r"parametrised in torch\.bfloat16"):
+    with pytest.raises(ConfigError, match=r"parametrized in torch\.bfloat16"):
         reader(model.eval().bfloat16())
 
 

@@ -24,7 +24,7 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> RankCorrelation:
     """How far the order of `y` is that of `x`: 1 the same, -1 the reverse, 0 neither.
 
     The interval is Fisher's for `atanh(rho)`, with the variance `(1 + rho^2 / 2) / (n - 3)` that suits ranks; it
-    takes the pairs as independent. A perfect order has the far end of the order in which two neighbours are
+    takes the pairs as independent. A perfect order has the far end of the order in which two neighbors are
     exchanged: the formula would leave it no width, however few the pairs.
     Reference: Bonett and Wright 2000.
     """

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The eight tiny models of "ViT as a Cauchy problem" on CIFAR-10: SAM on SGD with a one-cycle schedule, flips, crops and
-# colour jitter as there; then PGD-20 in l2 on all test images, and the spectra of all blocks at 500 of them. When all rows
+# color jitter as there; then PGD-20 in l2 on all test images, and the spectra of all blocks at 500 of them. When all rows
 # are done, it prints what of the paper shows at 32 pixels.
 # Usage: run.sh DATA_ROOT [RUNS [ROW...]]     a ROW is MODEL-SEED, such as vit_t1_patch4_32-0; none: all of them.
 # DATA_ROOT holds cifar-10-batches-py. Rows may run side by side. PYTHON names the interpreter that has specguard.

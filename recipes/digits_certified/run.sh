@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Embedded digits, one smooth block of dot-product attention with its spectral norms penalised, weakly and strongly:
+# Embedded digits, one smooth block of dot-product attention with its spectral norms penalized, weakly and strongly:
 # proofs of every family beside an attack on all 360 test images, all of them checked by the second program, and a
 # linear classifier, certified exactly, as the baseline that a certificate has to beat. Some minutes on two cores,
 # most of them the checker's.

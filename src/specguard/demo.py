@@ -87,7 +87,7 @@ def demo(run: Path, epochs: int, out: Console, bar: Bar, study_bar: StudyBar) ->
 
 
 def _certified(run: Path, data: Data, epochs: int, out: Console, bar: Bar, study_bar: StudyBar) -> None:
-    """One smooth block with dot-product attention, its norms penalised: proofs beside attacks on every digit."""
+    """One smooth block with dot-product attention, its norms penalized: proofs beside attacks on every digit."""
     out.print(f"training one to be certified on {len(data.train)} digits ...")
     training = Training(epochs=2 * epochs, batch=64, optimizer=AdamW(lr=3e-3), penalties=(SpectralNorm(0.03),))
     model = ViT(preset("tiny_smooth"), torch.Generator().manual_seed(derived_seed(training.seed, "weights")))

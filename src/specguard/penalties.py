@@ -36,7 +36,7 @@ Matrix = Float[Tensor, "row col"]
 
 @dataclass(frozen=True)
 class SingularValuePenalty(ABC):
-    """What to penalise is the subclass's; how is written here once."""
+    """What to penalize is the subclass's; how is written here once."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -84,7 +84,7 @@ class Noise:
 
 
 def _mixed(z: Tensor) -> Tensor:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014), in int64 that wraps around."""
+    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014), in int64 that wraps around."""
     z = z + _GOLDEN
     z = (z ^ _shifted(z, 30)) * -0x40A7B892E31B1A47
     z = (z ^ _shifted(z, 27)) * -0x6B2FB644ECCEEE15

@@ -193,7 +193,7 @@ def test_nothing_is_printed(real, capfd):
 # What it warns of --------------------------------------------------------------------------------------------
 
 
-def test_a_randomised_model_is_warned_of(real):
+def test_a_randomized_model_is_warned_of(real):
     model, generator = Smooth(), torch.Generator().manual_seed(0)
     images = pictures()
     found = AutoAttack()(

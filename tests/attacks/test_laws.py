@@ -1091,7 +1091,7 @@ class IgnoresTheSeed(PGD):
 
 
 class StepsTogether(PGD):
-    """Normalises the gradient over the batch instead of the image."""
+    """Normalizes the gradient over the batch instead of the image."""
 
     def search(self, state):
         gradient, _, _ = state.gradient(state.center, self.loss)

@@ -1,4 +1,4 @@
-"""Flags for obfuscated gradients fire on planted defences, and stay silent on honest models."""
+"""Flags for obfuscated gradients fire on planted defenses, and stay silent on honest models."""
 
 import re
 import warnings
@@ -60,7 +60,7 @@ def some_digits() -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
-    """What defences are planted on: as honest, and faster."""
+    """What defenses are planted on: as honest, and faster."""
     generator = torch.Generator().manual_seed(0)
     found = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 10))
     for parameter in found.parameters():
@@ -142,7 +142,7 @@ def test_the_diagnosis_itself_warns_of_nothing(norm):
     assert [str(w.message) for w in caught] == []
 
 
-# Planted defences --------------------------------------------------------------------------------------------
+# Planted defenses --------------------------------------------------------------------------------------------
 
 
 def straight_through(x: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ def noise(shape: torch.Size, generator: torch.Generator) -> Tensor:
 
 
 GENERATOR = torch.Generator()
-# The defence, and the flags of which one must be raised.
+# The defense, and the flags of which one must be raised.
 PLANTED: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], set[str]]] = {
     "logits times 1e4": (lambda f, x: 1e4 * f(x), {"saturation"}),
     "logits times 100": (lambda f, x: 100 * f(x), {"saturation"}),
@@ -177,17 +177,17 @@ ALSO_L2 = ("logits times 1e4", "noise on the pixels", "rounded pixels", "straigh
 
 
 @pytest.mark.parametrize("norm", BALLS)
-def test_the_model_that_defences_are_planted_on_raises_no_flag(model, some_digits, norm):
+def test_the_model_that_defenses_are_planted_on_raises_no_flag(model, some_digits, norm):
     assert find_flags(model, *some_digits, BALLS[norm], most=60) == ()
 
 
 @pytest.mark.parametrize(
     ("name", "norm"), [(name, norm) for name in PLANTED for norm in BALLS if norm == "linf" or name in ALSO_L2]
 )
-def test_a_planted_defence_is_flagged_in_one_sentence(model, some_digits, name, norm):
-    defence, wanted = PLANTED[name]
+def test_a_planted_defense_is_flagged_in_one_sentence(model, some_digits, name, norm):
+    defense, wanted = PLANTED[name]
     GENERATOR.manual_seed(7)
-    found = find_flags(lambda x: defence(model, x), *some_digits, BALLS[norm], most=20)
+    found = find_flags(lambda x: defense(model, x), *some_digits, BALLS[norm], most=20)
     assert wanted & {flag.name for flag in found}, found
     for flag in found:
         one_sentence(flag)

@@ -20,7 +20,7 @@ from specguard.nn import (
     LayerScale,
     MaxMin,
     MeanPool,
-    Normalise,
+    Normalize,
     PatchEmbedding,
     Positions,
     Residual,
@@ -50,11 +50,11 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "identity": (nn.Identity, TOKENS),
     "dropout": (lambda: nn.Dropout(0.5), TOKENS),
     "flatten": (nn.Flatten, TOKENS),
-    "normalise": (lambda: Normalise((0.4, 0.6), (0.3, 0.2)), PIXELS),
+    "normalize": (lambda: Normalize((0.4, 0.6), (0.3, 0.2)), PIXELS),
     "resize": (lambda: Resize(8), PIXELS),
     "patches": (lambda: PatchEmbedding(2, 3, 5), PIXELS),
-    "normalised patches": (
-        lambda: nn.Sequential(Normalise((0.4, 0.6), (0.3, 0.2)), PatchEmbedding(2, 3, 5)), PIXELS,
+    "normalized patches": (
+        lambda: nn.Sequential(Normalize((0.4, 0.6), (0.3, 0.2)), PatchEmbedding(2, 3, 5)), PIXELS,
     ),
     "class token": (lambda: ClassToken(7), TOKENS),
     "class token and registers": (lambda: ClassToken(7, 3), TOKENS),
@@ -91,9 +91,9 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "gated unit of one": (GatedUnit, (2, 2)),
     "gated neurons": (lambda: nn.Sequential(nn.Linear(7, 22), GatedUnit()), TOKENS),
     "head norm": (lambda: HeadNorm(6, 2, eps=1e-2), (2, 4, 18)),
-    "head norm without centre": (lambda: HeadNorm(10, 2, eps=1e-3, centred=False), (2, 3, 30)),
+    "head norm without center": (lambda: HeadNorm(10, 2, eps=1e-3, centered=False), (2, 3, 30)),
     "core attention": (lambda: CoreAttention(2, fused=False), (2, 4, 18)),
-    "normalised attention": (
+    "normalized attention": (
         lambda: nn.Sequential(
             nn.Linear(6, 18), HeadNorm(6, 2, eps=1e-2), CoreAttention(2, fused=False), nn.Linear(6, 6)
         ),

@@ -98,14 +98,14 @@ def test_the_norm_of_the_change_of_logits_is_never_below_the_truth_but_eq_25_as_
         a, b = X[0] @ Wk @ Wq.mT, X[0] @ Wq @ Wk.mT
         true = dense_norm(logit_operator(a, b))
         printed = dense_norm(logit_operator(a, a))  # Eq. (25) has x_i^T W^K (W^Q)^T in both of its terms
-        assert true <= float(node.mu_uncentred[0, 0]) <= true * 1.01
-        assert float(node.mu[0, 0]) <= float(node.mu_uncentred[0, 0]) * (1 + 1e-9)
+        assert true <= float(node.mu_uncentered[0, 0]) <= true * 1.01
+        assert float(node.mu[0, 0]) <= float(node.mu_uncentered[0, 0]) * (1 + 1e-9)
         assert true <= float(node.xi[0, 0])
         below += printed < true * (1 - 1e-6)
     assert below >= 2
 
 
-def test_the_centred_norm_of_the_change_of_logits_is_that_of_the_centred_operator_with_biases():
+def test_the_centered_norm_of_the_change_of_logits_is_that_of_the_centered_operator_with_biases():
     layer, X = filled(Attention(6, 2), seed=3), tokens(3, 5, 6, seed=4)
     node = node_of(layer, X)
     C = torch.eye(5, dtype=torch.float64) - 1 / 5
@@ -113,8 +113,8 @@ def test_the_centred_norm_of_the_change_of_logits_is_that_of_the_centred_operato
         for head in range(2):
             q, k = node.q[image, head], node.k[image, head]
             a, b = k @ node.w.Wq[head].mT, q @ node.w.Wk[head].mT
-            centre = torch.kron(torch.eye(5, dtype=torch.float64), C)
-            true = dense_norm(centre @ logit_operator(a, b))
+            center = torch.kron(torch.eye(5, dtype=torch.float64), C)
+            true = dense_norm(center @ logit_operator(a, b))
             assert true <= float(node.mu[image, head]) <= true * 1.01
 
 
@@ -124,7 +124,7 @@ def test_the_norms_for_too_many_tokens_to_be_dense_are_still_above_the_dense_one
     monkeypatch.setattr(attention, "DENSE", 1)
     factored = node_of(layer, X)
     assert factored.derivative_norm is None
-    for name in ("mu", "mu_uncentred", "zeta"):
+    for name in ("mu", "mu_uncentered", "zeta"):
         assert (getattr(factored, name) >= getattr(dense, name) * (1 - 1e-3)).all()
     for method in ("naive", "lofast", "local"):
         assert (found(layer, X, 0.3) <= factored.spread(full(0.3, 2), method)).all()
@@ -175,7 +175,7 @@ def test_the_corrected_specformer_bounds_hold_with_biases_heads_and_large_inputs
                 assert (true <= lofast.specformer(node, full(radius, 2), tight=tight)).all()
 
 
-def test_centring_the_queries_side_is_false():
+def test_centering_the_queries_side_is_false():
     layer = identity_attention(2).requires_grad_(False)
     X = torch.ones(1, 2, 2, dtype=torch.float64)
     G = torch.tensor([[0.1, 0.0], [0.0, 0.0]], dtype=torch.float64)
@@ -300,7 +300,7 @@ def log_probability(P, place):
 
 
 def ascended(layer, X, objective, radius, starts, seed):
-    """Perturbations within the ball under which `objective` is large, by normalised gradients."""
+    """Perturbations within the ball under which `objective` is large, by normalized gradients."""
     generator = torch.Generator().manual_seed(seed)
     D = torch.randn(starts, *X.shape[1:], generator=generator, dtype=torch.float64)
     step = radius

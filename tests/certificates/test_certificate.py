@@ -63,13 +63,13 @@ def trained(model_config, seed=0, steps=60):
     for p in model.parameters():
         p.data.mul_(6 if p.ndim > 1 else 1)
     data = digits().train
-    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     for _ in range(steps):
         chosen = torch.randint(len(data.images), (96,), generator=generator)
         loss = nn.functional.cross_entropy(model(data.images[chosen]), data.labels[chosen])
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     return model.eval().requires_grad_(False)
 
 
@@ -98,7 +98,7 @@ def sizes(x):
 def attacked_margins(model, images, labels, radius, *, starts=2, steps=20, seed=0):
     """The smallest `f_y - f_j` found within `radius`, one for every image, by image and class; no box, float64.
 
-    At the label it is infinite. Normalised gradients on each margin of its own, from the fragile direction and from
+    At the label it is infinite. Normalized gradients on each margin of its own, from the fragile direction and from
     random points.
     """
     function = explicit(model).double().requires_grad_(False)

@@ -16,7 +16,7 @@ from helpers.registry import MODELS
 from specguard.certificates import CROWN, Attempt, certify, lowering, register_rule, rules
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
-from specguard.nn import Attention, MeanPool, SmoothProject, ViT, materialised
+from specguard.nn import Attention, MeanPool, SmoothProject, ViT, materialized
 
 BALL = Ball("l2", 1e-3, box=False)
 
@@ -64,7 +64,7 @@ def erf(name: str) -> bool:
 @pytest.mark.parametrize("name", [name for name in LAYERS if not erf(name)])
 def test_every_layer_written_again_is_the_same_function_and_the_stand_in_takes_it(name, lirpa):
     layer, x = made(name)
-    written, exact = lowering.lower(layer, tuple(x.shape[1:])), materialised(layer).double()
+    written, exact = lowering.lower(layer, tuple(x.shape[1:])), materialized(layer).double()
     for point in (x[:1].double(), x[1:2].double()):
         wanted = exact(point)
         assert (written(point) - wanted).abs().max() <= 1e-12 * (1 + wanted.abs().max())
@@ -92,7 +92,7 @@ def test_every_model_is_written_again_or_refused_by_the_name_of_its_gelu(name):
             lowering.lower(model, shape)
         return
     x = torch.rand(1, *shape, generator=torch.Generator().manual_seed(2)).double()
-    wanted = materialised(model).double()(x)
+    wanted = materialized(model).double()(x)
     assert (lowering.lower(model, shape)(x) - wanted).abs().max() <= 1e-6 * wanted.abs().max()
 
 

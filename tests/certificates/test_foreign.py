@@ -28,7 +28,7 @@ from specguard.nn import (
     LayerScale,
     MeanPool,
     Network,
-    Normalise,
+    Normalize,
     PatchEmbedding,
     Positions,
     Residual,
@@ -66,7 +66,7 @@ def node_of(layer, x):
 
 
 @pytest.mark.parametrize("scale", [1e-3, 8.0])
-@pytest.mark.parametrize("name", ["neurons, silu", "gated neurons", "head norm", "normalised attention"])
+@pytest.mark.parametrize("name", ["neurons, silu", "gated neurons", "head norm", "normalized attention"])
 def test_layers_with_small_and_large_weights_obey_the_laws(name, scale):
     layer, x = made(name, scale, seed=1)
     check_rule(layer, x, radii=(1e-2, 1.0), methods=("lofast", "local"), functionals=1, steps=12)
@@ -86,7 +86,7 @@ HARD = {
     "uneven gates": (GatedUnit(), uneven(2, 3, 8)),
     "no gates and no values": (GatedUnit(), torch.zeros(2, 3, 8)),
     "small eps": (HeadNorm(6, 2, eps=1e-10), uneven(2, 3, 18)),
-    "small eps without centre": (HeadNorm(6, 2, eps=1e-10, centred=False), uneven(2, 3, 18)),
+    "small eps without center": (HeadNorm(6, 2, eps=1e-10, centered=False), uneven(2, 3, 18)),
     "heads of zeros": (HeadNorm(6, 3, eps=1e-2), torch.zeros(2, 3, 18)),
     "head norm of one channel": (HeadNorm(3, 3, eps=1e-1), points(2, 4, 9)),
     "heads of one channel": (CoreAttention(3, fused=False), points(2, 4, 9)),
@@ -285,10 +285,10 @@ def test_a_gated_unit_behind_a_map_that_cancels_is_right_to_its_slack():
             assert distance(adjoint, pull.adjoint[0, 0]) <= float(pull.slack[0, 0])
 
 
-@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("centered", [True, False])
 @pytest.mark.parametrize("shift", [0.0, 1e6])
-def test_a_head_norm_is_right_to_its_slack(centred, shift):
-    layer = filled(HeadNorm(5, 1, eps=1e-6, centred=centred))
+def test_a_head_norm_is_right_to_its_slack(centered, shift):
+    layer = filled(HeadNorm(5, 1, eps=1e-6, centered=centered))
     x = 1e-3 * points(2, 1, 15) + shift
     node = node_of(layer, x)
     with mpmath.workdps(60):
@@ -296,7 +296,7 @@ def test_a_head_norm_is_right_to_its_slack(centred, shift):
             wrong = []
             for part in range(2):
                 z = [mpmath.mpf(v) for v in x[image, 0, 5 * part : 5 * part + 5].tolist()]
-                mean = mpmath.fsum(z) / 5 if centred else 0
+                mean = mpmath.fsum(z) / 5 if centered else 0
                 size = mpmath.sqrt(mpmath.fsum((t - mean) ** 2 for t in z) / 5 + mpmath.mpf(layer.eps))
                 gain, offset = layer.gain[part].tolist(), layer.shift[part].tolist()
                 exact = [a * (t - mean) / size + c for a, t, c in zip(gain, z, offset, strict=True)]
@@ -329,15 +329,15 @@ def embedding(dim, count=1):
     """8 x 8 pixels to 4 patches, behind `count` tokens that are learned."""
     tokens = {"tokens": ClassToken(dim, count)} if count else {}
     return {
-        "normalise": Normalise((0.4,), (0.3,)), "patches": PatchEmbedding(1, 4, dim), **tokens,
+        "normalise": Normalize((0.4,), (0.3,)), "patches": PatchEmbedding(1, 4, dim), **tokens,
         "positions": Positions(4 + count, dim),
     }  # fmt: skip
 
 
-def normalised_attention(dim, heads, centred=True):
-    """Queries and keys normalised, as in models of 22 billion parameters."""
+def normalized_attention(dim, heads, centered=True):
+    """Queries and keys normalized, as in models of 22 billion parameters."""
     return nn.Sequential(
-        nn.Linear(dim, 3 * dim), HeadNorm(dim, heads, 1e-2, centred), CoreAttention(heads), nn.Linear(dim, dim)
+        nn.Linear(dim, 3 * dim), HeadNorm(dim, heads, 1e-2, centered), CoreAttention(heads), nn.Linear(dim, dim)
     )
 
 
@@ -355,8 +355,8 @@ def network(*parts, out):
 
 
 NETWORKS = {
-    "normalised queries and keys": lambda: network(
-        embedding(6), {"blocks": nn.Sequential(residual(6, normalised_attention(6, 2)))}, {"pool": ClassPool()},
+    "normalized queries and keys": lambda: network(
+        embedding(6), {"blocks": nn.Sequential(residual(6, normalized_attention(6, 2)))}, {"pool": ClassPool()},
         out=nn.Linear(6, 4),
     ),
     "gated units": lambda: network(
@@ -366,7 +366,7 @@ NETWORKS = {
     ),
     "registers": lambda: network(
         embedding(6, 3),
-        {"first": residual(6, normalised_attention(6, 3, False)), "second": residual(6, swiglu(6, 5))},
+        {"first": residual(6, normalized_attention(6, 3, False)), "second": residual(6, swiglu(6, 5))},
         {"pool": MeanPool(3)}, out=nn.Linear(6, 3),
     ),
     "two tokens read": lambda: network(

@@ -16,7 +16,7 @@ from specguard.nn import (
     LayerProject,
     LayerScale,
     MeanPool,
-    Normalise,
+    Normalize,
     PatchEmbedding,
     Positions,
     Residual,
@@ -97,11 +97,11 @@ def test_the_name_of_a_layer_changes_no_certificate(name):
 
 
 BROADCAST = {
-    "one channel where the normalisation has two": (Normalise((0.1, 0.2), (0.5, 0.3)), (2, 1, 2, 3)),
+    "one channel where the normalization has two": (Normalize((0.1, 0.2), (0.5, 0.3)), (2, 1, 2, 3)),
     "one token where there are four positions": (Positions(4, 3), (2, 1, 3)),
     "one entry where the scale has four": (LayerScale(4, 1.0), (2, 3, 1)),
-    "one channel in normalised patches": (
-        nn.Sequential(Normalise((0.1, 0.2), (0.5, 0.3)), PatchEmbedding(2, 2, 3)), (2, 1, 4, 6),
+    "one channel in normalized patches": (
+        nn.Sequential(Normalize((0.1, 0.2), (0.5, 0.3)), PatchEmbedding(2, 2, 3)), (2, 1, 4, 6),
     ),
 }  # fmt: skip
 

@@ -114,23 +114,23 @@ def test_eq_25_as_printed_is_caught(monkeypatch):
 
     def printed(self):
         a, _, wrong, _ = self._a_and_b
-        a = self._uncentred
-        return self._operator_norm(a, a, attention.upper_spectral(a), wrong, wrong, centred=False)
+        a = self._uncentered
+        return self._operator_norm(a, a, attention.upper_spectral(a), wrong, wrong, centered=False)
 
-    monkeypatch.setattr(AttentionPoint, "mu_uncentred", property(printed))
+    monkeypatch.setattr(AttentionPoint, "mu_uncentered", property(printed))
     assert "the spread by lofast" in case.caught()
 
 
-def test_queries_centred_with_the_keys_are_caught(monkeypatch):
+def test_queries_centered_with_the_keys_are_caught(monkeypatch):
     case = equal_logits()
     case.check()
 
-    def centred(self):
+    def centered(self):
         a, b = self.k @ self.w.Wq.mT, self.q @ self.w.Wk.mT
         zero = torch.zeros_like(a[..., 0, 0])
         return a - a.mean(-2, keepdim=True), b - b.mean(-2, keepdim=True), zero, zero
 
-    monkeypatch.setattr(AttentionPoint, "_a_and_b", property(centred))
+    monkeypatch.setattr(AttentionPoint, "_a_and_b", property(centered))
     assert "the spread by local" in case.caught()
 
 
@@ -208,7 +208,7 @@ def test_a_forgotten_product_of_moving_queries_and_keys_is_caught(monkeypatch):
 
 
 def one_remainder(term):
-    """A head of which linearising leaves out, almost alone, this."""
+    """A head of which linearizing leaves out, almost alone, this."""
     value = 1.0 if term == "values" else 1e-3
     layer = one_head(3, unit(3, 0, 0), unit(3, 1, 0), unit(3, 2, 2, value))
     X = torch.zeros(1, 3, 3, dtype=torch.float64)
@@ -417,7 +417,7 @@ def small_keys():
     """Queries of size 10, keys of size 0.1, so that the norms are flat for the ones and steep for the others."""
     X = torch.randn(2, 2, 3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     X = X * torch.tensor([10.0, 0.1, 1.0], dtype=torch.float64)[:, None]
-    return Case(HeadNorm(2, 1, eps=1e-2, centred=False), X.flatten(2), (0.05,))
+    return Case(HeadNorm(2, 1, eps=1e-2, centered=False), X.flatten(2), (0.05,))
 
 
 @pytest.mark.parametrize("law", ["the adjoint", "the spread by local", "the remainder"])
@@ -487,7 +487,7 @@ def test_queries_or_values_that_do_not_move_are_caught(which, monkeypatch):
     monkeypatch.setattr(core.CoreHead, "derivative_norm", None)
     true = getattr(core.CoreHead, which).func
     monkeypatch.setattr(core.CoreHead, which, property(lambda self: 0.0 * true(self)))
-    monkeypatch.setattr(core.CoreHead, "mu_uncentred", core.CoreHead.mu)
+    monkeypatch.setattr(core.CoreHead, "mu_uncentered", core.CoreHead.mu)
     assert "the spread by local" in case.caught()
 
 

@@ -34,7 +34,7 @@ from specguard.nn import (
     LayerScale,
     MaxMin,
     MeanPool,
-    Normalise,
+    Normalize,
     PatchEmbedding,
     Positions,
     Residual,
@@ -147,7 +147,7 @@ def network(d: Draws) -> tuple[nn.Module, tuple[int, ...]]:
     if d.random.random() < 0.3:
         layers, side = [Resize(4)], d.random.choice((3, 5))
     if d.random.random() < 0.7:
-        layers.append(Normalise([0.4] * channels, [0.3] * channels))
+        layers.append(Normalize([0.4] * channels, [0.3] * channels))
     layers.append(PatchEmbedding(channels, 2, DIM))
     tokens = SIDE**2
     if d.random.random() < 0.5:

@@ -87,7 +87,7 @@ def test_weights_that_are_not_finite_are_refused():
         program(model)
 
 
-def test_parametrised_weights_are_folded_in():
+def test_parametrized_weights_are_folded_in():
     layer = parametrizations.orthogonal(nn.Linear(5, 5)).eval()
     check_rule(nn.Sequential(layer).eval(), torch.randn(2, 5, generator=torch.Generator().manual_seed(0)))
 

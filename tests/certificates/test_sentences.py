@@ -134,12 +134,12 @@ def test_padding_that_moves_is_not_what_is_proved():
     assert gone_below
 
 
-def test_centring_over_padded_keys_would_be_sound_only_looser(generator):
+def test_centering_over_padded_keys_would_be_sound_only_looser(generator):
     """Rows of dP sum to zero, so any vector may be taken off all values; the mean of the words is a good one."""
     V = torch.randn(5, 3, generator=generator, dtype=torch.float64) + 2
     dP = torch.randn(4, 5, generator=generator, dtype=torch.float64)
     dP = dP - dP.mean(1, keepdim=True)
     padded = V - V.sum(0) / CONFIG.tokens
     torch.testing.assert_close(dP @ padded, dP @ V)
-    centred = V - V.mean(0)
-    assert torch.linalg.matrix_norm(padded, 2) > torch.linalg.matrix_norm(centred, 2)
+    centered = V - V.mean(0)
+    assert torch.linalg.matrix_norm(padded, 2) > torch.linalg.matrix_norm(centered, 2)

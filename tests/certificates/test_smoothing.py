@@ -1,4 +1,4 @@
-"""Randomised smoothing: against the closed form of a linear classifier, and no more often wrong than it says."""
+"""Randomized smoothing: against the closed form of a linear classifier, and no more often wrong than it says."""
 
 import math
 import sys

@@ -201,7 +201,7 @@ def told(cases):
     return ask
 
 
-def test_a_verifier_is_believed_labelled_and_kept_from_what_is_to_be_skipped(told):
+def test_a_verifier_is_believed_labeled_and_kept_from_what_is_to_be_skipped(told):
     given, labels = told(lambda margins: margins)
     right = given.predicted == labels
     assert torch.equal(given.certified, right)

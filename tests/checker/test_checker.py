@@ -55,7 +55,7 @@ CONFIGS: dict[str, dict] = {
 }
 
 
-def randomised(model: nn.Module, seed: int) -> nn.Module:
+def randomized(model: nn.Module, seed: int) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -140,7 +140,7 @@ MODELS = {
         (1, 4, 4),
     ),
     "lofast": (lambda: CertifiableConfig(**SMALL, **LOFAST, mean=(0.5,), std=(0.4,)).fresh(0), SHAPE),
-    "normalised heads, gated, registers": (lambda: foreign(HeadNorm(8, 2), MeanPool(3)), (1, 4, 4)),
+    "normalized heads, gated, registers": (lambda: foreign(HeadNorm(8, 2), MeanPool(3)), (1, 4, 4)),
     "rms heads, class and mean": (lambda: foreign(HeadNorm(8, 2, 1e-3, False), ClassAndMean(3), 16), (1, 4, 4)),
     "linear maps, many classes": (
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 8), nn.Linear(8, 70)),
@@ -156,7 +156,7 @@ def test_every_family_proves_the_same(name):
     make, shape = MODELS[name]
     with torch.random.fork_rng():
         torch.manual_seed(0)  # of layers that begin at random
-        model = randomised(make(), 1)
+        model = randomized(make(), 1)
     images = torch.rand(2, *shape, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         labels = model(images).argmax(1)
@@ -179,7 +179,7 @@ def test_every_family_proves_the_same(name):
 
 def test_a_softmax_that_is_sure_of_its_key_is_as_flat_to_the_checker_as_to_the_prover():
     """Also where logits can move by nearly 300: a bound of 1/2 there made true certificates look wrong."""
-    layer = randomised(Attention(4, 1, bias=False), 3).double()
+    layer = randomized(Attention(4, 1, bias=False), 3).double()
     with torch.no_grad():
         layer.qkv.weight.copy_(20 * torch.eye(4).repeat(3, 1))
     X = 3 * torch.eye(4, dtype=torch.float64)
@@ -194,7 +194,7 @@ def test_a_softmax_that_is_sure_of_its_key_is_as_flat_to_the_checker_as_to_the_p
 
 
 def test_more_heads_than_numpy_can_choose_among_are_read():
-    model = randomised(nn.Sequential(nn.Linear(1, 210), CoreAttention(70), nn.Flatten(), nn.Linear(140, 2)), 1)
+    model = randomized(nn.Sequential(nn.Linear(1, 210), CoreAttention(70), nn.Flatten(), nn.Linear(140, 2)), 1)
     image = Image.of(read(model), np.ones((2, 1)), 0)
     assert np.isfinite(image.proof(1e-3, "adjoint").falls).all()
 

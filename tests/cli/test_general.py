@@ -210,7 +210,7 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "too large to be a float": ("--set mlp_ratio=1e308", ("mlp_ratio",)),
     "too large for any memory": ("--set dim=1099511627776", ()),
     "another image size than the data": ("--set image=16", ("(1, 8, 8)", "(1, 16, 16)")),
-    "colour jitter without colours": ("--jitter 0.1", ("colour jitter",)),
+    "color jitter without colors": ("--jitter 0.1", ("color jitter",)),
     "data without root": ("--data cifar10", ("cifar10", "--data-root")),
     "folder without root": ("--data folder", ("folder", "--data-root")),
     "missing data": ("--data cifar10 --data-root nowhere", ("nowhere/data_batch_1", "does not exist")),

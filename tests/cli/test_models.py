@@ -43,7 +43,7 @@ def files(timm, tmp_path_factory) -> Path:
     save_file(model(timm, num_classes=7, img_size=48).state_dict(), folder / "large.safetensors")
     save_file({k: v for k, v in plain.items() if not k.startswith("head")}, folder / "headless.safetensors")
     save_file(model(timm, img_size=48).state_dict(), folder / "other_size.safetensors")
-    save_file(model(timm, in_chans=3).state_dict(), folder / "colour.safetensors")
+    save_file(model(timm, in_chans=3).state_dict(), folder / "color.safetensors")
     save_file(plain | {"norm.bias": torch.full((64,), torch.nan)}, folder / "nan.safetensors")
     (folder / "cut.safetensors").write_bytes((folder / "w.safetensors").read_bytes()[:-9])
     return folder
@@ -174,7 +174,7 @@ def test_images_of_a_folder_are_brought_to_the_size_of_the_model(specguard, file
             (work / "images" / split / str(label)).mkdir(parents=True)
             pixels = torch.randint(0, 256, (9, 12, 3), generator=generator, dtype=torch.uint8)
             Image.fromarray(pixels.numpy()).save(work / "images" / split / str(label) / "a.png")
-    given = (NAME, "--weights", files / "colour.safetensors", *SIZE, "--classes", "10", *FEW, *PGD, "--out", "x")
+    given = (NAME, "--weights", files / "color.safetensors", *SIZE, "--classes", "10", *FEW, *PGD, "--out", "x")
     ended = specguard("attack", *given, "--data", work / "images")
     ended.succeeds()
     before = contents(work)
@@ -183,7 +183,7 @@ def test_images_of_a_folder_are_brought_to_the_size_of_the_model(specguard, file
     specguard("attack", *given, "--data", work / "images", "--data-root", work).refuses("--data-root has no effect")
     specguard("attack", *given, "--data", work / "none").refuses("no data set", "none of digits, cifar10,")
     half = (0.5, 0.5, 0.5)
-    network, _ = ModelSource("timm", "test_vit", 10, 3, 32, half, half).loaded(files / "colour.safetensors")
+    network, _ = ModelSource("timm", "test_vit", 10, 3, 32, half, half).loaded(files / "color.safetensors")
     assert network.shape == (3, 32, 32)
     assert read_json(work / "x" / "study.json")["about"]["model"] == fingerprint(network)
 
@@ -229,7 +229,7 @@ WEIGHTS = {
     "none": (None, ("needs --weights",)),
     "a file that is not there": ("nowhere.pt", ("nowhere.pt", "does not exist")),
     "other classes": ("seven.safetensors", ("seven.safetensors", "7 classes, not 10")),
-    "other channels": ("colour.safetensors", ("images of 3 channels, not 1",)),
+    "other channels": ("color.safetensors", ("images of 3 channels, not 1",)),
     "other shapes": ("large.safetensors", ("classes",)),
     "no head": ("headless.safetensors", ("headless.safetensors", "no head")),
     "no numbers": ("nan.safetensors", ("not finite", "norm.bias")),
@@ -267,7 +267,7 @@ OPTIONS = {
     "a module without a counterpart": ("timm:test_vit3", DIGITS, ("of another architecture",)),
     "classes unlike the data": (NAME, (*DIGITS, "--classes", "11"), ("digits has 10 classes, but the model 11",)),
     "no data": (NAME, SIZE, ("--data",)),
-    "channels that are not normalised": (NAME, (*SIZE, "--data", "digits"), ("--mean and --std",)),
+    "channels that are not normalized": (NAME, (*SIZE, "--data", "digits"), ("--mean and --std",)),
     "mean alone": (NAME, (*SIZE, "--data", "digits", "--mean", "0.5"), ("belong together",)),
     "mean that is no number": (NAME, (*DIGITS, "--mean", "half"), ("--mean", "half")),
     "mean of too many channels": (NAME, (*DIGITS, "--mean", "0.1,0.2"), ("each of the 1 channels",)),

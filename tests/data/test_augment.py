@@ -9,7 +9,7 @@ from scipy import stats
 from torch.nn.functional import one_hot
 
 from specguard.data import Augmentation
-from specguard.data.augment import colour_jitter, random_crop, random_flip
+from specguard.data.augment import color_jitter, random_crop, random_flip
 from specguard.errors import ConfigError
 
 BATCH, CHANNELS, HEIGHT, WIDTH, CLASSES = 7, 3, 9, 13, 10
@@ -131,13 +131,13 @@ def test_a_flip_is_the_image_or_its_mirror_and_about_half_are_mirrored():
 def slow_jitter(image, brightness, contrast, saturation, angle):
     """One image of three lists of rows, by the textbook, in float64."""
 
-    def grey(x):
+    def gray(x):
         return 0.299 * x[0] + 0.587 * x[1] + 0.114 * x[2]
 
     x = np.clip(image * brightness, 0, 1)
-    mean = grey(x).mean()
+    mean = gray(x).mean()
     x = np.clip(mean + contrast * (x - mean), 0, 1)
-    x = np.clip(grey(x) + saturation * (x - grey(x)), 0, 1)
+    x = np.clip(gray(x) + saturation * (x - gray(x)), 0, 1)
     to_yiq = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
     y, i, q = np.tensordot(to_yiq, x, 1)
     turned = np.stack([y, i * np.cos(angle) - q * np.sin(angle), i * np.sin(angle) + q * np.cos(angle)])
@@ -147,7 +147,7 @@ def slow_jitter(image, brightness, contrast, saturation, angle):
 @pytest.mark.parametrize(("width", "hue"), [(0.4, 0.0), (0.0, 0.1), (0.3, 0.5), (2.0, 0.25)])
 def test_jitter_is_that_of_the_slow_path_with_factors_of_its_own_for_each_image(width, hue):
     images = pictures(dtype=torch.float64)
-    changed = colour_jitter(images, width, hue, seeded(6))
+    changed = color_jitter(images, width, hue, seeded(6))
     draws = seeded(6)
     # The draws, in the order of the documentation: brightness, contrast, saturation of all images, then the hue.
     factors = 1 + width * (2 * torch.rand(3, BATCH, generator=draws, dtype=torch.float64).numpy() - 1)
@@ -159,15 +159,15 @@ def test_jitter_is_that_of_the_slow_path_with_factors_of_its_own_for_each_image(
 
 def test_jitter_of_width_0_and_hue_0_is_the_identity():
     images = pictures()
-    assert torch.equal(colour_jitter(images, 0.0, 0.0, seeded(1)), images)
+    assert torch.equal(color_jitter(images, 0.0, 0.0, seeded(1)), images)
 
 
 @pytest.mark.parametrize("hue", [0.05, 0.5])
-def test_turning_the_hue_keeps_grey_grey_and_brightness_as_it_was(hue):
-    grey = pictures()[:, :1].expand(-1, 3, -1, -1)
-    torch.testing.assert_close(colour_jitter(grey, 0.0, hue, seeded(2)), grey.contiguous(), atol=2e-6, rtol=0)
+def test_turning_the_hue_keeps_gray_gray_and_brightness_as_it_was(hue):
+    gray = pictures()[:, :1].expand(-1, 3, -1, -1)
+    torch.testing.assert_close(color_jitter(gray, 0.0, hue, seeded(2)), gray.contiguous(), atol=2e-6, rtol=0)
     faint = 0.5 + 0.1 * (pictures() - 0.5)  # so that nothing is clamped
-    turned = colour_jitter(faint, 0.0, hue, seeded(2))
+    turned = color_jitter(faint, 0.0, hue, seeded(2))
     weights = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
     torch.testing.assert_close((turned * weights).sum(1), (faint * weights).sum(1), atol=2e-6, rtol=0)
     assert not torch.allclose(turned, faint, atol=1e-3)
@@ -175,7 +175,7 @@ def test_turning_the_hue_keeps_grey_grey_and_brightness_as_it_was(hue):
 
 @pytest.mark.parametrize("channels", [1, 2, 4])
 @pytest.mark.parametrize("augmentation", [Augmentation(jitter=0.1), Augmentation(hue=0.1)])
-def test_colours_without_three_channels_are_a_config_error(channels, augmentation):
+def test_colors_without_three_channels_are_a_config_error(channels, augmentation):
     images = torch.full((BATCH, channels, HEIGHT, WIDTH), 0.5)
     with pytest.raises(ConfigError, match=f"3 channels, not {channels}"):
         run(augmentation, images, 0)

@@ -54,7 +54,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_set_of_labelled_images_in_the_unit_range_is_refused(name, monkeypatch):
+def test_what_is_no_set_of_labeled_images_in_the_unit_range_is_refused(name, monkeypatch):
     # As it is shipped: users run without the type checks of the tests, which would come first.
     monkeypatch.setattr(config, "jaxtyping_disable", True)
     with pytest.raises(DataError):

@@ -12,17 +12,17 @@ from specguard.errors import ConfigError, DataError
 COLOURS = {"bee": (250, 10, 20), "ant": (10, 240, 30), "cow": (40, 50, 230)}
 
 
-def write(path, colour=(9, 99, 199), width=11, height=7, mode="RGB"):
+def write(path, color=(9, 99, 199), width=11, height=7, mode="RGB"):
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (width, height), colour).convert(mode).save(path)
+    Image.new("RGB", (width, height), color).convert(mode).save(path)
 
 
 @pytest.fixture
 def root(tmp_path):
     """Three classes; two pictures of each to train on and one to test on."""
-    for name, colour in COLOURS.items():
+    for name, color in COLOURS.items():
         for file in ("train/{}/1.png", "train/{}/0.png", "val/{}/2.png"):
-            write(tmp_path / "zoo" / file.format(name), colour)
+            write(tmp_path / "zoo" / file.format(name), color)
     return tmp_path / "zoo"
 
 
@@ -33,8 +33,8 @@ def test_classes_are_the_training_folders_in_alphabetical_order(root):
     for split, per_class in ((data.train, 2), (data.test, 1)):
         assert split.labels.tolist() == [label for label in range(3) for _ in range(per_class)]
         for image, label in zip(split.images, split.labels, strict=True):
-            colour = np.array(COLOURS[data.classes[label]]).reshape(3, 1, 1)
-            np.testing.assert_array_equal(image.numpy(), np.broadcast_to(colour, (3, 5, 5)))
+            color = np.array(COLOURS[data.classes[label]]).reshape(3, 1, 1)
+            np.testing.assert_array_equal(image.numpy(), np.broadcast_to(color, (3, 5, 5)))
 
 
 def test_files_of_a_class_come_in_alphabetical_order_so_that_two_machines_agree(root):
@@ -53,8 +53,8 @@ def test_val_wins_over_test_and_test_serves_where_there_is_no_val(root):
 
 @pytest.mark.parametrize(("width", "height"), [(24, 8), (8, 24), (8, 8), (25, 8), (9, 31), (3, 2), (200, 201)])
 @pytest.mark.parametrize("size", [8, 5, 13])
-def test_the_shorter_edge_is_resized_and_the_centre_is_cut_out(root, width, height, size):
-    """A picture with a gradient along each axis; the result must be the gradient around the centre."""
+def test_the_shorter_edge_is_resized_and_the_center_is_cut_out(root, width, height, size):
+    """A picture with a gradient along each axis; the result must be the gradient around the center."""
     x, y = np.meshgrid((np.arange(width) + 0.5) / width, (np.arange(height) + 0.5) / height)
     picture = np.stack([255 * x, 255 * y, np.full_like(x, 77)], axis=2).round().astype(np.uint8)
     Image.fromarray(picture).save(root / "val" / "ant" / "2.png")
@@ -62,7 +62,7 @@ def test_the_shorter_edge_is_resized_and_the_centre_is_cut_out(root, width, heig
     assert image.shape == (3, size, size)
     np.testing.assert_array_equal(image[2], 77)
     edge = min(width, height)
-    place = ((np.arange(size) + 0.5) / size - 0.5) * edge  # of the kept pixels, from the centre, in old pixels
+    place = ((np.arange(size) + 0.5) / size - 0.5) * edge  # of the kept pixels, from the center, in old pixels
     # Bicubic filters reproduce a gradient away from the border; half a new pixel is lost to an odd margin.
     slack_x, slack_y = (255 * (0.51 * edge / size + 0.5) / length + 1 for length in (width, height))
     inner = slice(2, -2)
@@ -91,10 +91,10 @@ def test_pictures_of_every_mode_become_rgb(root, mode):
     assert image.min() >= 250
 
 
-def test_a_picture_of_16_bits_keeps_its_greys_or_is_refused(root):
+def test_a_picture_of_16_bits_keeps_its_grays_or_is_refused(root):
     """Cutting its values off at 255 would make nearly every picture white."""
-    grey = np.full((7, 7), 0x8000, dtype=np.uint16)
-    Image.fromarray(grey).save(root / "val" / "ant" / "2.png")
+    gray = np.full((7, 7), 0x8000, dtype=np.uint16)
+    Image.fromarray(gray).save(root / "val" / "ant" / "2.png")
     with suppress(DataError):
         assert image_folder(root, 7).test.images[0].unique().tolist() == [0x80]
 
@@ -197,9 +197,9 @@ def test_a_size_below_one_is_refused_as_such_and_not_blamed_on_a_picture(root, s
 
 
 def test_a_few_pictures_are_of_all_classes_whether_or_not_they_stay_on_the_disk(root):
-    for name, colour in COLOURS.items():
+    for name, color in COLOURS.items():
         for number in range(10 if name == "ant" else 4):
-            write(root / "val" / name / f"more-{number}.png", colour)
+            write(root / "val" / name / f"more-{number}.png", color)
     data, streamed = image_folder(root, 5), image_folder(root, 5, memory=0)
     assert data.test.labels[:7].tolist() == [0] * 7
     split = data.take(7)

@@ -10,12 +10,12 @@ from exact.reference import adjoint, forward, value_at
 from helpers.proofs import NAMES, posed, upper_losses
 from specguard.certificates import program
 from specguard.certificates.propagate import LayerAtPoint, backward_pass, forward_pass, upper_radii
-from specguard.nn import explicit, materialised
+from specguard.nn import explicit, materialized
 
 
 def plain(layer):
     """The layer that its rule reads: weights in float64, nothing folded away, no kernels."""
-    return materialised(explicit(layer.eval())).double().requires_grad_(False)
+    return materialized(explicit(layer.eval())).double().requires_grad_(False)
 
 
 def one_step(layer, z):
@@ -96,7 +96,7 @@ def matrix(layer, z):
 
 
 def positive_definite(c, S):
-    """Whether `c I - S`, for an array S, has a Cholesky factorisation, in a hundred digits."""
+    """Whether `c I - S`, for an array S, has a Cholesky factorization, in a hundred digits."""
     M = -S
     for i in range(len(M)):
         M[i, i] += c

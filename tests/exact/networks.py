@@ -58,7 +58,7 @@ NETWORKS = {
     "forks in a fork": lambda: nn.Sequential(
         Residual(nn.Sequential(LayerProject(0.7), Residual(nn.Linear(4, 4), -0.9), LayerScale(4, 0.3)), 0.7), *HEAD
     ),
-    "normalised heads": lambda: nn.Sequential(
+    "normalized heads": lambda: nn.Sequential(
         nn.Linear(4, 12), HeadNorm(4, 2, 1e-2), CoreAttention(2, fused=False), *HEAD
     ),
 }

@@ -67,7 +67,7 @@ def _resize(layer, x):
 
 
 def _interpolation(old, new):
-    """Linear interpolation between the centres of pixels; beyond the outermost, their values."""
+    """Linear interpolation between the centers of pixels; beyond the outermost, their values."""
     A = np.full((new, old), Fraction(0), dtype=object)
     for row in range(new):
         place = min(max((row + Fraction(1, 2)) * old / new - Fraction(1, 2), Fraction(0)), Fraction(old - 1))
@@ -125,15 +125,15 @@ def _smooth_project(layer, x):
 
 
 def _layer_norm(layer, x):
-    return _normalised(x, layer.eps, layer.weight, layer.bias, centred=True)
+    return _normalized(x, layer.eps, layer.weight, layer.bias, centered=True)
 
 
 def _rms_norm(layer, x):
-    return _normalised(x, layer.eps, layer.weight, None, centred=False)
+    return _normalized(x, layer.eps, layer.weight, None, centered=False)
 
 
-def _normalised(x, eps, weight, bias, *, centred):
-    c = x - x.sum(-1, keepdims=True) / x.shape[-1] if centred else x
+def _normalized(x, eps, weight, bias, *, centered):
+    c = x - x.sum(-1, keepdims=True) / x.shape[-1] if centered else x
     y = real(c) / sqrt(real((c * c).sum(-1, keepdims=True) / x.shape[-1]) + real(exact(eps)))
     y = y if weight is None else y * real(exact(weight))
     return y if bias is None else y + real(exact(bias))
@@ -142,7 +142,8 @@ def _normalised(x, eps, weight, bias, *, centred):
 def _head_norm(layer, x):
     parts = x.reshape(*x.shape[:2], 3, layer.heads, -1)
     normed = [
-        _normalised(parts[:, :, i], layer.eps, layer.gain[i], layer.shift[i], centred=layer.centred) for i in (0, 1)
+        _normalized(parts[:, :, i], layer.eps, layer.gain[i], layer.shift[i], centered=layer.centered)
+        for i in (0, 1)
     ]
     return np.stack([*normed, real(parts[:, :, 2])], 2).reshape(x.shape)
 
@@ -243,7 +244,7 @@ FUNCTIONS = {
     nn.Identity: lambda layer, x: x,
     nn.Dropout: lambda layer, x: x,
     nn.Flatten: lambda layer, x: x.reshape(len(x), -1),
-    ours.Normalise: lambda layer, x: (x - like(layer.mean, x)) / like(layer.std, x),
+    ours.Normalize: lambda layer, x: (x - like(layer.mean, x)) / like(layer.std, x),
     ours.Resize: _resize,
     ours.PatchEmbedding: _patches,
     ours.ClassToken: _class_token,

@@ -88,7 +88,7 @@ def small_logits(kind, seed):
     return layer, X - randn(seed, 1, TOKENS, DIM) + small
 
 
-def cancelling_skip(kind, seed):
+def canceling_skip(kind, seed):
     """A last bias that takes away nearly all of the point."""
     layer, X = made(kind, seed, {"Wo": 1e-9})
     scale = layer.scale if isinstance(layer, Residual) else 1.0
@@ -122,7 +122,7 @@ CASES = {
     "more opposed maps": lambda kind: opposed(kind, 16),
     "values lost beside their bias": lambda kind: made(kind, 17, {"Wv": 1e-9, "bv": 1e8, "Wq": 3.0, "Wk": 3.0}),
     "short queries and keys that cancel": lambda kind: small_logits(kind, 18),
-    "a skip that cancels": lambda kind: cancelling_skip(kind, 19),
+    "a skip that cancels": lambda kind: canceling_skip(kind, 19),
     "queries that cancel": lambda kind: one_common(kind, 11, ["Wq"]),
     "keys that cancel": lambda kind: one_common(kind, 12, ["Wk"]),
     "values that cancel": lambda kind: one_common(kind, 13, ["Wv"], {"Wo": 1e4}),
@@ -177,15 +177,15 @@ def exactly(layer, X):
     return heads
 
 
-def operator(h, centred):
-    """`D -> D a^T + b D^T`, centred or not, as a matrix on the entries of D."""
+def operator(h, centered):
+    """`D -> D a^T + b D^T`, centered or not, as a matrix on the entries of D."""
     rows = []
     for i in range(TOKENS):
         for j in range(TOKENS):
             D = real(np.zeros((TOKENS, DIM), dtype=object))
-            D[i] = D[i] + ((h.C @ h.a)[j] if centred else h.a[j])
+            D[i] = D[i] + ((h.C @ h.a)[j] if centered else h.a[j])
             for m in range(TOKENS):
-                D[m] = D[m] + (h.C[j, m] if centred else (1 if j == m else 0)) * h.b[i]
+                D[m] = D[m] + (h.C[j, m] if centered else (1 if j == m else 0)) * h.b[i]
             rows.append(D.ravel())
     return np.stack(rows)
 
@@ -216,16 +216,16 @@ def test_every_tensor_is_within_its_slack_and_every_norm_above_the_exact_one(kin
             "norm_p": h.P,
             "norm_cv": h.C @ h.v,
             "norm_xvo": h.x @ h.Wv @ h.Wo,
-            "mu": operator(h, centred=True),
-            "mu_uncentred": operator(h, centred=False),
+            "mu": operator(h, centered=True),
+            "mu_uncentered": operator(h, centered=False),
         }
         for name, A in norms.items():
             assert bounds_norm(float(getattr(node, name)[0, number]), A), name
         for name, A in {"norm_b": h.Wq @ h.Wk.T, "norm_vo": h.Wv @ h.Wo, "norm_v": h.Wv}.items():
             assert bounds_norm(float(getattr(node.w, name)[number]), A), name
-        centred = h.C @ h.a
+        centered = h.C @ h.a
         for i in range(TOKENS):
-            wanted = (centred[i], h.b[i], centred[i] + h.b[i])
+            wanted = (centered[i], h.b[i], centered[i] + h.b[i])
             for found, row in zip(node.row_lengths, wanted, strict=True):
                 assert mpf(float(found[0, number, i])) >= length(row), "rows"
             steep = float(node.lam(full(X, 0.0))[0, number, i])
@@ -248,9 +248,9 @@ def test_outputs_adjoints_and_remainders_hold(kind, case):
         check_identity(layer, X, g, D * (mpf(radius) / length(D)), ("naive", "specformer", "lofast", "local"))
 
 
-def test_centring_many_keys_loses_more_than_centring_few():
+def test_centering_many_keys_loses_more_than_centering_few():
     node = one_step(Attention(2, 1).double().eval(), randn(0, 1, 300, 2))
-    assert mpf(float(node._a_and_b[2][0, 0])) >= 300 * mpf(2) ** -53 * length(exact(node._uncentred))
+    assert mpf(float(node._a_and_b[2][0, 0])) >= 300 * mpf(2) ** -53 * length(exact(node._uncentered))
 
 
 def test_the_slope_of_a_peaked_softmax_is_that_at_the_exact_logits():

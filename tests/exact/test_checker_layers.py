@@ -212,13 +212,13 @@ def test_the_operator_of_the_logits_holds_those_of_its_boxes_corners():
     a, b = (Box(rng.standard_normal((1, 3, 2)), rng.random((1, 3, 2)) / 7) for _ in range(2))
     point.__dict__["b"] = b
     x, y = (member(box, rng.choice([-1, 1], box.shape))[0] for box in (a, b))
-    for centred in (False, True):
+    for centered in (False, True):
         wanted = np.full((3, 3, 3, 2), Fraction(0), dtype=object)
         for i, j in itertools.product(range(3), range(3)):
             wanted[i, j, i] += x[j]
             for k in range(3):
-                wanted[i, j, k] += y[i] * ((j == k) - (Fraction(1, 3) if centred else 0))
-        assert holds(point._logit_operator(a, centred), wanted.reshape(1, 9, 6))
+                wanted[i, j, k] += y[i] * ((j == k) - (Fraction(1, 3) if centered else 0))
+        assert holds(point._logit_operator(a, centered), wanted.reshape(1, 9, 6))
 
 
 def bent(values):
@@ -273,7 +273,7 @@ def test_norms_of_attention_are_above_those_of_its_matrices_however_blunt_arithm
     point = step.make(Box.exact(x))
     assert point.derivative_norm >= np.linalg.norm(J.detach().numpy(), 2) * (1 - 1e-12)
     assert point.mu[0] >= np.linalg.norm(a - a.mean(0), 2) * (1 - 1e-12)
-    assert point.mu_uncentred[0] >= np.linalg.norm(a, 2) * (1 - 1e-12)
+    assert point.mu_uncentered[0] >= np.linalg.norm(a, 2) * (1 - 1e-12)
 
 
 @pytest.mark.parametrize("scale", [1e-8, 1e8])

@@ -164,7 +164,7 @@ def test_a_model_that_is_one_layer_is_that_layer():
         read(nn.Embedding(3, 4).eval())
 
 
-def cancelling(factor, scale):
+def canceling(factor, scale):
     """`x + scale factor x`, next to nothing, so that nothing hides what is lost on the way."""
     layer = Residual(nn.Sequential(nn.Identity(), LayerScale(1, 1.0)), scale).double()
     with torch.no_grad():
@@ -176,10 +176,10 @@ def test_what_a_scaled_functional_loses_is_felt_behind_the_branch_and_not_before
     rng = np.random.default_rng(0)
     cases = [(float(f), rng.standard_normal((1, 1, 1))) for f in rng.uniform(1e8, 2e8, 40)]
     for factor, g in cases:
-        check_path(cancelling(factor, -1 / factor), np.zeros((1, 1)), g, 1.0)
+        check_path(canceling(factor, -1 / factor), np.zeros((1, 1)), g, 1.0)
     blunt(monkeypatch)
     for factor, g in cases[:10]:
-        check_path(cancelling(factor, -1 / factor), np.zeros((1, 1)), g, 1.0)
+        check_path(canceling(factor, -1 / factor), np.zeros((1, 1)), g, 1.0)
 
 
 # Rules ------------------------------------------------------------------------------------------------------------

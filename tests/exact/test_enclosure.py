@@ -87,12 +87,12 @@ def vectors(seed=0):
     """Long and short rows: what is added is lost one by one, cancels, underflows or differs by huge factors."""
     rng = np.random.default_rng(seed)
     lost = np.concatenate([np.ones(64), np.full(20000, 0.999 * U)])
-    cancelling = np.array([1e16, 1.0, -1e16, 3 * U, 0.1, -0.1 - U, 1e-300, -1.0])
+    canceling = np.array([1e16, 1.0, -1e16, 3 * U, 0.1, -0.1 - U, 1e-300, -1.0])
     yield Box.exact(lost), Box.exact(np.ones_like(lost))
     yield Box.exact(np.ones_like(lost)), Box(lost, 0.7 * U * lost)
-    yield Box.exact(cancelling), Box.exact(np.ones(8))
-    yield Box(cancelling, np.abs(cancelling) / 3), Box(cancelling[::-1].copy(), np.full(8, 1 / 3))
-    yield Box.exact(cancelling), Box(np.zeros(8), rng.random(8))
+    yield Box.exact(canceling), Box.exact(np.ones(8))
+    yield Box(canceling, np.abs(canceling) / 3), Box(canceling[::-1].copy(), np.full(8, 1 / 3))
+    yield Box.exact(canceling), Box(np.zeros(8), rng.random(8))
     yield Box.exact([1e-200, 3e-170, 1e-160]), Box.exact([1e-200, -1e-160, 1e-160])
     for blur in (0.0, 1e-12, 0.3):
         for n in (1, 2, 7):

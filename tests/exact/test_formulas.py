@@ -59,7 +59,7 @@ def test_norms_bend_and_spread_as_at_the_exact_length():
 
 
 def test_the_shortest_token_in_reach_is_that_of_the_exact_length():
-    """Entries that all are equal: centred, the token is zero, where the norm is steepest, but not as computed."""
+    """Entries that all are equal: centered, the token is zero, where the norm is steepest, but not as computed."""
     met = 0
     for value in (1e8 * (1 + torch.rand(60, generator=torch.Generator().manual_seed(0)))).double().tolist():
         layer = nn.LayerNorm(7, eps=1e-18, elementwise_affine=False).double().eval()
@@ -84,7 +84,7 @@ def test_a_token_is_inside_its_ball_by_its_exact_length():
     assert outside > 10
 
 
-def cancelling(seed, rows, activation, aside=0.0):
+def canceling(seed, rows, activation, aside=0.0):
     """Neurons whose argument is what rounding leaves of 1e8, their exact arguments, and the point.
 
     `aside` is added to the computed arguments.
@@ -108,7 +108,7 @@ SMOOTH |= {"softplus": Softplus, "squareplus": Squareplus, "gated": GatedUnit}
 def test_values_and_slopes_at_an_argument_that_is_mostly_rounding_are_within_their_slacks(name):
     maker = SMOOTH.get(name) or {"relu": nn.ReLU, "max min": MaxMin}[name]
     for seed in range(4):
-        model, _, x = cancelling(seed, 2, maker())
+        model, _, x = canceling(seed, 2, maker())
         check_value(model, x)
         if name in SMOOTH:  # at a kink, either slope will do
             g = torch.tensor([[[[1.0, -0.7][: 1 if name == "gated" else 2]]]], dtype=torch.float64)
@@ -118,7 +118,7 @@ def test_values_and_slopes_at_an_argument_that_is_mostly_rounding_are_within_the
 def test_both_factors_of_the_adjoint_of_a_gated_unit_are_within_its_slack():
     one = torch.ones(1, 1, 1, 1).double()
     for seed in range(4):
-        model, _, x = cancelling(seed, 2, GatedUnit())
+        model, _, x = canceling(seed, 2, GatedUnit())
         with torch.no_grad():  # a gate that is mostly rounding, beside a long second factor
             model[0].weight[1] = 0.0
             model[0].bias[1] = 1e6
@@ -136,7 +136,7 @@ def test_both_factors_of_a_gated_unit_move_together():
 @pytest.mark.parametrize("activation", [nn.Tanh, Softplus])
 def test_an_sll_of_arguments_that_are_mostly_rounding_is_within_its_slacks(activation):
     for seed in range(4):
-        model, _, x = cancelling(seed, 3, nn.Tanh())
+        model, _, x = canceling(seed, 3, nn.Tanh())
         layer = SLL(2, 3, activation()).double().eval()
         with torch.no_grad():
             layer.weight.copy_(model[0].weight)
@@ -224,7 +224,7 @@ def rows_of(model):
 def test_a_neuron_reaches_its_kink_by_its_exact_argument():
     met = 0
     for seed in range(40):
-        model, H, x = cancelling(seed, 1, nn.ReLU(), 2.0**-26)
+        model, H, x = canceling(seed, 1, nn.ReLU(), 2.0**-26)
         if (delta := abs(float(H[0])) * 1.01 / float(rows_of(model)[0])) > 0:
             met += 1
             kink = one_step(model, x).pull(torch.ones(1, 1, 1, 1).double()).remainder(full(x, delta))["kink"]
@@ -235,7 +235,7 @@ def test_a_neuron_reaches_its_kink_by_its_exact_argument():
 def test_a_pair_changes_its_order_by_its_exact_difference():
     met = 0
     for seed in range(40):
-        model, H, x = cancelling(seed, 2, MaxMin(), torch.tensor([2.0**-26, 0.0]))
+        model, H, x = canceling(seed, 2, MaxMin(), torch.tensor([2.0**-26, 0.0]))
         W = exact(model[0].weight)
         apart, rate = abs(H[0] - H[1]), length(W[0] - W[1])
         if (delta := float(apart) * 1.01 / float(rate)) > 0:
@@ -248,7 +248,7 @@ def test_a_pair_changes_its_order_by_its_exact_difference():
 
 def test_a_neuron_bends_as_at_its_exact_argument():
     for seed in range(20):
-        model, H, x = cancelling(seed, 1, nn.Tanh())
+        model, H, x = canceling(seed, 1, nn.Tanh())
         (rate,), delta = rows_of(model), 1e-20
         t = mp.tanh(abs(real(H[0])))
         wanted = t * (1 - t * t) * rate**2 * mpf(delta) ** 2  # half of the second derivative
@@ -259,7 +259,7 @@ def test_a_neuron_bends_as_at_its_exact_argument():
 def test_a_gated_unit_bends_by_its_exact_second_factor():
     delta = 1e-3
     for seed in range(20):
-        model, H, x = cancelling(seed, 2, GatedUnit())
+        model, H, x = canceling(seed, 2, GatedUnit())
         with torch.no_grad():
             model[0].weight[0] = 0.0  # the gate is at 0, and the second factor alone moves
         phi = one_step(model, x).phi
@@ -337,7 +337,7 @@ def test_norms_of_means_are_not_rounded_down():
         assert mpf(one_step(ClassAndMean(0).eval(), z).norm) >= both
 
 
-def test_values_beside_normalised_heads_move_as_they_are_moved():
+def test_values_beside_normalized_heads_move_as_they_are_moved():
     x = torch.tensor([[[900.0, -800.0, 700.0, -600.0, 1.0, 2.0]]]).double()
     D = real(exact(torch.tensor([[0.0, 0.0, 0.0, 0.0, 3.0, -1.0]]).double()))
     check_identity(HeadNorm(2, 1, eps=1.0).double().eval(), x, torch.ones(1, *x.shape).double(), D)
@@ -389,7 +389,7 @@ def test_bounds_of_the_papers_hold_every_term_of_theirs():
     def number(value):
         return Fraction(float(value))
 
-    mu, second = node.mu_uncentred[0], Fraction(0)
+    mu, second = node.mu_uncentered[0], Fraction(0)
     for head in range(2):
         move = number(w.tau) * r * (number(mu[head]) + r * number(w.norm_b[head]))
         second += number(w.mix[head]) * move * (number(node.norm_xvo[0, head]) + r * number(w.norm_vo[head]))

@@ -19,7 +19,7 @@ from specguard.nn import (
     HeadNorm,
     LayerScale,
     MeanPool,
-    Normalise,
+    Normalize,
     PatchEmbedding,
     Positions,
     Resize,
@@ -28,7 +28,7 @@ from specguard.nn import (
     TokenConvolution,
 )
 
-SINGLE = [name for name in LAYERS if name not in ("normalised attention", "residual mlp")]  # those of one step
+SINGLE = [name for name in LAYERS if name not in ("normalized attention", "residual mlp")]  # those of one step
 SIZES = (1.0, 1e-9, 1e-4, 1e4, 1e8)
 
 
@@ -78,7 +78,7 @@ def far_from_zero(maker, dim):
     return layer.double().eval(), 1e8 + z
 
 
-def cancelling_batch_norm():
+def canceling_batch_norm():
     """A bias that is the mean, scaled, but for a little: their difference is mostly rounding."""
     layer, z = TokenBatchNorm(3).double().eval(), torch.full((1, 2, 3), 1e-3, dtype=torch.float64)
     with torch.no_grad():
@@ -88,7 +88,7 @@ def cancelling_batch_norm():
     return layer, z
 
 
-def cancelling_convolution():
+def canceling_convolution():
     layer, z = made("token convolution")
     layer, z = layer.double(), z[:1].double()
     layer, z = along(layer, z, [])
@@ -130,8 +130,8 @@ CANCELLING = {
     "layer norm of large eps": lambda: far_from_zero(lambda: nn.LayerNorm(4, 10.0), 4),
     "head norm, q": lambda: head_norm(0),
     "head norm, k": lambda: head_norm(1),
-    "batch norm": cancelling_batch_norm,
-    "token convolution": cancelling_convolution,
+    "batch norm": canceling_batch_norm,
+    "token convolution": canceling_convolution,
     "token convolution, last bias": convolution_with_a_long_last_bias,
 }
 
@@ -186,11 +186,11 @@ def test_a_bias_is_added_to_every_token(name):
 
 AFFINE = {
     "linear": (lambda: nn.Linear(3, 2), (2, 3)),
-    "normalise": (lambda: Normalise((0.4, 0.6), (0.3, 0.7)), (2, 1, 2)),
+    "normalize": (lambda: Normalize((0.4, 0.6), (0.3, 0.7)), (2, 1, 2)),
     "resize": (lambda: Resize(3), (1, 4, 5)),
     "patches": (lambda: PatchEmbedding(2, 2, 3), (2, 2, 4)),
-    "normalised patches": (
-        lambda: nn.Sequential(Normalise((0.4, 0.6), (0.3, 0.7)), PatchEmbedding(2, 2, 3)),
+    "normalized patches": (
+        lambda: nn.Sequential(Normalize((0.4, 0.6), (0.3, 0.7)), PatchEmbedding(2, 2, 3)),
         (2, 2, 4),
     ),
     "class token": (lambda: ClassToken(2), (2, 2)),

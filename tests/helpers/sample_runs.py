@@ -282,7 +282,7 @@ def part(group: str, chance: random.Random, **known: float) -> PartRecord:
 
 
 def smoothed(folder: Path, n: int) -> None:
-    """A study of randomised smoothing: every second image is correct within 0.3."""
+    """A study of randomized smoothing: every second image is correct within 0.3."""
     study = smoothing.SmoothStudy(about=about(n), settings=smoothing.SmoothSettings())
     begun(folder, "specguard smooth runs/sample", study)
     records = [

@@ -402,7 +402,7 @@ def changed(**change: Callable[[SingularTriplets], object]) -> Find:
     return find
 
 
-def without_reorthogonalisation(A: LinearOperator, generator: torch.Generator, k: int = 1, **kwargs):
+def without_reorthogonalization(A: LinearOperator, generator: torch.Generator, k: int = 1, **kwargs):
     """As textbooks write it: each vector is made orthogonal to the one before, which in exact arithmetic is all.
 
     In floating point it is not: what has converged comes back, and is counted twice.
@@ -461,8 +461,8 @@ PLANTED: list[tuple[Find, str, Callable[[Find, Tensor], None]]] = [
     (with_ghosts, "larger", law_vectors_are_orthonormal),
     (with_ghosts, "tiny gap at the top", law_vectors_are_orthonormal),
     (from_one_vector, "larger", law_what_has_converged_is_within_the_tolerance),
-    (without_reorthogonalisation, "larger", law_no_value_is_above_the_exact_one),
-    (without_reorthogonalisation, "larger", law_vectors_are_orthonormal),
+    (without_reorthogonalization, "larger", law_no_value_is_above_the_exact_one),
+    (without_reorthogonalization, "larger", law_vectors_are_orthonormal),
 ]
 
 

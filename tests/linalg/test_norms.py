@@ -27,7 +27,7 @@ from specguard.linalg import (
     upper_eigenvalue,
     upper_frobenius,
     upper_gram,
-    upper_randomised,
+    upper_randomized,
     upper_row_column,
     upper_svd,
 )
@@ -120,7 +120,7 @@ def matrices() -> dict[str, Tensor]:
         "kahan": kahan(8).unsqueeze(0),
         "triangular": normal(2, 6, 6).triu(),
         "vandermonde": (torch.linspace(-1, 1, 6, dtype=torch.float64)[:, None] ** torch.arange(6)).unsqueeze(0),
-        "almost cancelling": double([[1.0, 1.0, 1.0], [1.0, 1.0 + 2**-52, 1.0], [1.0, 1.0, 1.0 - 2**-53]]),
+        "almost canceling": double([[1.0, 1.0, 1.0], [1.0, 1.0 + 2**-52, 1.0], [1.0, 1.0, 1.0 - 2**-53]]),
         "graded columns": normal(2, 7, 9) * spread(-8, 8, 9),
         "graded rows": normal(2, 9, 7) * spread(-8, 8, 9)[:, None],
         "graded values": orthogonal(2, 8, 8) * spread(-8, 8, 8) @ orthogonal(2, 8, 8),
@@ -576,7 +576,7 @@ def test_the_bound_by_cholesky_holds_whatever_the_candidate_is(factor, monkeypat
 
 
 def test_a_candidate_too_small_by_some_roundings_is_not_let_through(monkeypatch):
-    """Where the factorisation cannot tell, the shift must: the product of a long column is itself too small."""
+    """Where the factorization cannot tell, the shift must: the product of a long column is itself too small."""
     A = known_norms()["a long column"][0][:4]
     seen, real = witness(A), torch.linalg.svdvals
     for roundings in range(0, 40_000, 100):  # as many as there are rows, and more
@@ -804,42 +804,42 @@ def law_it_fails_no_more_often_than_it_says(find: Callable[..., Tensor]) -> None
 def test_for_rank_one_the_stated_probability_is_nearly_that_of_failure(failure, probes, powers):
     """The probability that |g| < t is `t sqrt(2 / pi)` for small t, so a law that counts failures has teeth."""
     sigma = math.sqrt(failure / DRAWS)
-    assert failures(upper_randomised, maps()["rank one"], failure, probes, powers) >= 0.85 * failure - 3 * sigma
+    assert failures(upper_randomized, maps()["rank one"], failure, probes, powers) >= 0.85 * failure - 3 * sigma
 
 
 def test_it_fails_no_more_often_than_it_says():
-    law_it_fails_no_more_often_than_it_says(upper_randomised)
+    law_it_fails_no_more_often_than_it_says(upper_randomized)
 
 
 @pytest.mark.parametrize("name", maps())
 def test_it_never_fails_where_failure_is_a_millionth(name):
     """In these draws: of 48,000, one seed in twenty has one that does."""
     for probes, powers in ((1, 0), (1, 4), (10, 8)):
-        assert failures(upper_randomised, maps()[name], 1e-6, probes, powers, seed=43) == 0
+        assert failures(upper_randomized, maps()[name], 1e-6, probes, powers, seed=43) == 0
 
 
 def test_the_usual_call_is_within_a_half():
     for A in maps().values():
-        found = upper_randomised(dense_operator(A.expand(50, *A.shape)), seeded())
+        found = upper_randomized(dense_operator(A.expand(50, *A.shape)), seeded())
         assert (found <= 1.5 * exact(A.unsqueeze(0))).all()
-        better = upper_randomised(dense_operator(A.expand(50, *A.shape)), seeded(), powers=60)
+        better = upper_randomized(dense_operator(A.expand(50, *A.shape)), seeded(), powers=60)
         assert (better <= 1.06 * exact(A.unsqueeze(0))).all()
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e-160, 1e-100, 1e100, 1e160, 1e200, 1e300])
 @pytest.mark.parametrize("powers", [0, 1, 8])
-def test_a_scale_passes_through_the_randomised_bound(scale, powers):
+def test_a_scale_passes_through_the_randomized_bound(scale, powers):
     """As it does through the maps; lengths whose squares vanish or overflow are lengths still."""
     A = maps()["tall"].unsqueeze(0).expand(20, 9, 4)
-    plain = upper_randomised(dense_operator(A), seeded(), powers=powers)
-    scaled = upper_randomised(dense_operator(A * scale), seeded(), powers=powers)
+    plain = upper_randomized(dense_operator(A), seeded(), powers=powers)
+    scaled = upper_randomized(dense_operator(A * scale), seeded(), powers=powers)
     torch.testing.assert_close(scaled / scale, plain, rtol=1e-10, atol=0)
 
 
 def test_maps_of_a_batch_are_bounded_each_for_itself():
     scales = torch.tensor([1.0, 0.0, 1e-100, 1e100], dtype=torch.float64)
     A = maps()["wide"] * scales.view(-1, 1, 1)
-    found = upper_randomised(dense_operator(A), seeded())
+    found = upper_randomized(dense_operator(A), seeded())
     norms = exact(A[:1]) * scales
     assert (found >= norms).all()
     assert (found <= 1.5 * norms).all()
@@ -849,19 +849,19 @@ def test_maps_of_a_batch_are_bounded_each_for_itself():
 def test_spaces_of_any_shape_are_taken():
     A, B = torch.randn(3, 2, 3, generator=seeded(1)).double(), torch.randn(3, 5, 4, generator=seeded(2)).double()
     for operator in (kronecker(A, B), kronecker(A, B).T):
-        found = upper_randomised(operator, seeded())
+        found = upper_randomized(operator, seeded())
         assert (found >= exact(A) * exact(B)).all()
         assert (found <= 1.5 * exact(A) * exact(B)).all()
 
 
 def test_maps_of_single_numbers_are_taken():
-    found = upper_randomised(identity(4, (), torch.float64, torch.device("cpu")), seeded())
+    found = upper_randomized(identity(4, (), torch.float64, torch.device("cpu")), seeded())
     assert (found >= 1).all()
 
 
 def test_the_same_generator_gives_the_same_bound_and_every_map_has_draws_of_its_own():
     operator = dense_operator(maps()["tall"].expand(20, 9, 4))
-    first, second, third = (upper_randomised(operator, seeded(s)) for s in (1, 1, 2))
+    first, second, third = (upper_randomized(operator, seeded(s)) for s in (1, 1, 2))
     assert torch.equal(first, second)
     assert not torch.equal(first, third)
     assert len(first.unique()) == 20
@@ -870,7 +870,7 @@ def test_the_same_generator_gives_the_same_bound_and_every_map_has_draws_of_its_
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_an_operator_in_a_narrow_type_is_refused(dtype):
     with pytest.raises(ValueError, match="float64"):
-        upper_randomised(dense_operator(torch.ones(2, 3, 4, dtype=dtype)), seeded())
+        upper_randomized(dense_operator(torch.ones(2, 3, 4, dtype=dtype)), seeded())
 
 
 @pytest.mark.parametrize(
@@ -880,7 +880,7 @@ def test_an_operator_in_a_narrow_type_is_refused(dtype):
 )
 def test_arguments_without_a_meaning_are_refused(wrong):
     with pytest.raises(ValueError):
-        upper_randomised(dense_operator(torch.ones(2, 3, 4, dtype=torch.float64)), seeded(), **wrong)
+        upper_randomized(dense_operator(torch.ones(2, 3, 4, dtype=torch.float64)), seeded(), **wrong)
 
 
 @pytest.mark.parametrize("powers", [0, 1, 8])
@@ -889,13 +889,13 @@ def test_a_map_that_is_not_finite_is_refused(bad, powers):
     A = torch.ones(3, 4, 5, dtype=torch.float64)
     A[1, 2, 3] = bad
     with pytest.raises(ValueError, match="finite"):
-        upper_randomised(dense_operator(A), seeded(), powers=powers)
+        upper_randomized(dense_operator(A), seeded(), powers=powers)
 
 
-def randomised(
+def randomized(
     A: LinearOperator, generator: torch.Generator, *, failure: float, probes: int, powers: int, **wrong
 ) -> Tensor:
-    """`upper_randomised` as it reads on paper, for maps of ordinary size, with a place for an error or two."""
+    """`upper_randomized` as it reads on paper, for maps of ordinary size, with a place for an error or two."""
     lengths = []
     for _ in range(probes):
         x = torch.randn(A.batch, *A.domain, generator=generator, dtype=A.dtype)
@@ -909,20 +909,20 @@ def randomised(
     return (factor * largest) ** (1 / (2 * powers + wrong.get("power", 1)))
 
 
-def test_the_randomised_bound_is_what_is_on_paper():
+def test_the_randomized_bound_is_what_is_on_paper():
     for A in maps().values():
         for failure, probes, powers in WAYS:
-            exactly = partial(upper_randomised, accuracy=0.0)
+            exactly = partial(upper_randomized, accuracy=0.0)
             ours, theirs = (
                 find(dense_operator(A.expand(9, *A.shape)), seeded(), failure=failure, probes=probes, powers=powers)
-                for find in (exactly, randomised)
+                for find in (exactly, randomized)
             )
             torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize("accuracy", [1e-10, 1e-6, 1e-4])
 def test_products_that_are_too_small_by_the_accuracy_move_the_bound_by_no_less(accuracy):
-    """The randomised bound of the true map and of one whose products all lost that much: the account covers it."""
+    """The randomized bound of the true map and of one whose products all lost that much: the account covers it."""
     for A in maps().values():
         operator = dense_operator(A.expand(9, *A.shape))
         loss = accuracy * exact(A.unsqueeze(0)).item()
@@ -936,13 +936,13 @@ def test_products_that_are_too_small_by_the_accuracy_move_the_bound_by_no_less(a
             return shortened
 
         coarse = replace(operator, matvec=short(operator.matvec), rmatvec=short(operator.rmatvec))
-        true = upper_randomised(operator, seeded(), accuracy=0.0)
-        assert (upper_randomised(coarse, seeded(), accuracy=accuracy) >= true * (1 - 1e-13)).all()
+        true = upper_randomized(operator, seeded(), accuracy=0.0)
+        assert (upper_randomized(coarse, seeded(), accuracy=accuracy) >= true * (1 - 1e-13)).all()
 
 
 def test_products_that_are_too_coarse_for_a_bound_are_refused():
     with pytest.raises(ValueError, match="coarse"):
-        upper_randomised(dense_operator(maps()["tall"].expand(2, 9, 4)), seeded(), accuracy=0.1)
+        upper_randomized(dense_operator(maps()["tall"].expand(2, 9, 4)), seeded(), accuracy=0.1)
 
 
 @pytest.mark.parametrize(
@@ -950,11 +950,11 @@ def test_products_that_are_too_coarse_for_a_bound_are_refused():
     [{"unit": True}, {"root": 0.5}, {"root": -1.0}, {"factor": 0.8}, {"power": 0.5}, {"power": 2}, {"mean": True}],
     ids=lambda w: next(iter(w)),
 )
-def test_a_planted_randomised_bound_that_fails_too_often_is_caught(wrong):
+def test_a_planted_randomized_bound_that_fails_too_often_is_caught(wrong):
     if "mean" in wrong:  # the mean of two is below the larger: wrong, but not by enough to count everywhere
         wrong = {"mean": True, "factor": 0.9}
     with pytest.raises(AssertionError):
-        law_it_fails_no_more_often_than_it_says(lambda A, g, **kwargs: randomised(A, g, **kwargs, **wrong))
+        law_it_fails_no_more_often_than_it_says(lambda A, g, **kwargs: randomized(A, g, **kwargs, **wrong))
 
 
 def test_a_planted_probe_that_is_used_twice_is_caught():
@@ -966,7 +966,7 @@ def test_a_planted_probe_that_is_used_twice_is_caught():
         def once(_: int) -> Tensor:
             generator.set_state(state)
             single = kwargs | {"failure": kwargs["failure"] ** (1 / probes)}
-            return upper_randomised(A, generator, probes=1, **single)
+            return upper_randomized(A, generator, probes=1, **single)
 
         return torch.stack([once(i) for i in range(probes)]).amax(0)
 
@@ -974,8 +974,8 @@ def test_a_planted_probe_that_is_used_twice_is_caught():
         law_it_fails_no_more_often_than_it_says(repeated)
 
 
-def test_an_operator_whose_adjoint_is_wrong_is_beyond_the_randomised_bound_with_powers():
+def test_an_operator_whose_adjoint_is_wrong_is_beyond_the_randomized_bound_with_powers():
     """Products are taken on trust: this is what the laws of operators are for."""
     operator = dense_operator(maps()["identity"].expand(DRAWS, 5, 5))
     wrong = replace(operator, rmatvec=lambda y: 1e-9 * y)
-    assert (upper_randomised(wrong, seeded()) < exact(maps()["identity"].unsqueeze(0))).all()
+    assert (upper_randomized(wrong, seeded()) < exact(maps()["identity"].unsqueeze(0))).all()

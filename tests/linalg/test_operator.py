@@ -569,7 +569,7 @@ def test_a_planted_jacobian_at_another_point_is_caught():
 
 
 def test_a_planted_function_whose_samples_mix_is_caught():
-    """Normalisation over the batch, as in training, is no function of each sample."""
+    """Normalization over the batch, as in training, is no function of each sample."""
     norm = nn.BatchNorm1d(5, track_running_stats=False).double()
     with pytest.raises(AssertionError):
         law_samples_do_not_mix(jacobian(norm, normal(BATCH, 5)), torch.empty(0))

@@ -17,7 +17,7 @@ def torchvision(timm):
 
 
 @pytest.fixture
-def randomised(generator):
+def randomized(generator):
     """Draw all parameters of a model anew: what starts at zero or one would hide that it was forgotten."""
 
     def draw(model):

@@ -13,7 +13,7 @@ from torch import nn
 from models.architectures import vit
 from specguard.errors import CheckpointError, ConfigError
 from specguard.models import Pair, View, Wrapped, check_equal, convert, register_converter, timm_model
-from specguard.nn import ClassPool, Network, Normalise, PatchEmbedding
+from specguard.nn import ClassPool, Network, Normalize, PatchEmbedding
 
 HALF = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
 
@@ -38,7 +38,7 @@ def small_network(model, mean=(0.1, 0.2, 0.3)):
     patches, head = PatchEmbedding(3, 2, 5), nn.Linear(5, 4)
     patches.map.load_state_dict(model.cut.state_dict())
     head.load_state_dict(model.last.state_dict())
-    layers = OrderedDict(normalise=Normalise(mean, (0.5,) * 3), patches=patches, pool=ClassPool(), head=head)
+    layers = OrderedDict(normalise=Normalize(mean, (0.5,) * 3), patches=patches, pool=ClassPool(), head=head)
     return Network("small", (3, 4, 4), 4, layers)
 
 
@@ -183,12 +183,12 @@ def test_anything_that_can_be_called_is_wrapped(transformers):
     )
     model = transformers.ViTForImageClassification(config)
     images = torch.rand(2, 3, 8, 8, requires_grad=True)
-    normalised = (images - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
+    normalized = (images - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
     for training in (False, True):
         wrapped = Wrapped(model.train(training), mean, std)
         assert wrapped.training is training
     wrapped.eval()
-    torch.testing.assert_close(wrapped(images), model(normalised).logits)
+    torch.testing.assert_close(wrapped(images), model(normalized).logits)
     wrapped(images).sum().backward()
     assert images.grad.any()
     assert torch.equal(Wrapped(lambda x: x.flatten(1))(images), images.flatten(1))
@@ -200,8 +200,8 @@ def test_anything_that_can_be_called_is_wrapped(transformers):
         Wrapped(3)
 
 
-def test_timms_models_are_made_by_name_with_local_weights(timm, tmp_path, randomised):
-    model = randomised(timm_model("vit_tiny_patch16_224", classes=5, image=32))
+def test_timms_models_are_made_by_name_with_local_weights(timm, tmp_path, randomized):
+    model = randomized(timm_model("vit_tiny_patch16_224", classes=5, image=32))
     assert not model.training
     path = tmp_path / "w.pt"
     torch.save({"state_dict": {f"module.{k}": v for k, v in model.state_dict().items()}}, path)

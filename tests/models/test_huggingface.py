@@ -60,9 +60,9 @@ def agree(found, wanted):
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_a_converted_image_model_gives_the_originals_logits(name, transformers, randomised, generator):
+def test_a_converted_image_model_gives_the_originals_logits(name, transformers, randomized, generator):
     family, options, suffix = IMAGES[name]
-    model = randomised(image_model(transformers, family, options, suffix)).double()
+    model = randomized(image_model(transformers, family, options, suffix)).double()
     network = from_huggingface(model, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
     assert isinstance(network, Network)
     assert network.shape == (3, 20, 20)
@@ -75,8 +75,8 @@ def test_a_converted_image_model_gives_the_originals_logits(name, transformers, 
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_converted_text_model_gives_the_originals_logits(name, transformers, randomised, generator):
-    model = randomised(text_model(transformers, *TEXTS[name])).double()
+def test_a_converted_text_model_gives_the_originals_logits(name, transformers, randomized, generator):
+    model = randomized(text_model(transformers, *TEXTS[name])).double()
     network = from_huggingface(model, tokens=9)
     assert network.shape == (9, 24)
     words = torch.randint(2, 30, (3, 9), generator=generator)
@@ -86,15 +86,15 @@ def test_a_converted_text_model_gives_the_originals_logits(name, transformers, r
         assert type(network.blocks[1].attention.branch) is Attention
 
 
-def test_pixels_are_normalised_by_one_half_unless_told(transformers):
+def test_pixels_are_normalized_by_one_half_unless_told(transformers):
     network = convert(image_model(transformers, *IMAGES["vit"]))
     assert network.normalise.mean.unique().tolist() == network.normalise.std.unique().tolist() == [0.5]
 
 
 @pytest.mark.parametrize("name", ["vit", "deit", "deit with a teacher", "dinov2", "dinov2 with registers"])
 @pytest.mark.parametrize("image", [13, 35])
-def test_a_model_is_read_at_another_image_size(name, image, transformers, randomised, generator):
-    model = randomised(image_model(transformers, *IMAGES[name])).double()
+def test_a_model_is_read_at_another_image_size(name, image, transformers, randomized, generator):
+    model = randomized(image_model(transformers, *IMAGES[name])).double()
     network = from_huggingface(model, image=image)
     assert network.shape == (3, image, image)
     images = torch.rand(2, *network.shape, generator=generator, dtype=torch.float64)
@@ -103,15 +103,15 @@ def test_a_model_is_read_at_another_image_size(name, image, transformers, random
         agree(network(images), model(network.normalise(images), **asked).logits)
 
 
-def test_a_spoiled_conversion_is_caught_and_the_module_named(transformers, randomised):
-    model = randomised(image_model(transformers, *IMAGES["vit"]))
+def test_a_spoiled_conversion_is_caught_and_the_module_named(transformers, randomized):
+    model = randomized(image_model(transformers, *IMAGES["vit"]))
     network = from_huggingface(model)
     check_equal(model, network)
     with torch.no_grad():
         network.blocks[1].mlp.branch.inner.expand.bias[0].add_(1e-4)
     with pytest.raises(ConfigError, match=r"'blocks\.1\.mlp\.branch\.inner', which is 'vit\.layers\.1\.mlp'"):
         check_equal(model, network)
-    model = randomised(text_model(transformers, *TEXTS["bert"])).double()
+    model = randomized(text_model(transformers, *TEXTS["bert"])).double()
     network = from_huggingface(model, tokens=5)
     with torch.no_grad():
         network.blocks[0].attention_norm.bias[0].add_(1e-4)
@@ -121,9 +121,9 @@ def test_a_spoiled_conversion_is_caught_and_the_module_named(transformers, rando
         check_equal(model, network)
 
 
-def test_the_original_is_left_as_it_was(transformers, randomised):
+def test_the_original_is_left_as_it_was(transformers, randomized):
     options = {"intermediate_size": 31, "attn_implementation": "eager"}
-    model = randomised(image_model(transformers, "ViT", options)).train()
+    model = randomized(image_model(transformers, "ViT", options)).train()
     from_huggingface(model)
     assert all(m.training for m in model.modules())
     assert model.config._attn_implementation == "eager"
@@ -253,8 +253,8 @@ def older_vit():
     return model
 
 
-def test_the_layout_of_transformers_4_is_read_too(randomised):
-    model = randomised(older_vit())
+def test_the_layout_of_transformers_4_is_read_too(randomized):
+    model = randomized(older_vit())
     network = from_huggingface(model)
     check_equal(model, network)
     weights = attention_weights(model)

@@ -33,9 +33,9 @@ TABLES = {  # how a model is made, and for how many tokens in front of the patch
 
 @pytest.mark.parametrize("size", [10, 35])
 @pytest.mark.parametrize("name", TABLES)
-def test_positions_for_another_image_size_are_resized_as_timm_does(name, size, timm, randomised, saved):
+def test_positions_for_another_image_size_are_resized_as_timm_does(name, size, timm, randomized, saved):
     make, tokens = TABLES[name]
-    model, other = randomised(make()(timm)), make(img_size=size)(timm)
+    model, other = randomized(make()(timm)), make(img_size=size)(timm)
     with pytest.raises(CheckpointError, match=rf"images of size 20, not {size}: pos_embed says so; positions are"):
         load_into(other, saved(model))
     assert load_into(other, saved(model), resize=True) == Fitted(sizes=(20, size))
@@ -48,11 +48,11 @@ def test_positions_for_another_image_size_are_resized_as_timm_does(name, size, t
     assert load_into(other, saved(other), resize=True) == Fitted()
 
 
-def test_positions_for_another_image_size_are_resized_as_torchvision_does(torchvision, randomised, saved):
+def test_positions_for_another_image_size_are_resized_as_torchvision_does(torchvision, randomized, saved):
     def make(size):
         return torchvision.models.VisionTransformer(size, 5, 1, 3, 24, 31, num_classes=7)
 
-    model, other = randomised(make(20)), make(35)
+    model, other = randomized(make(20)), make(35)
     path = saved(model)
     with pytest.raises(CheckpointError, match=r"size 20, not 35: encoder\.pos_embedding says so"):
         load_into(other, path)
@@ -69,14 +69,14 @@ def test_positions_that_are_of_no_square_are_not_resized(timm, saved):
 
 
 @pytest.mark.parametrize("make", [named("vit_tiny_patch16_224"), named("deit_tiny_distilled_patch16_224")])
-def test_a_head_for_other_classes_or_none_is_new_where_that_is_allowed(make, timm, randomised, saved):
-    model, more = randomised(make(timm)), randomised(make(timm))
+def test_a_head_for_other_classes_or_none_is_new_where_that_is_allowed(make, timm, randomized, saved):
+    model, more = randomized(make(timm)), randomized(make(timm))
     more.reset_classifier(11)
     for given, without, said in (
         (model, ("head",), r"holds the weights of no head: 'head\S*\.weight' is missing"),
         (more, (), "a model with 11 classes, not 7"),
     ):
-        path, mine = saved(given, *without), randomised(make(timm))
+        path, mine = saved(given, *without), randomized(make(timm))
         before = mine.head.weight.clone()
         with pytest.raises(CheckpointError, match=said):
             load_into(mine, path)
@@ -89,9 +89,9 @@ def test_a_head_for_other_classes_or_none_is_new_where_that_is_allowed(make, tim
         load_into(make(timm), saved(model, "head.bias"), new_head=True)
 
 
-def test_a_model_without_positions_or_of_another_kind_is_loaded_as_it_is(timm, randomised, saved):
+def test_a_model_without_positions_or_of_another_kind_is_loaded_as_it_is(timm, randomized, saved):
     for make in (vit(pos_embed="none"), lambda timm: timm.create_model("resnet10t", num_classes=7)):
-        model = randomised(make(timm))
+        model = randomized(make(timm))
         other = make(timm)
         assert load_into(other, saved(model), resize=True) == Fitted()
         assert all(torch.equal(other.state_dict()[k], v) for k, v in model.state_dict().items())

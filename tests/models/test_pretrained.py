@@ -17,8 +17,8 @@ IMAGE = {"image_size": 20, "patch_size": 5, "num_labels": 7}
 
 
 @pytest.fixture
-def model(transformers, randomised):
-    return randomised(transformers.ViTForImageClassification(transformers.ViTConfig(**SIZES, **IMAGE)))
+def model(transformers, randomized):
+    return randomized(transformers.ViTForImageClassification(transformers.ViTConfig(**SIZES, **IMAGE)))
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ def test_weights_keep_the_type_that_they_are_stored_in_whatever_the_config_says(
     assert same(loaded(folder)[0], model)
 
 
-def test_a_model_without_a_head_begins_training_with_a_new_one(transformers, randomised, tmp_path):
-    body = randomised(transformers.ViTModel(transformers.ViTConfig(**SIZES, **IMAGE)))
+def test_a_model_without_a_head_begins_training_with_a_new_one(transformers, randomized, tmp_path):
+    body = randomized(transformers.ViTModel(transformers.ViTConfig(**SIZES, **IMAGE)))
     body.save_pretrained(tmp_path)  # with a pooler, which a classifier does not have
     with pytest.raises(CheckpointError, match="holds the weights of no head"):
         loaded(tmp_path)
@@ -101,8 +101,8 @@ def test_other_classes_need_a_new_head(folder, model):
     assert not loaded(folder, 7, new_head=True)[1]
 
 
-def test_a_folder_of_a_distilled_model_is_the_class_that_its_config_names(transformers, randomised, tmp_path):
-    model = randomised(
+def test_a_folder_of_a_distilled_model_is_the_class_that_its_config_names(transformers, randomized, tmp_path):
+    model = randomized(
         transformers.DeiTForImageClassificationWithTeacher(transformers.DeiTConfig(**SIZES, **IMAGE))
     )
     model.save_pretrained(tmp_path)

@@ -82,19 +82,19 @@ def check(model, layer, names):
 
 
 @pytest.mark.parametrize("name", TIMM)
-def test_heads_are_those_of_timms_layers(name, timm, randomised):
+def test_heads_are_those_of_timms_layers(name, timm, randomized):
     make, layer, names = TIMM[name]
-    check(randomised(make(timm)), layer, names)
+    check(randomized(make(timm)), layer, names)
 
 
 @pytest.mark.parametrize("name", HF)
-def test_heads_are_those_of_transformers_layers(name, transformers, randomised):
+def test_heads_are_those_of_transformers_layers(name, transformers, randomized):
     make, layer, names = HF[name]
-    check(randomised(make(transformers)), layer, names)
+    check(randomized(make(transformers)), layer, names)
 
 
-def test_heads_are_those_of_torchvisions_layers(torchvision, randomised):
-    model = randomised(torchvision.models.VisionTransformer(20, 5, DEPTH, HEADS, DIM, 31, num_classes=7))
+def test_heads_are_those_of_torchvisions_layers(torchvision, randomized):
+    model = randomized(torchvision.models.VisionTransformer(20, 5, DEPTH, HEADS, DIM, 31, num_classes=7))
     found = attention_weights(model)
     assert [w.layer for w in found] == [f"encoder.layers.encoder_layer_{i}.self_attention" for i in range(DEPTH)]
     theirs = model.encoder.layers[1].self_attention
@@ -105,9 +105,9 @@ def test_heads_are_those_of_torchvisions_layers(torchvision, randomised):
         attention_weights(nn.MultiheadAttention(DIM, HEADS, kdim=5, vdim=7))
 
 
-def test_a_converted_model_has_the_weights_of_its_original(timm, randomised):
+def test_a_converted_model_has_the_weights_of_its_original(timm, randomized):
     for options in ({}, {"qk_norm": True, "scale_attn_norm": True}):
-        model = randomised(vit(**options)(timm))
+        model = randomized(vit(**options)(timm))
         network = convert(model, mean=(0.5,) * 3, std=(0.5,) * 3)
         pairs = list(zip(attention_weights(network), attention_weights(model), strict=True))
         assert [ours.layer for ours, _ in pairs] == [f"blocks.{i}.attention.branch.inner" for i in range(DEPTH)]
@@ -133,10 +133,10 @@ def test_attention_pooling_is_attention_too(timm):
 
 @pytest.mark.parametrize("name", [*TIMM, *HF])
 def test_a_penalty_on_an_original_is_that_of_its_heads_and_its_gradients_reach_them(
-    name, timm, transformers, randomised, generator
+    name, timm, transformers, randomized, generator
 ):
     make, layer, names = (TIMM | HF)[name]
-    model = randomised(make(timm if name in TIMM else transformers))
+    model = randomized(make(timm if name in TIMM else transformers))
     penalty = MSVP(q=2.0, k=3.0, v=5.0, o=7.0)
     value, _ = penalty(model, penalty.start(model, generator))
     value.backward()
@@ -169,7 +169,7 @@ def test_matrices_need_not_be_of_one_size():
     assert torch.equal(weights.matrix("k"), k)
 
 
-def test_parametrised_weights_are_found_and_pass_gradients_on(timm):
+def test_parametrized_weights_are_found_and_pass_gradients_on(timm):
     model = vit()(timm)
     parametrizations.weight_norm(model.blocks[0].attn.qkv)
     attention_weights(model)[0].matrix("q").sum().backward()

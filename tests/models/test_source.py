@@ -134,7 +134,7 @@ def test_transformers_models_are_made_from_their_config_alone(timm):
         ({"model_type": "nothing"}, "no kind of model 'nothing'"),
         ({"num_hidden_layers": "many"}, "cannot make a vit of this config"),
         ({"hidden_act": "no such"}, "cannot make this model"),
-        ({"quantization_config": {}}, "quantised"),
+        ({"quantization_config": {}}, "quantized"),
     ):
         with pytest.raises(ConfigError, match=message) as caught:
             ModelSource("hf", "vit", 10, 1, 8, (0.5,), (0.5,), config=CONFIG | changes).fresh(0)

@@ -15,21 +15,21 @@ from specguard.nn import Attention, Block, Network
 COLOURS = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.4)}
 
 
-def colours(model):
+def colors(model):
     """A mean and std for a model's channels: not those of its config, and different for each."""
     channels = model.patch_embed.proj.in_channels
     return {name: values[:channels] for name, values in COLOURS.items()}
 
 
-def normalised(images, mean, std):
+def normalized(images, mean, std):
     one, two = (torch.tensor(v).to(images).view(-1, 1, 1) for v in (mean, std))
     return (images - one) / two
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_a_converted_model_gives_timms_logits(name, timm, randomised, generator):
-    model = randomised(KNOWN[name](timm)).double()
-    given = colours(model)
+def test_a_converted_model_gives_timms_logits(name, timm, randomized, generator):
+    model = randomized(KNOWN[name](timm)).double()
+    given = colors(model)
     network = from_timm(model, **given)
     assert isinstance(network, Network)
     assert not network.training
@@ -37,7 +37,7 @@ def test_a_converted_model_gives_timms_logits(name, timm, randomised, generator)
     assert all(torch.is_tensor(t) and not t.is_meta for t in network.state_dict().values())
     images = torch.rand(3, *network.shape, generator=generator, dtype=torch.float64)
     with torch.no_grad():
-        theirs, ours = model(normalised(images, **given)), network(images)
+        theirs, ours = model(normalized(images, **given)), network(images)
     assert ours.shape == (3, network.classes) == (3, SMALL["num_classes"])
     assert theirs.std() > 1e-3  # they say something
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9 * float(theirs.abs().max()))
@@ -69,15 +69,15 @@ def test_mean_and_std_are_those_of_the_models_config(timm):
     assert tuple(network.normalise.std.flatten().tolist()) == pytest.approx(model.pretrained_cfg["std"])
 
 
-def test_a_model_that_does_not_say_how_it_normalises_is_refused(timm):
+def test_a_model_that_does_not_say_how_it_normalizes_is_refused(timm):
     with pytest.raises(ConfigError, match="give mean and std"):
         from_timm(vit()(timm))
     with pytest.raises(ConfigError, match="each of the model's 1 channels"):
         from_timm(vit(in_chans=1)(timm), **COLOURS)
 
 
-def test_the_original_is_left_as_it_was(timm, randomised):
-    model = randomised(KNOWN["dropout"](timm)).train()
+def test_the_original_is_left_as_it_was(timm, randomized):
+    model = randomized(KNOWN["dropout"](timm)).train()
     model.blocks[0].eval()
     modes = [m.training for m in model.modules()]
     before = copy.deepcopy(model.state_dict())
@@ -93,8 +93,8 @@ def test_the_original_is_left_as_it_was(timm, randomised):
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
 
 
-def test_parametrised_layers_are_converted_as_plain_ones(timm, randomised):
-    model = randomised(vit()(timm))
+def test_parametrized_layers_are_converted_as_plain_ones(timm, randomized):
+    model = randomized(vit()(timm))
     parametrizations.spectral_norm(model.blocks[1].attn.qkv)
     network = from_timm(model.eval(), **COLOURS)
     assert not any(parametrize.is_parametrized(layer) for layer in network.modules())
@@ -118,8 +118,8 @@ def test_parametrised_layers_are_converted_as_plain_ones(timm, randomised):
         (lambda n: n.head.weight, "the logits"),
     ],
 )
-def test_a_spoiled_conversion_is_caught_and_the_module_named(spoil, place, timm, randomised):
-    model = randomised(vit(init_values=0.5)(timm))
+def test_a_spoiled_conversion_is_caught_and_the_module_named(spoil, place, timm, randomized):
+    model = randomized(vit(init_values=0.5)(timm))
     network = from_timm(model, **COLOURS)
     check_equal(model, network)
     with torch.no_grad():
@@ -128,8 +128,8 @@ def test_a_spoiled_conversion_is_caught_and_the_module_named(spoil, place, timm,
         check_equal(model, network)
 
 
-def test_another_function_with_the_same_weights_is_caught(timm, randomised):
-    model = randomised(vit()(timm))
+def test_another_function_with_the_same_weights_is_caught(timm, randomized):
+    model = randomized(vit()(timm))
     network = from_timm(model, **COLOURS)
     network.blocks[1].attention.branch.inner.heads = 4
     with pytest.raises(ConfigError, match=r"blocks\.1\.attention"):
@@ -185,8 +185,8 @@ def test_weights_without_numbers_are_refused_by_name(timm):
         from_timm(model, **COLOURS)
 
 
-def test_resized_positions_are_converted_as_timm_has_resized_them(timm, randomised):
-    model = randomised(vit()(timm))
+def test_resized_positions_are_converted_as_timm_has_resized_them(timm, randomized):
+    model = randomized(vit()(timm))
     model.set_input_size(img_size=(30, 30))
     network = from_timm(model, **COLOURS)
     assert network.shape == (3, 30, 30)
@@ -194,13 +194,13 @@ def test_resized_positions_are_converted_as_timm_has_resized_them(timm, randomis
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_a_network_has_the_type_of_its_original(dtype, timm, randomised):
-    network = from_timm(randomised(KNOWN["dinov2 with registers"](timm)).to(dtype))
+def test_a_network_has_the_type_of_its_original(dtype, timm, randomized):
+    network = from_timm(randomized(KNOWN["dinov2 with registers"](timm)).to(dtype))
     assert {t.dtype for t in network.state_dict().values()} == {dtype}
 
 
-def test_only_combined_weights_are_rounded(timm, randomised):
-    model = randomised(KNOWN["deit distilled"](timm))
+def test_only_combined_weights_are_rounded(timm, randomized):
+    model = randomized(KNOWN["deit distilled"](timm))
     network = from_timm(model)
     assert torch.equal(network.head.weight, torch.cat([model.head.weight, model.head_dist.weight], 1) / 2)
     check_equal(model, network, tolerance=1e-6)

@@ -15,8 +15,8 @@ def vit(torchvision, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"representation_size": 11, "dropout": 0.5, "attention_dropout": 0.5}])
-def test_a_converted_model_gives_torchvisions_logits(options, torchvision, randomised, generator):
-    model = randomised(vit(torchvision, **options)).double()
+def test_a_converted_model_gives_torchvisions_logits(options, torchvision, randomized, generator):
+    model = randomized(vit(torchvision, **options)).double()
     network = convert(model)
     assert network.normalise.mean.flatten().tolist() == pytest.approx([0.485, 0.456, 0.406])
     images = torch.rand(3, 3, 20, 20, generator=generator, dtype=torch.float64)

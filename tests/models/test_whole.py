@@ -56,14 +56,14 @@ def stirred(network, generator):
 
 
 def goes_all_the_way(network, generator, folder):
-    """Attacked, analysed, certified, and its certificate proved again by the second program and attacked."""
+    """Attacked, analyzed, certified, and its certificate proved again by the second program and attacked."""
     network = stirred(network, generator)
     pixels = torch.randint(0, 256, (1, *network.shape), generator=generator, dtype=torch.uint8)
     x = pixels.double() / 255
     labels = network(x).argmax(1)
     attack = PGD(steps=10, loss="margin")
     assert attack(network, x, labels, Ball("l2", 30.0, box=False)).success.any()
-    analysed(network, x)
+    analyzed(network, x)
     split = Dataset(pixels, labels)
     about = About(model=fingerprint(network), data="pixels", dataset="noise", n=1)
     settings, quick = CertifySettings((1e-8,), methods=("adjoint",)), PGD(steps=5, loss="margin")
@@ -92,7 +92,7 @@ def goes_all_the_way(network, generator, folder):
     assert result.attacked == (radius >= 1e-8)
 
 
-def analysed(network, x):
+def analyzed(network, x):
     names = part_names(network)
     depth = len(network.blocks)
     assert [n for n in names if n.endswith(".attention")] == [f"blocks.{i}.attention" for i in range(depth)]
@@ -148,7 +148,7 @@ def test_encoders_of_text_are_certified_around_embeddings_and_attacked(name, tra
 def test_berts_blocks_are_taken_apart_though_their_norms_are_behind_the_skip(transformers, seeded, generator):
     network = stirred(convert(text_model(transformers, *TEXTS["bert"]), tokens=5), generator)
     x = torch.rand(2, *network.shape, generator=generator, dtype=torch.float64)
-    analysed(network, x)
+    analyzed(network, x)
     found = {part.name: part for part in parts(network, x)}
     block = network.blocks[1]
     torch.testing.assert_close(found["blocks.1"].step(found["blocks.1"].at), block(found["blocks.1"].at))

@@ -17,7 +17,7 @@ from specguard.data import digits
 from specguard.errors import CheckpointError, ConfigError
 from specguard.geometry import Ball
 from specguard.models import from_run, untrained
-from specguard.nn import CERTIFIABLE, CertifiableConfig, dataclass_from_json, fingerprint, materialised
+from specguard.nn import CERTIFIABLE, CertifiableConfig, dataclass_from_json, fingerprint, materialized
 from specguard.testing import check_rule
 from specguard.train import EMMA, AdamW, StepContext, Training, train
 
@@ -72,7 +72,7 @@ def test_a_certifiable_model_learns_and_what_is_certified_is_not_broken():
     few, theirs, ball = images[:6], labels[:6], Ball("l2", 0.05)
     assert certify(model, few, model(few).argmax(1), ball, search=False).certified_by("adjoint").shape == (6,)
     optimizer, objective = torch.optim.AdamW(model.parameters(), 0.01), EMMA(0.1, lipschitz=2.0)
-    first = materialised(model).state_dict()
+    first = materialized(model).state_dict()
     for step in range(40):
         context = StepContext(step, 40, 10, torch.Generator().manual_seed(0))
         loss = objective(model.train(), images, one_hot(labels, 10).float(), context)
@@ -80,7 +80,7 @@ def test_a_certifiable_model_learns_and_what_is_certified_is_not_broken():
         loss.backward()
         optimizer.step()
     model.eval()
-    for name, tensor in materialised(model).state_dict().items():
+    for name, tensor in materialized(model).state_dict().items():
         assert name.startswith("normalise") or not torch.equal(first[name], tensor), name
     given = certify(model, few, theirs, ball, search=False)
     assert int(given.certified.sum()) >= 4
@@ -111,12 +111,12 @@ def test_every_design_obeys_the_laws(design):
 @pytest.mark.parametrize("design", DESIGNS.values(), ids=DESIGNS)
 def test_a_config_counts_the_numbers_of_its_plain_network(design):
     config = CertifiableConfig(**{**SMALL, **design})
-    tensors = materialised(config.fresh(0)).state_dict()
+    tensors = materialized(config.fresh(0)).state_dict()
     assert config.weights == sum(tensor.numel() for tensor in tensors.values())
 
 
 def test_values_and_outputs_have_the_norms_asked_for_and_patches_have_one():
-    model = materialised(small(**LOFAST, query_norm=0.7)).requires_grad_(False)
+    model = materialized(small(**LOFAST, query_norm=0.7)).requires_grad_(False)
     attention = model.blocks[0].attention.branch.inner
     norms = [float(torch.linalg.matrix_norm(W, 2)) for W in attention.qkv.weight.chunk(3)]
     assert norms == pytest.approx([0.7, 0.7, 0.5], rel=1e-5)

@@ -13,7 +13,7 @@ from specguard.errors import ConfigError
 from specguard.nn import (
     LayerProject,
     LayerScale,
-    Normalise,
+    Normalize,
     Residual,
     Resize,
     SmoothProject,
@@ -24,7 +24,7 @@ from specguard.nn import (
     ViT,
     ViTConfig,
     fingerprint,
-    materialised,
+    materialized,
     weights_fingerprint,
 )
 
@@ -89,7 +89,7 @@ def test_residual_scales_its_branch_only(generator):
     torch.testing.assert_close(Residual(branch)(x), x + 3 * x)
 
 
-def test_batch_norm_is_affine_in_eval_and_normalises_every_channel_in_training(generator):
+def test_batch_norm_is_affine_in_eval_and_normalizes_every_channel_in_training(generator):
     layer, x = TokenBatchNorm(7).double(), 5 + 3 * tokens(generator)
     y = layer(x).flatten(0, 1)
     torch.testing.assert_close(y.mean(0), torch.zeros(7, dtype=y.dtype), atol=1e-12, rtol=0)
@@ -98,8 +98,8 @@ def test_batch_norm_is_affine_in_eval_and_normalises_every_channel_in_training(g
     torch.testing.assert_close(layer((a + b) / 2), (layer(a) + layer(b)) / 2)
 
 
-def test_normalise_takes_pixels_to_the_models_units():
-    layer = Normalise((0.25, 0.5), (0.5, 0.25))
+def test_normalize_takes_pixels_to_the_models_units():
+    layer = Normalize((0.25, 0.5), (0.5, 0.25))
     image = torch.stack([torch.full((3, 4), 0.75), torch.full((3, 4), 0.25)])[None]
     torch.testing.assert_close(layer(image)[0, :, 0, 0], torch.tensor([1.0, -1.0]))
 
@@ -111,7 +111,7 @@ def test_a_constant_that_is_not_positive_is_refused(build, value):
         build(value)
 
 
-def parametrised() -> nn.Sequential:
+def parametrized() -> nn.Sequential:
     model = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3))
     parametrizations.orthogonal(model[0])
     parametrizations.spectral_norm(model[1])
@@ -119,10 +119,10 @@ def parametrised() -> nn.Sequential:
     return model
 
 
-def test_materialised_has_plain_layers_the_same_outputs_and_leaves_the_original_alone(generator):
-    model = parametrised()
+def test_materialized_has_plain_layers_the_same_outputs_and_leaves_the_original_alone(generator):
+    model = parametrized()
     model[0].eval()
-    plain = materialised(model)
+    plain = materialized(model)
     assert [type(m) for m in plain] == [nn.Linear, nn.Linear]
     assert [m.training for m in plain] == [False, True]
     assert all(parametrize.is_parametrized(m) for m in model)
@@ -131,9 +131,9 @@ def test_materialised_has_plain_layers_the_same_outputs_and_leaves_the_original_
 
 
 def test_a_fingerprint_stands_for_the_folded_weights_and_for_nothing_else():
-    model = parametrised().eval()
-    assert fingerprint(model) == fingerprint(materialised(model))
-    changed = materialised(model)
+    model = parametrized().eval()
+    assert fingerprint(model) == fingerprint(materialized(model))
+    changed = materialized(model)
     with torch.no_grad():
         changed[1].bias[2].add_(1e-7)
     assert fingerprint(changed) != fingerprint(model)
@@ -159,7 +159,7 @@ def test_a_convolution_of_tokens_mixes_a_group_of_channels_over_its_own_reach_an
 
 
 @torch.no_grad()
-def test_a_convolution_of_tokens_is_the_sum_over_neighbours_that_it_says(generator):
+def test_a_convolution_of_tokens_is_the_sum_over_neighbors_that_it_says(generator):
     layer = TokenConvolution(7, (3,)).double()
     x = torch.randn(2, 5, 7, generator=generator, dtype=torch.float64)
     W, b = layer.kernels[0].weight, layer.kernels[0].bias

@@ -23,7 +23,7 @@ from specguard.nn import (
     capped,
     explicit,
     lipschitz_constant,
-    materialised,
+    materialized,
     orthogonal,
     overrides,
 )
@@ -78,7 +78,7 @@ def stored(layer: nn.Linear, W: Tensor) -> nn.Linear:
 
 
 def norm(layer: nn.Linear) -> float:
-    return float(torch.linalg.svdvals(materialised(layer).weight.detach().double().flatten(1)).max())
+    return float(torch.linalg.svdvals(materialized(layer).weight.detach().double().flatten(1)).max())
 
 
 # Linear maps ------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def test_patches_can_be_orthogonal_and_no_other_convolution():
 @pytest.mark.parametrize("kind", [orthogonal, almost_orthogonal, lambda layer: capped(layer, 0.3)])
 def test_what_is_known_by_construction_folds_into_a_plain_layer(kind):
     layer = kind(plain((5, 7))).eval()
-    folded, x = materialised(layer), random((2, 7), 5)
+    folded, x = materialized(layer), random((2, 7), 5)
     assert type(folded) is nn.Linear
     assert torch.equal(folded(x), layer(x))
     check_rule(nn.Sequential(layer).eval(), x, radii=(0.1,), methods=("local",), functionals=1, steps=3)
@@ -137,7 +137,7 @@ def test_a_cap_is_met_to_a_hundredth_and_leaves_small_weights_alone(shape, weigh
     layer, size = capped(plain(shape, W), 0.3), float(torch.linalg.svdvals(W)[0])
     assert norm(layer) == pytest.approx(min(size, 0.3), rel=0.01)
     if size < 0.29:
-        assert torch.equal(materialised(layer).weight, W)
+        assert torch.equal(materialized(layer).weight, W)
 
 
 def test_a_cap_follows_a_weight_that_moves_and_stands_still_in_evaluation():

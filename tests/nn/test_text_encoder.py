@@ -58,7 +58,7 @@ def test_a_network_for_so_many_words_is_the_encoder_on_their_embeddings():
     assert seen == len(words)
 
 
-def test_a_sentence_does_not_depend_on_its_neighbours(generator):
+def test_a_sentence_does_not_depend_on_its_neighbors(generator):
     model, words = small_encoder().double(), small_sentences().words
     order = torch.randperm(len(words), generator=generator)
     with torch.no_grad():

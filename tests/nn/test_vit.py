@@ -196,7 +196,7 @@ def test_every_layer_of_a_model_is_of_the_closed_set(model):
     """Rules dispatch on exact types: a type that is not listed here has no rule."""
     containers = {"ViT", "Block", "Sequential", "Residual", "PatchEmbedding", "TokenBatchNorm", "ModuleList"}
     leaves = {
-        "Resize", "Normalise", "Conv1d", "Conv2d", "TokenConvolution", "ClassToken", "Positions", "Linear",
+        "Resize", "Normalize", "Conv1d", "Conv2d", "TokenConvolution", "ClassToken", "Positions", "Linear",
         "LayerNorm", "RMSNorm", "BatchNorm1d",
         "LayerProject", "SmoothProject", "Identity", "GELU", "ReLU", "Softplus", "Squareplus", "LayerScale",
         "Attention", "GatedPositionalAttention", "ClassPool", "MeanPool",

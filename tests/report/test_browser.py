@@ -23,7 +23,7 @@ FIGURES = (
     *(f"methods-{run}-0" for run in range(3)),
 )  # fmt: skip
 SECTIONS = ("summary", "radius", "images", "blocks", "weights", "proofs", "classes", "flags", "work")
-# For every text that can be seen: the contrast of its colour with what is behind it, by WCAG 2.
+# For every text that can be seen: the contrast of its color with what is behind it, by WCAG 2.
 CONTRASTS = """() => {
   const number = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
   const light = (c) => { const x = c / 255; return x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4; };

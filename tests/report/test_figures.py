@@ -248,7 +248,7 @@ def test_the_name_of_a_part_is_inert_text(name):
 
 @pytest.mark.parametrize("label", ["bell\x07", "nul\x00", "escape\x1b[31m", "\udcff", "実験"], ids=ascii)
 def test_a_label_that_no_xml_or_no_font_can_hold_still_gives_a_file_that_can_be_read(label):
-    """Folders may be called anything, and a run is labelled by its folder."""
+    """Folders may be called anything, and a run is labeled by its folder."""
     parsed(violin_figure({label: records(("head",), count=2)}))
 
 
@@ -266,7 +266,7 @@ def test_the_long_names_of_many_runs_leave_room_for_the_figure():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_directions_are_shown_beside_their_image_with_grey_where_nothing_changes(channels):
+def test_directions_are_shown_beside_their_image_with_gray_where_nothing_changes(channels):
     images = np.full((2, channels, 4, 4), 0.25)
     direction = np.zeros((2, channels, 4, 4))
     direction[1, :, 0, 0], direction[1, :, 3, 3] = 0.01, -0.02
@@ -287,7 +287,7 @@ def test_images_without_directions_are_images():
 
 
 @pytest.mark.parametrize("channels", [2, 4])
-def test_images_that_are_neither_grey_nor_coloured_are_refused(channels):
+def test_images_that_are_neither_gray_nor_colored_are_refused(channels):
     """Four channels are not three and a transparency."""
     images = np.zeros((1, channels, 4, 4))
     with pytest.raises(ValueError):

@@ -79,7 +79,7 @@ def test_convolutions_that_overlap_are_left_out_and_the_map_behind_them_is_not(k
     assert [name for name in found if name.startswith(tuple(inner))] == [f"{name}.out" for name in inner]
 
 
-def test_a_parametrised_weight_is_the_one_that_it_stands_for():
+def test_a_parametrized_weight_is_the_one_that_it_stands_for():
     model = strewn(ViT(SMALL)).train()
     mlp, attention = model.blocks[0].mlp.branch.inner, model.blocks[1].attention.branch.inner
     orthogonal(model.head)

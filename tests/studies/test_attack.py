@@ -99,7 +99,7 @@ class Model(nn.Module):
 
 @cache
 def data() -> Dataset:
-    """Images in [0, 1], labelled by the model but for two, which it gets wrong."""
+    """Images in [0, 1], labeled by the model but for two, which it gets wrong."""
     images = torch.rand(COUNT, 1, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     labels = Model()(images).argmax(1)
     labels[[2, 8]] = (labels[[2, 8]] + 1) % 4

@@ -199,7 +199,7 @@ def test_t2_meets_what_is_found():
     assert row.bounds["t2"].mean <= 1.05 * row.found.mean
 
 
-def test_inputs_are_those_behind_the_normalisation_and_the_model_is_left_as_it_was():
+def test_inputs_are_those_behind_the_normalization_and_the_model_is_left_as_it_was():
     model = made()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     exact = double_copy(model, CPU)

@@ -1,4 +1,4 @@
-"""Smoothing on disk: continued by image, labelled, and mixed with proofs by nothing."""
+"""Smoothing on disk: continued by image, labeled, and mixed with proofs by nothing."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The loop minimises what it says, in every combination of its parts."""
+"""The loop minimizes what it says, in every combination of its parts."""
 
 import math
 from dataclasses import dataclass, replace
@@ -68,7 +68,7 @@ def test_every_combination_learns(options, data, tmp_path):
 
 @pytest.mark.parametrize("norm", ["layernorm", "batchnorm"])
 def test_accumulated_gradients_are_the_whole_batchs_and_contain_the_penalty_once(norm, data, tmp_path):
-    """For batch norm the parts are normalised apart, so only the other half of the claim is made."""
+    """For batch norm the parts are normalized apart, so only the other half of the claim is made."""
     gradients = []
     for accumulate in (1, 3):
         training = Training(batch=40, accumulate=accumulate, penalties=(SpectralNorm(0.1),))
@@ -266,7 +266,7 @@ def test_a_model_of_another_precision_comes_back_as_it_was(dtype, data, tmp_path
     assert fingerprint(from_run(tmp_path / "run")) == fingerprint(built)
 
 
-def test_a_parametrised_model_comes_back_with_plain_weights(data, tmp_path):
+def test_a_parametrized_model_comes_back_with_plain_weights(data, tmp_path):
     built = model()
     torch.nn.utils.parametrizations.orthogonal(built.head)
     torch.nn.utils.parametrizations.spectral_norm(built.blocks[0].mlp.branch.inner.expand)

@@ -65,7 +65,7 @@ class Attack(ABC):
         """Attack `model`, any callable from images to logits, around `images`.
 
         The goal is any class but the label, or the class in `targets`. Random numbers depend on `seed` and each
-        image's own number in `ids` (its place in the batch if not given), never on its neighbours. With precision
+        image's own number in `ids` (its place in the batch if not given), never on its neighbors. With precision
         `bfloat16` the search runs under autocast; what it claims is verified in the model's own precision.
         """
         from specguard.attacks.state import AttackState  # which builds the `Adversarial` above

@@ -17,7 +17,7 @@ from specguard.geometry import Ball, per_sample
 
 @dataclass(frozen=True)
 class CWL2(Attack):
-    """Minimise |x' - x|^2 + c max(-margin, -confidence) by Adam with a falling step, clamped to the box.
+    """Minimize |x' - x|^2 + c max(-margin, -confidence) by Adam with a falling step, clamped to the box.
 
     The paper's other way to keep the box, a tanh, hardly moves pixels that are black or white. c is searched for
     every image on its own: upwards by tens until it succeeds, then by bisection. The radius of the ball decides on

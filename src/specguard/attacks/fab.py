@@ -1,4 +1,4 @@
-"""FAB: the nearest point of another class, by projections onto linearised boundaries (Croce and Hein 2020)."""
+"""FAB: the nearest point of another class, by projections onto linearized boundaries (Croce and Hein 2020)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +14,7 @@ from specguard.errors import ConfigError
 from specguard.geometry import Ball, per_sample
 
 _MOST = 0.1  # alpha_max of the paper: how strongly an iterate is drawn to the clean image
-_OVERSHOOT = 1.05  # eta: a little beyond the linearised boundary
+_OVERSHOOT = 1.05  # eta: a little beyond the linearized boundary
 _BACK = 0.9  # beta: where a broken iterate goes on from, towards the clean image
 
 
@@ -62,7 +62,7 @@ class FAB(Attack):
         for _ in range(self.steps):
             w, logits, value = state.model.gradient(x, lambda z: _difference(z, goal))
             state.offer(x, logits)
-            # The linearised boundary is w y = w x - value; both projections are onto it, within the box.
+            # The linearized boundary is w y = w x - value; both projections are onto it, within the box.
             here = nearest_offset(x, w, -value, ball)
             there = nearest_offset(center, w, ((x - center) * w).flatten(1).sum(1) - value, ball)
             short, long = ball.distance(here, 0 * here), ball.distance(there, 0 * there)

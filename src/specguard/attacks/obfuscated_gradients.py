@@ -83,7 +83,7 @@ def _signs(queried: QueriedModel, images: Tensor, labels: Tensor, ball: Ball, se
         if beaten > max(_SOME * count, _CHANCE):
             yield Flag("black box", f"random squares break {beaten} of {count} images that gradients could not")
     if ball.box:
-        # Half the box turns any image into plain grey; in l2, half its diagonal comes close, and 20 is plenty.
+        # Half the box turns any image into plain gray; in l2, half its diagonal comes close, and 20 is plenty.
         half = 0.5 if ball.norm == "linf" else min(0.5 * images[0].numel() ** 0.5, 20.0)
         left = int(stood(PGD(steps=40, loss="margin"), Ball(ball.norm, half)).sum())
         if left > max(2 * _SOME * count, _CHANCE):

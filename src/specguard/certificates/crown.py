@@ -22,7 +22,7 @@ from specguard.certificates.lowering import lower
 from specguard.certificates.verifier import Attempt
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
-from specguard.nn import Attention, LayerProject, MeanPool, SmoothProject, materialised
+from specguard.nn import Attention, LayerProject, MeanPool, SmoothProject, materialized
 
 Method = Literal["CROWN", "CROWN-IBP"]
 _SAME = 1e-6  # of the logits' scale: how far the graph's output may be from the model's
@@ -74,7 +74,7 @@ class _Bounds:
 
     def __init__(self, library: Any, model: nn.Module, shape: tuple[int, ...], method: Method) -> None:
         self.library, self.method = library, method
-        self.exact = materialised(model).eval().requires_grad_(False).double()
+        self.exact = materialized(model).eval().requires_grad_(False).double()
         self.lowered = lower(model, shape)
         self._graph: Any = None
 

@@ -20,7 +20,7 @@ _ITERATIONS = 2000
 
 
 def fitted_linear(train: Dataset, classes: int) -> nn.Sequential:
-    """Logistic regression on the pixels of `train`, by scikit-learn with its default regularisation, as a model.
+    """Logistic regression on the pixels of `train`, by scikit-learn with its default regularization, as a model.
 
     The model takes images and gives `classes` logits; its weights are in float32, and are what is certified.
     """

@@ -2,7 +2,7 @@
 
 A subclass is another type: it may do anything, so it has no rule of its parent's. Train mode, hooks and replaced
 functions, of a layer or of its class, are refused by name (`nn.overrides`). Weights are taken to float64, exactly,
-with parametrisations folded in.
+with parametrizations folded in.
 """
 
 import copy
@@ -46,7 +46,7 @@ from specguard.nn import (
     MaxMin,
     MeanPool,
     Network,
-    Normalise,
+    Normalize,
     PatchEmbedding,
     Positions,
     Residual,
@@ -60,7 +60,7 @@ from specguard.nn import (
     ViT,
     check_plain,
     fingerprint,
-    materialised,
+    materialized,
     remember,
 )
 from specguard.nn.settings import number
@@ -92,7 +92,7 @@ class Program:
     """A model as proofs read it, `steps`, and as torch computes it: `model`, a copy in float64.
 
     `tolerance` is what their logits may differ by, as a share of the largest: the square root of a rounding of
-    float64 or, where a parametrisation computes the weights again in float64, of the type they are stored in.
+    float64 or, where a parametrization computes the weights again in float64, of the type they are stored in.
     """
 
     steps: tuple[Step, ...]
@@ -129,7 +129,7 @@ def register_rule(layer: type[nn.Module], maker: Maker, *, children: tuple[type[
 def program(model: nn.Module) -> Program:
     """The layers of `model` in order, each with its rule; what has none raises an error that names it."""
     check_plain(model)
-    hashed, plain = fingerprint(model), materialised(model).requires_grad_(False)
+    hashed, plain = fingerprint(model), materialized(model).requires_grad_(False)
     stored = _tolerance(plain)
     for name, tensor in (*plain.named_parameters(), *plain.named_buffers()):
         if not (tensor.is_floating_point() or tensor.dtype == torch.int64):
@@ -263,7 +263,7 @@ _LAYERS: tuple[tuple[type[nn.Module], Maker, tuple[type[nn.Module], ...]], ...] 
     (nn.Identity, affine.identity, ()),
     (nn.Dropout, affine.identity, ()),
     (nn.Flatten, affine.flatten, ()),
-    (Normalise, affine.normalise, ()),
+    (Normalize, affine.normalize, ()),
     (Resize, affine.resize, ()),
     (PatchEmbedding, affine.patch_embedding, (nn.Conv2d,)),
     (ClassToken, affine.class_token, ()),
@@ -301,4 +301,4 @@ for _kind, _function in _ACTIVATIONS.items():
     _PAIRS[nn.Linear, _kind] = activations.behind_linear(activations.activation(_function))
 _PAIRS[nn.Linear, MaxMin] = activations.behind_linear(activations.max_min)
 _PAIRS[nn.Linear, GatedUnit] = activations.behind_linear(gated.gated_unit)
-_PAIRS[Normalise, PatchEmbedding] = lambda before, layer: affine.patch_embedding(layer, before)
+_PAIRS[Normalize, PatchEmbedding] = lambda before, layer: affine.patch_embedding(layer, before)

@@ -1,4 +1,4 @@
-"""Randomised smoothing: a certificate that holds with a probability, for models that nothing else can certify.
+"""Randomized smoothing: a certificate that holds with a probability, for models that nothing else can certify.
 
 It is about *another function* than the model: `g(x) = argmax_c P[f(x + sigma z) = c]`, z standard normal, f the
 model as it is run. With probability `1 - alpha` over the noise drawn, for each image by itself, g gives the class

@@ -15,7 +15,7 @@ from specguard.checker.reading import Leaf, Reading, Skip, Step
 from specguard.checker.rules import attention, pair, rule
 from specguard.checker.shapes import for_shape
 from specguard.errors import ConfigError
-from specguard.nn import check_plain, materialised
+from specguard.nn import check_plain, materialized
 from specguard.nn.settings import number
 
 _ATTENTION = (own.Attention, own.GatedPositionalAttention, own.SkipAttention)
@@ -25,7 +25,7 @@ _SEQUENCES = (own.ViT, own.Block, nn.Sequential, own.Network)
 def read(model: nn.Module) -> Reading:
     """The steps of a model, with its weights, exactly, in float64; what is not plain is refused."""
     check_plain(model)
-    plain = materialised(model).requires_grad_(False)
+    plain = materialized(model).requires_grad_(False)
     coarse = any(parametrize.is_parametrized(layer) for layer in model.modules())
     twin = copy.deepcopy(model).double().requires_grad_(False) if coarse else plain
     types = {t.dtype for t in plain.state_dict().values() if t.is_floating_point()} if coarse else {torch.float64}

@@ -35,7 +35,7 @@ class Reading:
     """The steps of a model, and the model in float64 as torch computes it.
 
     Their logits may differ by `tolerance` as a share of the largest: the square root of a rounding of float64 or,
-    where a parametrisation computes the weights again in float64, of the type they are stored in.
+    where a parametrization computes the weights again in float64, of the type they are stored in.
     """
 
     steps: tuple[Step, ...]

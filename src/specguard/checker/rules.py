@@ -60,7 +60,7 @@ def pair(one: nn.Module, other: nn.Module) -> Maker | None:
     """The rule of two layers in a row that have one together, else None."""
     if type(one) is nn.Linear and type(other) in (*_CURVES, own.MaxMin, own.GatedUnit):
         return _neurons(other, Map(_box(one.weight), _bias(one)))
-    if type(one) is own.Normalise and type(other) is own.PatchEmbedding:
+    if type(one) is own.Normalize and type(other) is own.PatchEmbedding:
         return _patches(other, _box(one.mean), _std(one))
     return None
 
@@ -79,7 +79,7 @@ def _the_same_for_all(tokens: Tensor) -> Box:
     return _box(tokens)[0]
 
 
-def _std(layer: own.Normalise) -> Box:
+def _std(layer: own.Normalize) -> Box:
     if not (layer.std > 0).all():
         raise ConfigError("std must be positive")
     return _box(layer.std)
@@ -97,7 +97,7 @@ def _flatten(layer: nn.Flatten) -> Maker:
     return affine.flattened
 
 
-def _normalise(layer: own.Normalise) -> Maker:
+def _normalize(layer: own.Normalize) -> Maker:
     std = _std(layer)
     return keeping(std, affine.diagonal(Box.exact(1.0) / std, -_box(layer.mean) / std))
 
@@ -136,9 +136,9 @@ def _token_convolution(layer: Any) -> Maker:
 
 def _head_norm(layer: own.HeadNorm) -> Maker:
     heads, eps = count("heads", layer.heads, 1), positive("eps", layer.eps)
-    centred = choice("centred", layer.centred, True, False) is True
+    centered = choice("centered", layer.centered, True, False) is True
     width = 3 * heads * layer.gain.shape[1]
-    made = qk_norm.head_norm(_box(layer.gain), _box(layer.shift), heads, eps, centred)
+    made = qk_norm.head_norm(_box(layer.gain), _box(layer.shift), heads, eps, centered)
     return for_shape(lambda s: len(s) == 2 and s[1] == width, made)
 
 
@@ -175,13 +175,13 @@ def _patches(layer: Any, mean: Box, std: Box) -> Maker:
 
 def _batch_norm(norm: nn.BatchNorm1d) -> Maker:
     if norm.running_mean is None or norm.running_var is None:
-        raise ConfigError("batch normalisation without stored statistics cannot be checked")
+        raise ConfigError("batch normalization without stored statistics cannot be checked")
     size = norm.running_var.shape
     weight = Box.exact(np.ones(size)) if norm.weight is None else _box(norm.weight)
     bias = Box.exact(np.zeros(size)) if norm.bias is None else _box(norm.bias)
     spread = _box(norm.running_var) + number("eps", norm.eps)
     if not (spread.mid > outward(spread.rad)).all():
-        raise ConfigError("batch normalisation needs variances above zero")
+        raise ConfigError("batch normalization needs variances above zero")
     factor = weight / spread.root()
     return keeping(factor, affine.diagonal(factor, bias - _box(norm.running_mean) * factor))
 
@@ -191,13 +191,13 @@ def _scaled(layer: Any) -> Maker:
     one, zero = Box.exact(1.0), Box.exact(0.0)
     if kind in (own.LayerProject, own.SmoothProject):
         hard, radius = kind is own.LayerProject, positive("radius", layer.radius)
-        return lambda x: norms.Scaled(x, radius, 1.0, one, zero, hard, centred=False)
+        return lambda x: norms.Scaled(x, radius, 1.0, one, zero, hard, centered=False)
     gain = one if layer.weight is None else _box(layer.weight)
     shift = zero if getattr(layer, "bias", None) is None else _box(layer.bias)
     width, eps = width_of_norm(layer), positive("eps", layer.eps)
-    R, stretch, centred = float(np.sqrt(width * eps)), float(1 / np.sqrt(eps)), kind is nn.LayerNorm
+    R, stretch, centered = float(np.sqrt(width * eps)), float(1 / np.sqrt(eps)), kind is nn.LayerNorm
     return for_shape(
-        lambda s: s[-1] == width, lambda x: norms.Scaled(x, R, stretch, gain, shift, hard=False, centred=centred)
+        lambda s: s[-1] == width, lambda x: norms.Scaled(x, R, stretch, gain, shift, hard=False, centered=centered)
     )
 
 
@@ -262,7 +262,7 @@ RULES: dict[type[nn.Module], Callable[[Any], Maker]] = {
     own.Squareplus: _alone,
     own.MaxMin: _alone,
     own.GatedUnit: _alone,
-    own.Normalise: _normalise,
+    own.Normalize: _normalize,
     own.Resize: lambda layer: for_shape(lambda s: len(s) == 3, affine.resize(count("size", layer.size, 1))),
     own.PatchEmbedding: lambda layer: _patches(layer, Box.exact(0.0), Box.exact(np.ones((1, 1, 1)))),
     own.ClassToken: lambda layer: of_tokens(0, affine.prepended(_the_same_for_all(layer.token))),

@@ -7,7 +7,7 @@ from specguard.errors import ConfigError
 from specguard.printable import printable
 
 
-def labelled(runs: list[Path]) -> list[str]:
+def labeled(runs: list[Path]) -> list[str]:
     """The shortest ends of the paths that tell the runs apart."""
     resolved = [Path(os.path.realpath(run)) for run in runs]  # a link that leads to itself is refused when read
     if len(set(resolved)) < len(resolved):

@@ -152,7 +152,7 @@ def _source_and_data(
         statistics = loaded.pixel_statistics()
     if statistics is None:
         raise ConfigError(
-            f"{name} is normalised for another number of channels than the {channels} of {loaded.name}: "
+            f"{name} is normalized for another number of channels than the {channels} of {loaded.name}: "
             "give --mean and --std"
         )
     source = ModelSource(

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from specguard.cli.console import interruptible, option, out
-from specguard.cli.labels import labelled
+from specguard.cli.labels import labeled
 from specguard.report import run_directories, write_report
 
 _WHERE = "Output"
@@ -24,5 +24,5 @@ def report_command(
     found = [run for path in runs for run in run_directories(Path(path))]
     default = Path(runs[0]) / "report.html" if len(runs) == 1 else Path("report.html")
     with interruptible("nothing was written"):
-        written = write_report(dict(zip(labelled(found), found, strict=True)), file or default, title)
+        written = write_report(dict(zip(labeled(found), found, strict=True)), file or default, title)
     out.print(f"report in {written}", soft_wrap=True)

@@ -19,7 +19,7 @@ from specguard.cli.console import (
     study_bar,
 )
 from specguard.cli.figure import check_figure, write_figure
-from specguard.cli.labels import labelled
+from specguard.cli.labels import labeled
 from specguard.cli.launch import ShardText, chosen_shard, own_device, tell_pending
 from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, source_kind, subject
 from specguard.cli.names import DATA_HELP, DataName, number, settings_hash
@@ -108,7 +108,7 @@ def spectrum_command(
         seed,
         precision,
     )
-    labels = labelled(runs)
+    labels = labeled(runs)
     if figure is None and len(runs) > 1:
         raise ConfigError("a comparison of several runs needs --figure, the name of the figure's files")
     check_figure(figure)

@@ -83,7 +83,7 @@ def train_command(
     momentum: Annotated[float, option("of sgd", _STEP)] = 0.9,
     schedule: Annotated[ScheduleName, option("learning rate over time", _STEP)] = "cosine",
     warmup: Annotated[float, option("epochs of linear warm-up (cosine)", _STEP)] = 5.0,
-    sam: Annotated[float | None, option("rho of sharpness-aware minimisation", _STEP)] = None,
+    sam: Annotated[float | None, option("rho of sharpness-aware minimization", _STEP)] = None,
     sam_adaptive: Annotated[bool, option("measure rho relative to the weights", _STEP, "--sam-adaptive")] = False,
     ema: Annotated[float | None, option("decay of averaged weights, which then are the result", _STEP)] = None,
     clip: Annotated[float, option("largest gradient norm; 0: no clipping", _STEP)] = 1.0,
@@ -114,13 +114,13 @@ def train_command(
     lambda_v: Annotated[float, option("MSVP's strength on W^V", _REG)] = 1e-4,
     lambda_o: Annotated[float, option("MSVP's strength on W^O", _REG)] = 0.0,
     per_head: Annotated[
-        bool, option("penalise every head, or the whole matrix", _REG, "--per-head/--per-matrix")
+        bool, option("penalize every head, or the whole matrix", _REG, "--per-head/--per-matrix")
     ] = True,
     spectral: Annotated[float, option("the spectral penalty's strength", _REG)] = 1e-4,
     crop: Annotated[int, option("random crop after this much padding", _AUG)] = 0,
     flip: Annotated[bool, option("mirror at random", _AUG, "--flip")] = False,
     jitter: Annotated[float, option("brightness, contrast and saturation", _AUG)] = 0.0,
-    hue: Annotated[float, option("rotation of the colour circle, in turns", _AUG)] = 0.0,
+    hue: Annotated[float, option("rotation of the color circle, in turns", _AUG)] = 0.0,
     mixup: Annotated[float, option("Beta parameter; 0: off", _AUG)] = 0.0,
     cutmix: Annotated[float, option("Beta parameter; 0: off", _AUG)] = 0.0,
     mix_probability: Annotated[float, option("share of batches that are mixed", _AUG)] = 1.0,

@@ -22,7 +22,7 @@ class Augmentation:
     crop:    pixels of zero padding, of which a window of the old size is cut at random
     flip:    mirror each image, left to right, with probability 1/2
     jitter:  width of the random factors of brightness, contrast and saturation (0.4: from 0.6 to 1.4)
-    hue:     largest rotation of the colour circle, in turns (0.1: 36 degrees), in YIQ space
+    hue:     largest rotation of the color circle, in turns (0.1: 36 degrees), in YIQ space
     mixup, cutmix: parameter of the Beta distribution of the mixing weight (0: off)
     mix_probability: the share of batches that are mixed at all; with both kinds on, each gets half
     """
@@ -53,10 +53,10 @@ class Augmentation:
         """Refuse images, of channels x height x width, that these changes are not made for; of sentences, all."""
         if len(shape) == 1:
             if self != Augmentation():
-                raise ConfigError("crops, flips, colours and mixtures are for images, not for sentences")
+                raise ConfigError("crops, flips, colors and mixtures are for images, not for sentences")
             return
         if (self.jitter or self.hue) and shape[0] != 3:
-            raise ConfigError(f"colour jitter needs 3 channels, not {shape[0]}")
+            raise ConfigError(f"color jitter needs 3 channels, not {shape[0]}")
         if self.crop > min(shape[1:]):
             raise ConfigError(
                 f"a padding of {self.crop} pixels is more than an image of {shape[1]} x {shape[2]} takes"
@@ -72,7 +72,7 @@ class Augmentation:
         if self.flip:
             images = random_flip(images, generator)
         if self.jitter or self.hue:
-            images = colour_jitter(images, self.jitter, self.hue, generator)
+            images = color_jitter(images, self.jitter, self.hue, generator)
         targets = one_hot(labels, classes).to(images.dtype if images.is_floating_point() else torch.float32)
         if self.mixes:
             # Decided on the device: a batch that is not mixed gets weight 1, and the host need not wait.
@@ -105,13 +105,13 @@ def random_flip(images: Images, generator: torch.Generator) -> Images:
     return torch.where(mirrored.view(-1, 1, 1, 1), images.flip(3), images)
 
 
-def colour_jitter(images: Images, width: float, hue: float, generator: torch.Generator) -> Images:
+def color_jitter(images: Images, width: float, hue: float, generator: torch.Generator) -> Images:
     """Brightness, contrast and saturation by random factors in [1 - width, 1 + width], then the hue."""
     factors = (1 + width * (2 * _uniform(3 * len(images), generator, images) - 1)).clamp(min=0)
     brightness, contrast, saturation = factors.view(3, -1, 1, 1, 1)
     images = (images * brightness).clamp(0, 1)
-    images = (_grey(images).mean((2, 3), keepdim=True).lerp(images, contrast)).clamp(0, 1)
-    images = (_grey(images).expand_as(images).lerp(images, saturation)).clamp(0, 1)
+    images = (_gray(images).mean((2, 3), keepdim=True).lerp(images, contrast)).clamp(0, 1)
+    images = (_gray(images).expand_as(images).lerp(images, saturation)).clamp(0, 1)
     if hue:
         angle = 2 * torch.pi * hue * (2 * _uniform(len(images), generator, images) - 1)
         images = torch.einsum("bij,bjhw->bihw", _hue_rotation(angle), images).clamp(0, 1)
@@ -158,13 +158,13 @@ def _beta(alpha: float, generator: torch.Generator, like: Tensor) -> Tensor:
     return torch.where(total > 0, first / total, 1.0)
 
 
-def _grey(images: Tensor) -> Tensor:
+def _gray(images: Tensor) -> Tensor:
     red, green, blue = images.unbind(1)
     return (0.299 * red + 0.587 * green + 0.114 * blue).unsqueeze(1)
 
 
 def _hue_rotation(angle: Float[Tensor, " batch"]) -> Float[Tensor, "batch 3 3"]:
-    """RGB -> YIQ, rotate (I, Q), and back: grey stays grey and brightness is kept."""
+    """RGB -> YIQ, rotate (I, Q), and back: gray stays gray and brightness is kept."""
     to_yiq = angle.new_tensor([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
     cos, sin, zero, one = angle.cos(), angle.sin(), torch.zeros_like(angle), torch.ones_like(angle)
     turn = torch.stack([one, zero, zero, zero, cos, -sin, zero, sin, cos], dim=1).view(-1, 3, 3)

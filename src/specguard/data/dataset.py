@@ -1,4 +1,4 @@
-"""Images as tensors in [0, 1], and nothing else: normalisation belongs to the model."""
+"""Images as tensors in [0, 1], and nothing else: normalization belongs to the model."""
 
 import hashlib
 from collections.abc import Iterator

@@ -13,7 +13,7 @@ _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".ppm"})
 
 
 def image_folder(root: Path, size: int, memory: int = 2**31) -> Data:
-    """RGB images of `size` x `size`: the largest centred square of each picture, resized (bicubic).
+    """RGB images of `size` x `size`: the largest centered square of each picture, resized (bicubic).
 
     Classes are the sub-folders of `root`/train, in alphabetical order; names that start with a dot do not count.
     Pictures that take more than `memory` bytes together stay on the disk and are read when they are needed.

@@ -68,7 +68,7 @@ class Pictures:
 
 
 def pictures(files: Sequence[Path], size: int) -> Pixels:
-    """The largest centred square of each picture, resized (bicubic); one that cannot be read is refused by name."""
+    """The largest centered square of each picture, resized (bicubic); an unreadable one is refused by name."""
     found = torch.empty(len(files), 3, size, size, dtype=torch.uint8)
     with warnings.catch_warnings(), ThreadPoolExecutor(_THREADS) as threads:
         # A picture large enough to be suspicious is refused, not merely warned about.

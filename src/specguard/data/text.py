@@ -1,6 +1,6 @@
 """Sentences as numbers of words, and the vocabulary that makes them so; SST-2 from its official files.
 
-A text is cut at white space and lower-cased, as the files of SST-2 are tokenised already. Words that stand
+A text is cut at white space and lower-cased, as the files of SST-2 are tokenized already. Words that stand
 fewer than `least` times in the training sentences are unknown words, all alike. A sentence has at most `tokens`
 words; what comes behind is cut off.
 """

@@ -7,7 +7,7 @@ from specguard.linalg.norms import (
     upper_eigenvalue,
     upper_frobenius,
     upper_gram,
-    upper_randomised,
+    upper_randomized,
     upper_row_column,
     upper_svd,
 )
@@ -34,7 +34,7 @@ __all__ = [
     "upper_frobenius",
     "upper_gram",
     "upper_length",
-    "upper_randomised",
+    "upper_randomized",
     "upper_row_column",
     "upper_svd",
 ]

@@ -1,4 +1,4 @@
-"""The largest singular values of operators, by block Golub-Kahan bidiagonalisation: from below, with residuals.
+"""The largest singular values of operators, by block Golub-Kahan bidiagonalization: from below, with residuals.
 
 Nothing here may feed a certificate; see `norms` for bounds from above.
 """

@@ -87,12 +87,12 @@ def upper_gram(A: Matrices, squarings: int = 12) -> Norms:
 def upper_cholesky(A: Matrices, excess: float = 1e-9, steps: int | None = None) -> Norms:
     """A candidate c, `excess` above a computed norm, for which `c^2 I - A^T A` is verified to be positive definite.
 
-    A Cholesky factorisation of the matrix, shifted down by more than it can be wrong by, runs to completion only if
+    A Cholesky factorization of the matrix, shifted down by more than it can be wrong by, runs to completion only if
     the matrix is positive definite. Where it breaks down, the excess is made four times as large and tried again.
     The computed norm is the SVD's or, much cheaper, that of `steps` power iterations; neither is taken on trust.
 
     Guarantee: upper bound, rounding included.
-    Cost: the singular values, one product and one factorisation of the smaller side.
+    Cost: the singular values, one product and one factorization of the smaller side.
     Reference: Rump 2006, Theorem 2.3 (verification of positive definiteness).
     """
     if not excess > 0:
@@ -113,7 +113,7 @@ def upper_eigenvalue(S: Matrices, excess: float = 1e-3, steps: int = 40) -> Norm
     product `A^T A`. Only the symmetric part of S counts.
 
     Guarantee: upper bound, rounding included.
-    Cost: `steps` products with a vector and one factorisation.
+    Cost: `steps` products with a vector and one factorization.
     Reference: Rump 2006, Theorem 2.3 (verification of positive definiteness).
     """
     if not excess > 0:
@@ -129,7 +129,7 @@ def upper_eigenvalue(S: Matrices, excess: float = 1e-3, steps: int = 40) -> Norm
 def _verified_top(gram: Tensor, guess: Tensor, excess: float, off: float, negative: float) -> Tensor:
     """c, at least the largest eigenvalue of any symmetric matrix within `off` of `gram`; 1 where none is found.
 
-    Diagonal entries are at least `-negative`. A Cholesky factorisation of `c I - gram`, shifted down by what it may
+    Diagonal entries are at least `-negative`. A Cholesky factorization of `c I - gram`, shifted down by what it may
     be wrong by, runs to completion only if the matrix is positive definite.
     """
     side = gram.shape[1]
@@ -138,7 +138,7 @@ def _verified_top(gram: Tensor, guess: Tensor, excess: float, off: float, negati
     left = torch.arange(len(guess), device=guess.device)  # those without a bound yet
     while len(left):
         top = guess[left] * (1 + excess) ** 2 + 2 * off
-        # The trace is at most side (top + negative); the factorisation is off by gamma(side + 2) of it, the
+        # The trace is at most side (top + negative); the factorization is off by gamma(side + 2) of it, the
         # diagonal by 3u.
         shift = off + (gamma(side + 2) / (1 - gamma(side + 2)) + 4 * UNIT) * side * (top + negative)
         shifted = (top - shift)[:, None, None] * eye - (gram if len(left) == len(gram) else gram[left])
@@ -146,12 +146,12 @@ def _verified_top(gram: Tensor, guess: Tensor, excess: float, off: float, negati
         bound[left[passed]] = top[passed]
         left = left[~passed]
         excess *= 4
-        if excess > 1e6:  # the trivial bound needs no factorisation
+        if excess > 1e6:  # the trivial bound needs no factorization
             bound[left], left = 1.0, left[:0]
     return bound
 
 
-def upper_randomised(
+def upper_randomized(
     A: LinearOperator,
     generator: torch.Generator,
     *,

@@ -20,7 +20,7 @@ def power_step(
     Cost: two passes over W.
     Reference: Rayleigh quotient of W^T W; Golub and Van Loan, section 8.2.
     """
-    u = normalised(torch.bmm(W, v.unsqueeze(2)).squeeze(2))
+    u = normalized(torch.bmm(W, v.unsqueeze(2)).squeeze(2))
     return u, torch.bmm(u.unsqueeze(1), W).squeeze(1)
 
 
@@ -49,10 +49,10 @@ def top_right_vectors(
     x = torch.bmm(start.unsqueeze(1), G)  # G is symmetric
     v = (x @ A if rows < cols else x).squeeze(1)
     fallback = torch.randn(stack, cols, generator=generator, device=generator.device).to(W)
-    return normalised(torch.where(v.any(1, keepdim=True), v, fallback))
+    return normalized(torch.where(v.any(1, keepdim=True), v, fallback))
 
 
-def normalised(x: Float[Tensor, "stack dim"]) -> Float[Tensor, "stack dim"]:
+def normalized(x: Float[Tensor, "stack dim"]) -> Float[Tensor, "stack dim"]:
     """x / ||x|| for every row; a zero row stays zero."""
     length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     return x / length.clamp(min=torch.finfo(x.dtype).tiny)

@@ -1,6 +1,6 @@
 """Encoders of text as networks that take word embeddings: BERT and its relatives in transformers.
 
-Their blocks normalise behind the skip: norm(x + attention(x)), then norm(x + mlp(x)). Positions and the first token
+Their blocks normalize behind the skip: norm(x + attention(x)), then norm(x + mlp(x)). Positions and the first token
 type are added by the first layer, so the input is a sentence's word embeddings, tokens x dim.
 """
 

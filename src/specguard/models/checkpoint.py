@@ -113,7 +113,7 @@ def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
             )
         if value.layout != torch.strided or value.is_meta or value.is_quantized:
             raise CheckpointError(
-                f"{path} holds a tensor under {name!r} that is sparse, quantised or empty of numbers"
+                f"{path} holds a tensor under {name!r} that is sparse, quantized or empty of numbers"
             )
     check_dtypes(content, path)
     _check_storage(path, content)

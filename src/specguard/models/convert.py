@@ -46,7 +46,7 @@ def register_converter(
     and rounded to the model's own type thereafter.
 
     `view(model)` says how such a model is called in the check, and which of its modules correspond to which of the
-    network; without it the model is called on the normalised images, and only logits are compared.
+    network; without it the model is called on the normalized images, and only logits are compared.
     """
     if not (isinstance(model_type, type) and issubclass(model_type, nn.Module)):
         raise ConfigError(f"a conversion belongs to a type of model, not to {model_type!r}")

@@ -1,4 +1,4 @@
-"""From pixels to tokens: normalisation, patches, class and register tokens, positions."""
+"""From pixels to tokens: normalization, patches, class and register tokens, positions."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -8,16 +8,16 @@ from torch import Tensor, nn
 
 from specguard.errors import ConfigError
 from specguard.models.layers import Part, copied
-from specguard.nn import ClassToken, Normalise, PatchEmbedding, Positions
+from specguard.nn import ClassToken, Normalize, PatchEmbedding, Positions
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def normalise(mean: Sequence[float], std: Sequence[float], channels: int, like: Tensor) -> Normalise:
+def normalize(mean: Sequence[float], std: Sequence[float], channels: int, like: Tensor) -> Normalize:
     """The first layer, for images of that many channels."""
     if not len(mean) == len(std) == channels:
         raise ConfigError(f"mean and std need one number for each of the model's {channels} channels")
-    return Normalise(tuple(map(float, mean)), tuple(map(float, std))).to(like.device, like.dtype)
+    return Normalize(tuple(map(float, mean)), tuple(map(float, std))).to(like.device, like.dtype)
 
 
 def patches(part: Part) -> PatchEmbedding:

@@ -34,7 +34,7 @@ def _plain_call(model: nn.Module, x: Tensor) -> Any:
 
 @dataclass(frozen=True)
 class View:
-    """How an original is called on a normalised batch, and which modules of it and of the network correspond."""
+    """How an original is called on a normalized batch, and which modules of it and of the network correspond."""
 
     pairs: tuple[Pair, ...] = ()
     call: Callable[[nn.Module, Tensor], Any] = _plain_call

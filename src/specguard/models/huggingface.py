@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from specguard.errors import ConfigError
 from specguard.models.bert import TEXT_KINDS, text_layers, text_view
-from specguard.models.embedding import normalise, patches, tokens_and_positions
+from specguard.models.embedding import normalize, patches, tokens_and_positions
 from specguard.models.equality import Pair, View
 from specguard.models.layers import (
     Part,
@@ -132,7 +132,7 @@ def _image_layers(
     channels = embedding.map.in_channels
     mean, std = ((0.5,) * channels if given is None else given for given in (mean, std))
     layers: OrderedDict[str, nn.Module] = OrderedDict(
-        normalise=normalise(mean, std, channels, embedding.map.weight), patches=embedding
+        normalise=normalize(mean, std, channels, embedding.map.weight), patches=embedding
     )
     size = (image, image) if image else tuple(embeddings.module.patch_embeddings.image_size)
     extra = [getattr(embeddings.module, name, None) for name in ("distillation_token", "register_tokens")]

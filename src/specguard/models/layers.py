@@ -1,6 +1,6 @@
 """Reading a model from elsewhere part by part, and the layers of this package that its parts become.
 
-A part is recognised by the full name of its exact type, such as "timm.layers.mlp.Mlp": the library it comes from
+A part is recognized by the full name of its exact type, such as "timm.layers.mlp.Mlp": the library it comes from
 need not be imported here, and a subclass, which may compute anything, is not taken for its parent. All weights are
 copies.
 """
@@ -42,7 +42,7 @@ _SILU = {"torch.nn.modules.activation.SiLU", "transformers.activations.SiLUActiv
 
 
 def kind(module: nn.Module) -> str:
-    """The full name of a module's type; a parametrised layer counts as what it was before."""
+    """The full name of a module's type; a parametrized layer counts as what it was before."""
     exact = parametrize.type_before_parametrizations(module)
     return f"{exact.__module__}.{exact.__qualname__}"
 
@@ -174,7 +174,7 @@ def head_norm(q: Part, k: Part, heads: int) -> HeadNorm | None:
     size, like = both[0].normalized_shape[0], next(chain(q.module.parameters(), k.module.parameters()), None)
     if like is None:
         raise q.refused("without weights, which is not known here")
-    layer = HeadNorm(size * heads, heads, eps, centred=type(both[0]) is nn.LayerNorm)
+    layer = HeadNorm(size * heads, heads, eps, centered=type(both[0]) is nn.LayerNorm)
     zero = torch.zeros(size, dtype=like.dtype, device=like.device)
     shifts = [getattr(n, "bias", None) for n in both]
     layer.gain = copied(torch.stack([zero + 1 if n.weight is None else n.weight for n in both]))

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 from specguard.errors import ConfigError
 from specguard.models.equality import View, compare
 from specguard.models.layers import Part
-from specguard.nn import Network, find_overrides, materialised
+from specguard.nn import Network, find_overrides, materialized
 
 _LIBRARIES = ("torch", "timm", "torchvision", "transformers")
 _ONLY_RECORDS = "transformers.utils.output_capturing"  # its hooks keep outputs for those who ask for them
@@ -25,7 +25,7 @@ _ONLY_RECORDS = "transformers.utils.output_capturing"  # its hooks keep outputs 
 
 @dataclass(frozen=True)
 class Original:
-    """A copy of the original in float64 and eval mode; the same with folded parametrisations; its own type."""
+    """A copy of the original in float64 and eval mode; the same with folded parametrizations; its own type."""
 
     model: nn.Module
     part: Part
@@ -55,7 +55,7 @@ def read_original(model: nn.Module) -> Original:
             raise part.refused("which is of no library that is known here, and may compute anything")
     theirs, dtype = plain_copy(model), numbers_of(model)
     folded = any(parametrize.is_parametrized(module) for module in theirs.modules())
-    return Original(theirs, Part("", materialised(theirs) if folded else theirs), dtype)
+    return Original(theirs, Part("", materialized(theirs) if folded else theirs), dtype)
 
 
 def plain_copy(model: nn.Module) -> nn.Module:

@@ -57,7 +57,7 @@ def huggingface_statistics(folder: Path) -> tuple[tuple[float, ...], tuple[float
             type(number) in (int, float) for number in (*mean, *std)
         ):
             return tuple(map(float, mean)), tuple(map(float, std))
-    raise ConfigError(f"{path} does not say how images are normalised")
+    raise ConfigError(f"{path} does not say how images are normalized")
 
 
 def load_folder(folder: Path, config: Json, classes: int, *, new_head: bool = False) -> tuple[nn.Module, bool]:
@@ -125,7 +125,7 @@ def _config(record: Json) -> Any:
     transformers = library("transformers")
     kind, rest = record.get("model_type"), {k: v for k, v in record.items() if k not in _SAID}
     if "quantization_config" in record:
-        raise ConfigError("a quantised model of transformers cannot be converted")
+        raise ConfigError("a quantized model of transformers cannot be converted")
     with _quiet(transformers), _sentences(f"transformers cannot make a {kind} of this config"):
         if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
             raise ConfigError(f"transformers has no kind of model {kind!r}")

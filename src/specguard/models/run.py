@@ -18,7 +18,7 @@ from specguard.nn import (
     check_architecture,
     config_from_json,
     dataclass_from_json,
-    materialised,
+    materialized,
     text_config_from_json,
     text_encoder,
     weights_fingerprint,
@@ -123,6 +123,6 @@ def _network(source: ModelSource | CertifiableConfig, tensors: dict[str, Tensor]
         raise CheckpointError(f"{path} is of another architecture: {name} has {size:,} weights")
     network = source.fresh(0)
     if isinstance(source, CertifiableConfig):
-        network = cast(Network, materialised(network))  # a run holds plain weights
+        network = cast(Network, materialized(network))  # a run holds plain weights
     check_architecture(network, tensors, path)
     return network

@@ -27,7 +27,7 @@ _LARGEST = 2**16  # far beyond any real model: a source may come from an untrust
 class ModelSource:
     """An architecture of another library, made for `classes` classes and square images of size `image`.
 
-    `mean` and `std` normalise pixels in [0, 1]. Where the images that are given are of another size, `pixels`, the
+    `mean` and `std` normalize pixels in [0, 1]. Where the images that are given are of another size, `pixels`, the
     network begins with a `Resize`. `config` is what transformers needs to know; there `name` is only a name.
     """
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from specguard.errors import ConfigError
-from specguard.models.embedding import normalise, patches, tokens_and_positions
+from specguard.models.embedding import normalize, patches, tokens_and_positions
 from specguard.models.equality import Pair, View
 from specguard.models.layers import (
     Part,
@@ -67,11 +67,11 @@ def from_timm(
     mean = settings.get("mean") if mean is None else mean
     std = settings.get("std") if std is None else std
     if mean is None or std is None:
-        raise ConfigError("the model does not say how its images are normalised: give mean and std")
+        raise ConfigError("the model does not say how its images are normalized: give mean and std")
     head, embedding = _head(part), _embedding(part)
     convolution = part.module.patch_embed.proj
     layers: OrderedDict[str, nn.Module] = OrderedDict(
-        normalise=normalise(mean, std, convolution.in_channels, convolution.weight), **embedding
+        normalise=normalize(mean, std, convolution.in_channels, convolution.weight), **embedding
     )
     layers["blocks"] = nn.Sequential(*(_block(block) for block in part.child("blocks").children()))
     if not part.child("norm").vanishes:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from specguard.models.embedding import IMAGENET_MEAN, IMAGENET_STD, normalise, patches, tokens_and_positions
+from specguard.models.embedding import IMAGENET_MEAN, IMAGENET_STD, normalize, patches, tokens_and_positions
 from specguard.models.equality import Pair, View
 from specguard.models.layers import (
     Part,
@@ -48,7 +48,7 @@ def from_torchvision(
     encoder.only("layers", "ln")
     channels = embedding.map.in_channels
     layers: OrderedDict[str, nn.Module] = OrderedDict(
-        normalise=normalise(mean, std, channels, embedding.map.weight), patches=embedding
+        normalise=normalize(mean, std, channels, embedding.map.weight), patches=embedding
     )
     layers.update(tokens_and_positions([part.module.class_token], encoder.module.pos_embedding, covered=1))
     layers["blocks"] = nn.Sequential(*(_block(block) for block in encoder.child("layers").children()))

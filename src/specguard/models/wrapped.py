@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from specguard.errors import ConfigError
-from specguard.nn import Normalise
+from specguard.nn import Normalize
 
 
 def logits_of(output: Any) -> Tensor:
@@ -20,7 +20,7 @@ def logits_of(output: Any) -> Tensor:
 
 
 class Wrapped(nn.Module):
-    """`function` behind the normalisation it was trained with, its logits taken out of what it returns.
+    """`function` behind the normalization it was trained with, its logits taken out of what it returns.
 
     Attacks work on it wherever it has gradients; proofs do not know it. A module's weights are its own, shared.
     """
@@ -36,7 +36,7 @@ class Wrapped(nn.Module):
             raise ConfigError(f"a {type(function).__name__} cannot be called, and so cannot be a model")
         if (mean is None) != (std is None):
             raise ConfigError("mean and std belong together: give both or neither")
-        self.normalise = nn.Identity() if mean is None or std is None else Normalise(tuple(mean), tuple(std))
+        self.normalise = nn.Identity() if mean is None or std is None else Normalize(tuple(mean), tuple(std))
         self.function = function
         if isinstance(function, nn.Module):
             self.training = function.training

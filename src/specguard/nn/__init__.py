@@ -15,7 +15,7 @@ from specguard.nn.layers import (
     LayerProject,
     LayerScale,
     MaxMin,
-    Normalise,
+    Normalize,
     PatchEmbedding,
     Positions,
     Residual,
@@ -44,7 +44,7 @@ from specguard.nn.text import (
     text_record,
 )
 from specguard.nn.vit import Block, ViT, ViTConfig, config_from_json, dataclass_from_json
-from specguard.nn.weights import answers_to, check_architecture, fingerprint, materialised, weights_fingerprint
+from specguard.nn.weights import answers_to, check_architecture, fingerprint, materialized, weights_fingerprint
 
 __all__ = [
     "CERTIFIABLE",
@@ -70,7 +70,7 @@ __all__ = [
     "MeanPool",
     "Network",
     "NetworkConfig",
-    "Normalise",
+    "Normalize",
     "PatchEmbedding",
     "Positions",
     "Residual",
@@ -100,7 +100,7 @@ __all__ = [
     "find_overrides",
     "fingerprint",
     "lipschitz_constant",
-    "materialised",
+    "materialized",
     "orthogonal",
     "preset",
     "remember",

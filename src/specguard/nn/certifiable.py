@@ -13,7 +13,7 @@ from specguard.nn.attention import Attention, SkipAttention
 from specguard.nn.layers import (
     LayerProject,
     MaxMin,
-    Normalise,
+    Normalize,
     PatchEmbedding,
     Positions,
     Residual,
@@ -121,7 +121,7 @@ def certifiable(config: CertifiableConfig, generator: torch.Generator | None = N
     orthogonal(_started(patches.map, generator))
     nn.init.normal_(positions.table, std=0.02, generator=generator)
     blocks = (Block(_block(c, generator)) for _ in range(c.depth))
-    layers = OrderedDict[str, nn.Module](normalise=Normalise(c.mean, c.std), patches=patches, positions=positions)
+    layers = OrderedDict[str, nn.Module](normalise=Normalize(c.mean, c.std), patches=patches, positions=positions)
     layers |= {"blocks": nn.Sequential(*blocks), "flatten": nn.Flatten()}
     layers["head"] = _started(nn.Linear(c.tokens * c.dim, c.classes), generator)
     source = {"kind": "certifiable", **asdict(c)}

@@ -14,7 +14,7 @@ from specguard.errors import ConfigError
 from specguard.nn.settings import positive
 
 
-class Normalise(nn.Module):
+class Normalize(nn.Module):
     """(x - mean) / std per channel: the first layer, so that a model takes pixels in [0, 1]."""
 
     mean: Tensor
@@ -134,7 +134,7 @@ class LayerScale(nn.Module):
 
 
 class TokenBatchNorm(nn.Module):
-    """Batch normalisation of every channel over batch and tokens; affine in eval mode."""
+    """Batch normalization of every channel over batch and tokens; affine in eval mode."""
 
     def __init__(self, dim: int, eps: float = 1e-5) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Maps whose Lipschitz constant is known by construction.
 
-The linear ones are parametrisations of plain layers: whatever the optimizer does to the stored numbers, the weight
-that they stand for has a norm of at most `lipschitz`, in exact arithmetic. `materialised` folds them into plain
+The linear ones are parametrizations of plain layers: whatever the optimizer does to the stored numbers, the weight
+that they stand for has a norm of at most `lipschitz`, in exact arithmetic. `materialized` folds them into plain
 weights, so proofs need no rules for them, and take the norms of those weights from above, whatever is claimed here.
 """
 

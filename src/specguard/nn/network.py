@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from specguard.errors import ConfigError
 
+_RENAMED = {"Normalize": "Normalise", "centered": "centred"}
+
 
 @dataclass(frozen=True)
 class NetworkConfig:
@@ -54,12 +56,19 @@ class Network(nn.Sequential):
         return super().forward(x)
 
 
+def stored_name(name: str) -> str:
+    """A class or a setting as fingerprints and files know it: one that was renamed keeps the name it had there."""
+    return _RENAMED.get(name, name)
+
+
 def _in_words(model: nn.Module) -> str:
     """Every layer's name, type and settings that its weights do not show: the same in every release of torch."""
     lines = []
     for name, layer in model.named_modules():
-        settings = {key: value for key, value in sorted(vars(layer).items()) if _is_setting(key, value)}
-        lines.append(f"{name}: {type(layer).__name__} {settings}")
+        settings = {
+            stored_name(key): value for key, value in sorted(vars(layer).items()) if _is_setting(key, value)
+        }
+        lines.append(f"{name}: {stored_name(type(layer).__name__)} {settings}")
     return "\n".join(lines)
 
 

@@ -2,7 +2,7 @@
 
 A proof, and the check of a proof, read a model by the exact types of its layers. That is right only if those types
 do what they did when this package was imported: no hook, no function replaced on a module or on its class, no
-parametrisation that may give another weight at the next call, no tensor that computes by rules of its own.
+parametrization that may give another weight at the next call, no tensor that computes by rules of its own.
 """
 
 from collections import OrderedDict
@@ -21,7 +21,7 @@ from specguard.nn.layers import (
     LayerProject,
     LayerScale,
     MaxMin,
-    Normalise,
+    Normalize,
     PatchEmbedding,
     Positions,
     Residual,
@@ -43,13 +43,13 @@ from specguard.nn.vit import Block, ViT
 _LAYERS: tuple[type[nn.Module], ...] = (
     *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.Dropout),
     *(nn.Flatten, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sequential, nn.ModuleList),
-    *(Normalise, Resize, PatchEmbedding, ClassToken, Positions, ClassPool, MeanPool, FirstTokens, ClassAndMean),
+    *(Normalize, Resize, PatchEmbedding, ClassToken, Positions, ClassPool, MeanPool, FirstTokens, ClassAndMean),
     *(Attention, GatedPositionalAttention, SkipAttention, CoreAttention, HeadNorm, TokenConvolution, LayerScale),
     *(TokenBatchNorm, LayerProject, SmoothProject, Softplus, Squareplus, MaxMin, GatedUnit, SLL),
     *(Residual, Block, ViT, Network),
 )
 # In eval mode each gives the same weight at every call.
-_PARAMETRISATIONS: tuple[type[nn.Module], ...] = (
+_PARAMETRIZATIONS: tuple[type[nn.Module], ...] = (
     *(Blocks, AOL, Cap, parametrize.ParametrizationList),
     *(parametrizations._Orthogonal, parametrizations._SpectralNorm, parametrizations._WeightNorm),
 )
@@ -83,7 +83,7 @@ def remember(*kinds: type[nn.Module]) -> None:
         _known.setdefault(kind, _functions(kind))
 
 
-remember(*_LAYERS, *_PARAMETRISATIONS)
+remember(*_LAYERS, *_PARAMETRIZATIONS)
 
 
 def find_overrides(model: nn.Module) -> Iterator[tuple[str, str]]:
@@ -108,10 +108,10 @@ def _replaced(layer: nn.Module) -> str | None:
     """What of a layer's class is not as it was, for types that are known."""
     kind = type(layer)
     if parametrize.is_parametrized(layer):  # torch then makes a class of its own for the layer
-        expected = {*_PASSIVE, *_INJECTED, *_parametrised(layer)}
+        expected = {*_PASSIVE, *_INJECTED, *_parametrized(layer)}
         if (added := next((name for name in vars(kind) if name not in expected), None)) is not None:
             return added
-        for name in _parametrised(layer):
+        for name in _parametrized(layer):
             getter = getattr(vars(kind).get(name), "fget", None)
             if getattr(getter, "__module__", None) != parametrize.__name__:
                 return name
@@ -125,14 +125,14 @@ def _replaced(layer: nn.Module) -> str | None:
     return next(names, None)
 
 
-def _parametrised(layer: nn.Module) -> list[str]:
+def _parametrized(layer: nn.Module) -> list[str]:
     return [name for name, _ in layer.get_submodule("parametrizations").named_children()]
 
 
 def check_plain(model: nn.Module) -> None:
     """Refuse a model of which its types, settings and weights do not tell the whole function.
 
-    Beside what `find_overrides` finds: train mode, parametrisations that are not known to give the same weight at
+    Beside what `find_overrides` finds: train mode, parametrizations that are not known to give the same weight at
     every call, tensors of types of their own, and attributes that hide a weight or hold one that is not registered.
     """
     for name, layer in model.named_modules():
@@ -143,7 +143,7 @@ def check_plain(model: nn.Module) -> None:
     for name, layer in model.named_modules():
         _check_tensors(name or "the model", layer)
         if parametrize.is_parametrized(layer):
-            _check_parametrisations(name or "the model", layer)
+            _check_parametrizations(name or "the model", layer)
 
 
 def _check_tensors(name: str, layer: nn.Module) -> None:
@@ -167,15 +167,15 @@ def _check_tensors(name: str, layer: nn.Module) -> None:
             raise ConfigError(f"{name} holds {key}, which is not registered as a parameter, buffer or layer")
 
 
-def _check_parametrisations(name: str, layer: nn.Module) -> None:
+def _check_parametrizations(name: str, layer: nn.Module) -> None:
     coarse = {p.dtype for p in layer.parameters()} - {torch.float32, torch.float64}
     if coarse:
         raise ConfigError(
-            f"{name} is parametrised in {coarse.pop()}; specguard.nn.materialised(model) has plain weights"
+            f"{name} is parametrized in {coarse.pop()}; specguard.nn.materialized(model) has plain weights"
         )
     for which, inner in layer.get_submodule("parametrizations").named_modules():
-        if which and type(inner) not in _PARAMETRISATIONS:
+        if which and type(inner) not in _PARAMETRIZATIONS:
             raise ConfigError(
-                f"{name} is parametrised by {type(inner).__name__}, which may give another weight at every call; "
-                f"specguard.nn.materialised(model) has plain weights"
+                f"{name} is parametrized by {type(inner).__name__}, which may give another weight at every call; "
+                f"specguard.nn.materialized(model) has plain weights"
             )

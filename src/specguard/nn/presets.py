@@ -84,7 +84,7 @@ PRESETS: MappingProxyType[str, ViTConfig] = MappingProxyType(
         "tiny": ViTConfig(
             image=8, patch=2, channels=1, dim=48, depth=4, heads=4, mlp_ratio=2.0, mean=(0.305,), std=(0.376,)
         ),
-        # One smooth block without normalisation: small enough, and smooth enough, to be certified.
+        # One smooth block without normalization: small enough, and smooth enough, to be certified.
         "tiny_smooth": ViTConfig(
             image=8,
             patch=4,

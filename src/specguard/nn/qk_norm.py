@@ -1,4 +1,4 @@
-"""Attention with normalised queries and keys, in parts.
+"""Attention with normalized queries and keys, in parts.
 
 It is a sequence of four layers: a linear map to [q | k | v], `HeadNorm`, `CoreAttention`, and a linear map.
 """
@@ -13,31 +13,31 @@ from specguard.nn.dot_product import Heads, Maps, attention_probabilities, mixed
 
 
 class HeadNorm(nn.Module):
-    """[q | k | v] with every head of q and of k normalised over its channels: LayerNorm if `centred`, else RMSNorm.
+    """[q | k | v] with each head of q and of k normalized over its channels: LayerNorm if `centered`, else RMSNorm.
 
     Heads share their gains and shifts, as in timm; v is left as it is.
     """
 
-    def __init__(self, dim: int, heads: int, eps: float = 1e-6, centred: bool = True) -> None:
+    def __init__(self, dim: int, heads: int, eps: float = 1e-6, centered: bool = True) -> None:
         super().__init__()
         if heads < 1 or dim % heads:
             raise ConfigError(f"dim {dim} cannot be divided among {heads} heads")
-        self.heads, self.eps, self.centred = heads, eps, centred
+        self.heads, self.eps, self.centered = heads, eps, centered
         self.gain = nn.Parameter(torch.ones(2, dim // heads))  # of queries, of keys
         self.shift = nn.Parameter(torch.zeros(2, dim // heads))
 
     def forward(self, x: Float[Tensor, "batch token qkv"]) -> Float[Tensor, "batch token qkv"]:
         q, k, v = x.unflatten(-1, (3, self.heads, -1)).unbind(-3)
-        return torch.stack([self._normalised(q, 0), self._normalised(k, 1), v], -3).flatten(-3)
+        return torch.stack([self._normalized(q, 0), self._normalized(k, 1), v], -3).flatten(-3)
 
-    def _normalised(self, x: Tensor, which: int) -> Tensor:
+    def _normalized(self, x: Tensor, which: int) -> Tensor:
         size = (x.shape[-1],)
-        if self.centred:
+        if self.centered:
             return layer_norm(x, size, self.gain[which], self.shift[which], self.eps)
         return rms_norm(x, size, self.gain[which], self.eps) + self.shift[which]
 
     def extra_repr(self) -> str:
-        return f"heads={self.heads}, eps={self.eps}, centred={self.centred}"
+        return f"heads={self.heads}, eps={self.eps}, centered={self.centered}"
 
 
 class CoreAttention(nn.Module):

@@ -66,11 +66,11 @@ def patch_side(conv: nn.Conv2d) -> int:
 
 
 def kernel_width(conv: nn.Conv1d) -> int:
-    """The odd width of a plain convolution, centred and zero beyond the ends; any other is refused."""
+    """The odd width of a plain convolution, centered and zero beyond the ends; any other is refused."""
     width = conv.weight.shape[2]
-    centred = conv.padding in ((width // 2,), "same") and conv.padding_mode == "zeros" and width % 2 == 1
-    if not centred or (conv.stride, conv.dilation, conv.groups) != ((1,), (1,), 1):
-        raise ConfigError("only plain convolutions, centred and zero beyond the ends, are known")
+    centered = conv.padding in ((width // 2,), "same") and conv.padding_mode == "zeros" and width % 2 == 1
+    if not centered or (conv.stride, conv.dilation, conv.groups) != ((1,), (1,), 1):
+        raise ConfigError("only plain convolutions, centered and zero beyond the ends, are known")
     return width
 
 

@@ -22,7 +22,7 @@ from specguard.nn.lipschitz import orthogonal
 from specguard.nn.network import Network
 from specguard.nn.pooling import MeanPool
 from specguard.nn.vit import Block, ViT, dataclass_from_json
-from specguard.nn.weights import materialised
+from specguard.nn.weights import materialized
 
 Projection = Literal["layerproject", "smoothproject"]
 _LARGEST, _DEEPEST = 2**20, 2**10  # far beyond any real model: a config may come from a stranger
@@ -112,7 +112,7 @@ class TextEncoder(nn.Module):
         """The function of the embeddings of sentences of so many words, as a network with copied weights."""
         if not 1 <= words <= self.config.tokens:
             raise ConfigError(f"a sentence has between 1 and {self.config.tokens} words, not {words}")
-        plain = materialised(self)
+        plain = materialized(self)
         assert isinstance(plain, TextEncoder)
         positions = Positions(words, self.config.dim).to(plain.head.weight)
         positions.table.data = plain.positions.table.data[:, :words].clone()

@@ -15,7 +15,7 @@ from specguard.nn.layers import (
     ClassToken,
     LayerProject,
     LayerScale,
-    Normalise,
+    Normalize,
     PatchEmbedding,
     Positions,
     Residual,
@@ -139,7 +139,7 @@ class ViT(nn.Module):
         late_token = config.pool == "class" and bool(config.local_blocks)
         if config.resize is not None:
             self.resize = Resize(config.resize)
-        self.normalise = Normalise(config.mean, config.std)
+        self.normalise = Normalize(config.mean, config.std)
         self.patches = PatchEmbedding(config.channels, config.patch, config.dim)
         if early_token:
             self.class_token = ClassToken(config.dim)
@@ -149,10 +149,10 @@ class ViT(nn.Module):
         if late_token:
             self.class_token = ClassToken(config.dim)
         self.blocks = nn.Sequential(*(_block(config, False) for _ in range(config.depth - config.local_blocks)))
-        self.norm = _normalisation(config, math.sqrt(config.dim))
+        self.norm = _normalization(config, math.sqrt(config.dim))
         self.pool = ClassPool() if config.pool == "class" else MeanPool()
         self.head = nn.Linear(config.dim, config.classes)
-        _initialise(self, generator)
+        _initialize(self, generator)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -196,13 +196,13 @@ def _block(config: ViTConfig, local: bool) -> Block:
 
 
 def _branch(config: ViTConfig, inner: nn.Module, radius: float) -> Residual:
-    layers: OrderedDict[str, nn.Module] = OrderedDict(norm=_normalisation(config, radius), inner=inner)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(norm=_normalization(config, radius), inner=inner)
     if config.layer_scale is not None:
         layers["scale"] = LayerScale(config.dim, config.layer_scale)
     return Residual(nn.Sequential(layers), config.residual_scale)
 
 
-def _normalisation(config: ViTConfig, radius: float) -> nn.Module:
+def _normalization(config: ViTConfig, radius: float) -> nn.Module:
     match config.norm:
         case "layernorm":
             return nn.LayerNorm(config.dim, eps=config.norm_eps)
@@ -233,8 +233,8 @@ def _activation(name: Activation) -> nn.Module:
 
 
 @torch.no_grad()
-def _initialise(model: ViT, generator: torch.Generator | None) -> None:
-    """The usual start of a ViT: truncated normals of width 0.02, zero biases; local heads look at neighbours."""
+def _initialize(model: ViT, generator: torch.Generator | None) -> None:
+    """The usual start of a ViT: truncated normals of width 0.02, zero biases; local heads look at neighbors."""
     for layer in model.modules():
         match layer:
             case nn.Linear() | nn.Conv2d() | nn.Conv1d():
@@ -247,11 +247,11 @@ def _initialise(model: ViT, generator: torch.Generator | None) -> None:
                 nn.init.trunc_normal_(layer.table, std=0.02, generator=generator)
     for layer in model.modules():
         if type(layer) is GatedPositionalAttention:
-            _look_at_neighbours(layer)
+            _look_at_neighbors(layer)
 
 
-def _look_at_neighbours(layer: GatedPositionalAttention) -> None:
-    """Head (i, j) of a square grid of heads attends to the patch at that offset: logits -|offset - centre|^2."""
+def _look_at_neighbors(layer: GatedPositionalAttention) -> None:
+    """Head (i, j) of a square grid of heads attends to the patch at that offset: logits -|offset - center|^2."""
     dim, grid = layer.out.in_features, math.isqrt(layer.heads)
     layer.qkv.weight[2 * dim :].copy_(torch.eye(dim))
     for head in range(grid * grid):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from specguard.errors import CheckpointError
+from specguard.nn.network import stored_name
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 _HOW = frozenset(("fused", *vars(nn.Module())))  # how a layer is computed, and torch's own books
 
 
-def materialised(model: nn.Module) -> nn.Module:
-    """A copy of `model` with every torch parametrisation folded into a plain weight of the plain layer type.
+def materialized(model: nn.Module) -> nn.Module:
+    """A copy of `model` with every torch parametrization folded into a plain weight of the plain layer type.
 
-    The folding happens in eval mode, in which a parametrisation does not change its own state, and each
+    The folding happens in eval mode, in which a parametrization does not change its own state, and each
     layer's mode is kept.
     """
     plain = copy.deepcopy(model)
@@ -39,7 +40,7 @@ def materialised(model: nn.Module) -> nn.Module:
 
 
 def _fold(layer: nn.Module) -> None:
-    """Put plain tensors in place of the parametrised ones.
+    """Put plain tensors in place of the parametrized ones.
 
     Not torch's `remove_parametrizations`: it deletes a property of the layer's class, which copies share, and so
     would break the original model.
@@ -65,14 +66,14 @@ def fingerprint(model: nn.Module) -> str:
     field that was added later counts only where it differs from its default, so that old hashes hold.
     """
     digest = hashlib.sha256(b"specguard function 1\n")
-    for name, layer in materialised(model).named_modules(remove_duplicate=False):
+    for name, layer in materialized(model).named_modules(remove_duplicate=False):
         kind = type(layer)
         package = kind.__module__.partition(".")[0]
         place = package if package in ("torch", "specguard") else kind.__module__  # which may move their classes
-        digest.update(f"layer {name!r} {place}.{kind.__qualname__}\n".encode())
+        digest.update(f"layer {name!r} {place}.{stored_name(kind.__qualname__)}\n".encode())
         for key, value in sorted(vars(layer).items()):
             if key not in _HOW and (told := _told(value)) is not None:
-                digest.update(f"setting {key!r} {told}\n".encode())
+                digest.update(f"setting {stored_name(key)!r} {told}\n".encode())
         for key, tensor in (*sorted(layer._parameters.items()), *sorted(layer._buffers.items())):
             if tensor is not None:
                 _add_tensor(digest, key, tensor)
@@ -88,7 +89,7 @@ def weights_fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256()
     if is_dataclass(config := getattr(model, "config", None)) and not isinstance(config, type):
         digest.update(_config_told(config).encode())
-    for name, tensor in sorted(materialised(model).state_dict().items()):
+    for name, tensor in sorted(materialized(model).state_dict().items()):
         _add_tensor(digest, name, tensor)
     return digest.hexdigest()
 

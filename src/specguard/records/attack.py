@@ -249,7 +249,7 @@ def _distances(found: dict[int, float], total: int) -> Distances:
 
 
 def _quantile(values: list[float], percent: int) -> float | None:
-    """Linear between neighbours, as is usual; what lies beyond the last known one is not known."""
+    """Linear between neighbors, as is usual; what lies beyond the last known one is not known."""
     place, rest = divmod(percent * (len(values) - 1), 100)
     value = values[place] if rest == 0 else values[place] + (values[place + 1] - values[place]) * rest / 100
     return value if math.isfinite(value) else None

@@ -191,6 +191,10 @@ def _certificate_record(line: Json) -> Json:
     record["radii"] = [_radius_record(row) for row in line["radii"]]
     if "proofs" in line:
         record["proofs"] = {name: _proof(proof) for name, proof in line["proofs"].items()}
+    if "norms" in line:
+        record["norms"] = {
+            name: _renamed(norms, {"mu_uncentred": "mu_uncentered"}) for name, norms in line["norms"].items()
+        }
     return record
 
 

@@ -1,4 +1,4 @@
-"""Randomised smoothing on disk: probabilistic certificates of another function, never mixed with proofs."""
+"""Randomized smoothing on disk: probabilistic certificates of another function, never mixed with proofs."""
 
 import math
 import statistics

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from specguard.models import attention_weights
-from specguard.nn import materialised
+from specguard.nn import materialized
 
 _KINDS = ("q", "k", "v", "o")
 
@@ -37,7 +37,7 @@ def exact_weight_spectra(model: nn.Module) -> tuple[WeightSpectrum, ...]:
     """
     return tuple(
         WeightSpectrum(layer, kind, torch.linalg.svdvals(stack.double()).cpu())
-        for layer, kind, stack in _matrices(materialised(model))
+        for layer, kind, stack in _matrices(materialized(model))
     )
 
 

@@ -1,6 +1,6 @@
 """One attention layer with its skip connection at a point: the largest change found in a ball, and all bounds.
 
-F(X) = X + Attention(X), H = I in LoFAST's terms, at the X that images give the layer, behind the normalisation.
+F(X) = X + Attention(X), H = I in LoFAST's terms, at the X that images give the layer, behind the normalization.
 """
 
 import copy
@@ -17,7 +17,7 @@ from specguard.certificates.node import up
 from specguard.errors import ConfigError
 from specguard.linalg import jacobian, lower_singular_values
 from specguard.models import attention_weights as all_attention
-from specguard.nn import attention_weights, explicit, materialised
+from specguard.nn import attention_weights, explicit, materialized
 from specguard.rng import Noise
 
 Points = Float[Tensor, "batch token dim"]
@@ -43,8 +43,8 @@ def attention_name(model: nn.Module, number: int) -> str:
 
 
 def double_copy(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model in float64 on the explicit path, weights materialised and frozen, in eval mode."""
-    return explicit(materialised(model)).double().to(device).eval().requires_grad_(False)
+    """The model in float64 on the explicit path, weights materialized and frozen, in eval mode."""
+    return explicit(materialized(model)).double().to(device).eval().requires_grad_(False)
 
 
 @torch.no_grad()
@@ -81,7 +81,7 @@ def bounds_at(node: AttentionNode, radius: float) -> dict[str, PerImage | None]:
         "naive": lofast.naive(node, eps),
         "specformer": lofast.specformer(node, eps),
         "specformer_tight": lofast.specformer(node, eps, tight=True),
-        "lofast1": lofast.lofast(node, eps, node.mu_uncentred),
+        "lofast1": lofast.lofast(node, eps, node.mu_uncentered),
         "lofast2": lofast.lofast(node, eps, node.xi),
         "t1": tightened.upper_t1(node, eps),
         "t2": None if node.derivative_norm is None else tightened.upper_t2(node, eps),
@@ -146,7 +146,7 @@ def first_head(
     """The two factors of LoFAST's second part for the first head, found by ascent, and bounds on each.
 
     `maps` is `||P(X') - P(X)||_F`, Delta_{2,1}, with delta_{2,1} (1) and (2) and ours, which has the softmax's
-    local constant and centred keys; `values` is `||X' W^V W^O||`, Delta_{2,2}, with delta_{2,2} (1) and (2).
+    local constant and centered keys; `values` is `||X' W^V W^O||`, Delta_{2,2}, with delta_{2,2} (1) and (2).
     """
     w, eps = node.w, torch.full((len(node.X),), radius, dtype=torch.float64, device=node.X.device)
     VO = w.Wv[0] @ w.Wo[0]
@@ -161,7 +161,7 @@ def first_head(
     return {
         "maps": {
             "found": largest_change(maps, node.X, radius, directions, steps),
-            "lofast1": move(node.mu_uncentred),
+            "lofast1": move(node.mu_uncentered),
             "lofast2": move(node.xi),
             "ours": up(move(node.mu) * node.lam(eps).amax(-1)[:, 0]),
         },

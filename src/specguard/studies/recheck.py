@@ -18,7 +18,7 @@ from specguard.records.certificate import LARGEST_LOSSES, CertificateRecord, Cer
 
 CLOSE = 1e-7  # two programs that round differently agree to this
 _TINY = 1e-12  # where the exact value is zero, such as values that one token has to itself, only rounding is left
-_NORMS = ("norm", "zeta", "derivative_norm", "mu", "mu_uncentred", "xi", "norm_cv", "norm_xvo", "norm_p")
+_NORMS = ("norm", "zeta", "derivative_norm", "mu", "mu_uncentered", "xi", "norm_cv", "norm_xvo", "norm_p")
 Agree = Callable[[str, Any], None]
 
 

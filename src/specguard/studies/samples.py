@@ -23,7 +23,7 @@ from specguard.checker import Reading, read
 from specguard.data import AnyData, Data, Dataset, Sentences, Split
 from specguard.errors import ConfigError, RunError
 from specguard.geometry import Ball, Norm
-from specguard.nn import TextEncoder, by_length, fingerprint, materialised, weights_fingerprint
+from specguard.nn import TextEncoder, by_length, fingerprint, materialized, weights_fingerprint
 from specguard.records.base import About, Subset
 from specguard.records.ledger import SampleRecord
 
@@ -40,7 +40,7 @@ class PreparedModel:
     @cached_property
     def exact(self) -> nn.Module:
         """In float64: what a proof is about."""
-        return materialised(self.model).double().eval()
+        return materialized(self.model).double().eval()
 
     @cached_property
     def program(self) -> Program:

@@ -50,7 +50,7 @@ class AdamW:
 
 @dataclass(frozen=True)
 class SAM:
-    """Sharpness-aware minimisation (Foret 2021): the gradient is taken at the worst point within rho.
+    """Sharpness-aware minimization (Foret 2021): the gradient is taken at the worst point within rho.
 
     `adaptive` measures the distance relative to each weight's size (Kwon 2021).
     """

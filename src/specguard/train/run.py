@@ -17,7 +17,7 @@ from specguard.nn import (
     TextEncoder,
     ViT,
     fingerprint,
-    materialised,
+    materialized,
     text_record,
     weights_fingerprint,
 )
@@ -203,7 +203,7 @@ def _finish(state: TrainingState, data: AnyData, run: Path, settings: TrainingSe
     metrics = RecordFile(run / "metrics.jsonl", EpochRecord).read()
     if state.best is not None:
         metrics = metrics[: state.best.record["epoch"]]
-    final = materialised(trained)
+    final = materialized(trained)
     function, hashed = fingerprint(final), weights_fingerprint(final)
     write_tensors(run / "model.safetensors", final.state_dict())
     model = ModelRecord(

@@ -40,7 +40,7 @@ class CoreHead(AttentionNode):
 
     The output is padded with zeros to the size of the input.
 
-    Guarantee: mu, mu_uncentred and zeta are upper bounds, rounding included, within 0.4 % of the norms themselves.
+    Guarantee: mu, mu_uncentered and zeta are upper bounds, rounding included, within 0.4 % of the norms themselves.
     """
 
     @cached_property
@@ -74,9 +74,9 @@ class CoreHead(AttentionNode):
         return _apart(a, b, wrong_a, wrong_b)
 
     @cached_property
-    def mu_uncentred(self) -> PerHead:
+    def mu_uncentered(self) -> PerHead:
         _, b, wrong_a, wrong_b = self._a_and_b
-        return _apart(self._uncentred, b, wrong_a, wrong_b)
+        return _apart(self._uncentered, b, wrong_a, wrong_b)
 
     @cached_property
     def zeta(self) -> Float[Tensor, " batch"]:

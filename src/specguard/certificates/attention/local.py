@@ -1,7 +1,7 @@
 """Attention bounded more tightly than by LoFAST: T1 and T2.
 
 Three facts do it: the softmax of a row that looks at many tokens has a Jacobian of norm `max p`, far below 1; rows
-of a change of P sum to zero and shifts of a row of logits change nothing, so values and keys may be centred; and
+of a change of P sum to zero and shifts of a row of logits change nothing, so values and keys may be centered; and
 heads are concatenated, not added.
 """
 
@@ -16,7 +16,7 @@ from specguard.linalg import upper_length
 
 def smallest(node: AttentionPoint, radius: Radius) -> Radius:
     """The smallest of LoFAST, T1, and T2 where the derivative can be formed: `||F(X') - F(X)||_F` from above."""
-    best = torch.minimum(lofast(node, radius, node.mu_uncentred), upper_t1(node, radius))
+    best = torch.minimum(lofast(node, radius, node.mu_uncentered), upper_t1(node, radius))
     return best if node.derivative_norm is None else torch.minimum(best, upper_t2(node, radius))
 
 

@@ -18,14 +18,14 @@ def upper_spectral(A: Float[Tensor, "*stack row column"], squarings: int = 10) -
 
 
 def logit_operator(
-    a: Float[Tensor, "batch head token dim"], b: Float[Tensor, "batch head token dim"], centred: bool
+    a: Float[Tensor, "batch head token dim"], b: Float[Tensor, "batch head token dim"], centered: bool
 ) -> Float[Tensor, "batch head pair entry"]:
     """`D -> D a^T + b D^T` as a matrix: row (i, j) holds a_j in the place of token i and b_i in that of token j.
 
-    `centred`: the rows of the result are centred too, `D a^T + b (C D)^T` for an a that is.
+    `centered`: the rows of the result are centered too, `D a^T + b (C D)^T` for an a that is.
     """
     n, d = a.shape[-2:]
     eye = torch.eye(n, dtype=a.dtype, device=a.device)
     first = torch.einsum("im,bhjd->bhijmd", eye, a)
-    second = torch.einsum("jm,bhid->bhijmd", eye - 1 / n if centred else eye, b)
+    second = torch.einsum("jm,bhid->bhijmd", eye - 1 / n if centered else eye, b)
     return (first + second).reshape(*a.shape[:2], n * n, n * d)

@@ -17,7 +17,7 @@ from specguard.certificates.attention.softmax import upper_softmax_slope
 from specguard.certificates.node import Radius, length, product_slack, up
 from specguard.linalg import UNIT, gamma, upper_cholesky, upper_length
 
-_NORMS = ("zeta", "derivative_norm", "mu", "mu_uncentred", "xi", "norm_cv", "norm_xvo", "norm_p")
+_NORMS = ("zeta", "derivative_norm", "mu", "mu_uncentered", "xi", "norm_cv", "norm_xvo", "norm_p")
 DENSE = 1024  # tokens x dim up to which the nd x nd matrices of attention are formed
 
 
@@ -29,7 +29,7 @@ class AttentionPoint(AttentionForward):
 
     @cached_property
     def _a_and_b(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """`a = K W^Q^T` centred over the keys, `b = Q W^K^T`, and what each may be wrong by."""
+        """`a = K W^Q^T` centered over the keys, `b = Q W^K^T`, and what each may be wrong by."""
         a, b = self.k @ self.w.Wq.mT, self.q @ self.w.Wk.mT
         wrong_a = self.slack_k * self.w.size_q + gamma(self.k.shape[-1] + 4) * length(self.k, 2) * self.w.size_q
         wrong_b = self.slack_q * self.w.size_k + gamma(self.q.shape[-1] + 4) * length(self.q, 2) * self.w.size_k
@@ -37,12 +37,12 @@ class AttentionPoint(AttentionForward):
         return a - a.mean(-2, keepdim=True), b, up(wrong_a), up(wrong_b)
 
     @cached_property
-    def _uncentred(self) -> Tensor:
+    def _uncentered(self) -> Tensor:
         return self.k @ self.w.Wq.mT
 
     @cached_property
     def row_lengths(self) -> tuple[Tensor, Tensor, Tensor]:
-        """`|a_j|`, `|b_i|` and `|a_i + b_i|` for every token, a centred."""
+        """`|a_j|`, `|b_i|` and `|a_i + b_i|` for every token, a centered."""
         a, b, wrong_a, wrong_b = self._a_and_b
         both = upper_length(a + b) + (wrong_a + wrong_b)[..., None]
         return up(upper_length(a) + wrong_a[..., None]), up(upper_length(b) + wrong_b[..., None]), up(both)
@@ -60,19 +60,19 @@ class AttentionPoint(AttentionForward):
     def mu(self) -> PerHead:
         """`||D -> D (C a)^T + b (C D)^T||`, the first-order change of the logits but for shifts of rows."""
         a, b, wrong_a, wrong_b = self._a_and_b
-        return self._operator_norm(a, b, self._queries_norm, wrong_a, wrong_b, centred=True)
+        return self._operator_norm(a, b, self._queries_norm, wrong_a, wrong_b, centered=True)
 
     @cached_property
-    def mu_uncentred(self) -> PerHead:
+    def mu_uncentered(self) -> PerHead:
         """`||M_l(X)||` of LoFAST, in the form of its appendix B.4, with biases."""
         _, b, wrong_a, wrong_b = self._a_and_b
-        return self._operator_norm(self._uncentred, b, self._queries_norm, wrong_a, wrong_b, centred=False)
+        return self._operator_norm(self._uncentered, b, self._queries_norm, wrong_a, wrong_b, centered=False)
 
     @cached_property
     def xi(self) -> PerHead:
         """`xi_l(X)` of LoFAST, Eq. (26), with biases: `||W^Q K^T|| + ||Q W^K^T||`."""
         _, _, wrong_a, wrong_b = self._a_and_b
-        return up(upper_spectral(self._uncentred) + wrong_a + self._queries_norm + wrong_b)
+        return up(upper_spectral(self._uncentered) + wrong_a + self._queries_norm + wrong_b)
 
     @cached_property
     def _queries_norm(self) -> PerHead:
@@ -80,7 +80,7 @@ class AttentionPoint(AttentionForward):
         return upper_spectral(self._a_and_b[1])
 
     def _operator_norm(
-        self, a: Tensor, b: Tensor, norm_b: Tensor, wrong_a: Tensor, wrong_b: Tensor, *, centred: bool
+        self, a: Tensor, b: Tensor, norm_b: Tensor, wrong_a: Tensor, wrong_b: Tensor, *, centered: bool
     ) -> PerHead:
         """`||M|| <= sqrt(||a^T a + b^T b|| + 2 ||a|| ||b||)`, or the matrix itself where it is small."""
         stacked = upper_spectral(torch.cat([a, b], -2)) + wrong_a + wrong_b
@@ -89,7 +89,7 @@ class AttentionPoint(AttentionForward):
         if not self._small:
             return bound
         wrong = math.sqrt(a.shape[-2]) * (wrong_a + wrong_b)
-        return torch.minimum(bound, up(upper_spectral(logit_operator(a, b, centred)) + wrong))
+        return torch.minimum(bound, up(upper_spectral(logit_operator(a, b, centered)) + wrong))
 
     @cached_property
     def norm_cv(self) -> PerHead:
@@ -189,7 +189,7 @@ class AttentionPoint(AttentionForward):
         return upper_softmax_slope(self.S, self.logit_slack, *self.row_lengths, self.w.norm_b, self.w.tau, radius)
 
     def logit_move(self, radius: Radius, mu: PerHead) -> Float[Tensor, "*point batch head"]:
-        """`tau eps (mu + eps ||B||)`: how far the logits can move, but for shifts of rows if mu is centred."""
+        """`tau eps (mu + eps ||B||)`: how far the logits can move, but for shifts of rows if mu is centered."""
         eps = radius[..., None]
         return up(self.w.tau * eps * (mu + eps * self.w.norm_b))
 

@@ -1,4 +1,4 @@
-"""What linearising attention leaves out, as one quadratic form of all rows and heads together.
+"""What linearizing attention leaves out, as one quadratic form of all rows and heads together.
 
 The three remainders of attention are, but for higher orders, quadratic in the perturbation D of the tokens. Bounded
 one by one, for every head and by its worst row, each may have a worst D of its own; but there is only one D. With
@@ -43,7 +43,7 @@ def upper_form(
     `wrong_k` and `wrong_n` are what K and N may be wrong by, in the Frobenius norm; `weights` are w, from above.
 
     Guarantee: upper bound, rounding included.
-    Cost: a matrix of (token dim)^2 and a factorisation of it for every rival.
+    Cost: a matrix of (token dim)^2 and a factorization of it for every rival.
     Reference: certificates, section 3; the inequality of means for the values; ours.
     """
     w, tau = node.w, node.w.tau

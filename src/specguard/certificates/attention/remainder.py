@@ -1,4 +1,4 @@
-"""What linearising attention leaves out, seen by a functional of its output, from above."""
+"""What linearizing attention leaves out, seen by a functional of its output, from above."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ def attention_remainder(
     K: Float[Tensor, "rival batch head token key"],
     size_g: Float[Tensor, "rival batch"],
 ) -> Callable[[Radius], Terms]:
-    """What linearising attention leaves out, against the adjoint: three terms summed over heads, or all together.
+    """What linearizing attention leaves out, against the adjoint: three terms summed over heads, or all together.
 
     `product`    `||K|| tau ||B|| delta^2`: the product of moving queries and moving keys, through the softmax
     `curvature`  `max_i w_i s^2`, `w_i = min(lam_i range(M_i) / 2, sqrt 6 / 18 |C M_i|)`: the softmax bends
@@ -43,13 +43,13 @@ def attention_remainder(
     wrong_k = 2 * wrong_m + 4 * (node.relative_slack + gamma(node.X.shape[1] + 16)) * size_m
     lam_product = up((w.tau * (upper_spectral(K, 6) + wrong_k) * w.norm_b).sum(2))
     rows = up(M.amax(-1) - M.amin(-1) + 2 * wrong_m[..., None])
-    centred = upper_length(M - M.mean(-1, keepdim=True)) + wrong_m[..., None]
-    centred = up(SECOND * (centred + gamma(node.X.shape[1] + 8) * size_m[..., None]))
+    centered = upper_length(M - M.mean(-1, keepdim=True)) + wrong_m[..., None]
+    centered = up(SECOND * (centered + gamma(node.X.shape[1] + 8) * size_m[..., None]))
     N = G @ w.Wv.mT * w.mix[:, None, None]
     wrong_n = gamma(node.X.shape[2] + node.v.shape[-1] + 16) * w.size_v * w.size_o * w.mix * size_g[..., None]
     norm_n = torch.minimum(upper_spectral(N, 6), upper_spectral(G, 6) * w.norm_v * w.mix)
     norm_n = up(norm_n + wrong_n)
-    steepest = torch.minimum(rows / 4, centred)  # w_i where lam_i is 1/2
+    steepest = torch.minimum(rows / 4, centered)  # w_i where lam_i is 1/2
     formed = node.X.shape[1] * node.X.shape[2] <= FORMED
     form = upper_form(node, K, N, steepest, wrong_k, wrong_n) if formed else None
 
@@ -57,7 +57,7 @@ def attention_remainder(
         lam = node.lam(radius)[..., None, :, :, :]  # rivals come before the batch
         delta = radius[..., None, :]
         s = node.logit_move(radius, node.mu)[..., None, :, :]
-        weights = torch.minimum(lam * rows / 2, centred)
+        weights = torch.minimum(lam * rows / 2, centered)
         bent, most = weights.amax(-1), lam.amax(-1)
         found = {
             "product": up(lam_product * delta.square()),

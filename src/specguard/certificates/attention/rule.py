@@ -32,7 +32,7 @@ class AttentionNode(AttentionPoint):
             case "specformer":
                 return lofast.specformer(self, radius)
             case "lofast":
-                return lofast.lofast(self, radius, self.mu_uncentred)
+                return lofast.lofast(self, radius, self.mu_uncentered)
             case "lofast2":
                 return lofast.lofast(self, radius, self.xi)
             case "local":

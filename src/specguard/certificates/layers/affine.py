@@ -15,7 +15,7 @@ from specguard.linalg import UNIT, gamma, upper_gram, upper_length, upper_svd
 from specguard.nn import (
     ClassToken,
     LayerScale,
-    Normalise,
+    Normalize,
     PatchEmbedding,
     Positions,
     Resize,
@@ -99,13 +99,13 @@ def linear(layer: nn.Linear) -> Rule:
     return at
 
 
-def normalise(layer: Normalise) -> Rule:
+def normalize(layer: Normalize) -> Rule:
     """`(x - mean) / std` per channel."""
     _check_std(layer)
     return _diagonal(1 / layer.std, -layer.mean / layer.std, roundings=4)
 
 
-def _check_std(layer: Normalise) -> None:
+def _check_std(layer: Normalize) -> None:
     if not (layer.std > 0).all():
         raise ConfigError("std must be positive")
 
@@ -116,15 +116,15 @@ def layer_scale(layer: LayerScale) -> Rule:
 
 
 def batch_norm(layer: TokenBatchNorm) -> Rule:
-    """Batch normalisation with stored statistics."""
+    """Batch normalization with stored statistics."""
     norm = layer.norm
     if norm.running_mean is None or norm.running_var is None:
-        raise ConfigError("batch normalisation without stored statistics depends on the batch")
+        raise ConfigError("batch normalization without stored statistics depends on the batch")
     weight = torch.ones_like(norm.running_var) if norm.weight is None else norm.weight.detach()
     bias = torch.zeros_like(norm.running_var) if norm.bias is None else norm.bias.detach()
     spread = norm.running_var + number("eps", norm.eps)
     if not (spread > 0).all():
-        raise ConfigError("batch normalisation needs variances above zero")
+        raise ConfigError("batch normalization needs variances above zero")
     factor = weight / spread.sqrt()
     shift = norm.running_mean * factor
     return _diagonal(factor, bias - shift, roundings=8, addends=(bias, shift))
@@ -145,8 +145,8 @@ def _diagonal(factor: Tensor, shift: Tensor, roundings: int, addends: tuple[Tens
     return at
 
 
-def patch_embedding(layer: PatchEmbedding, before: Normalise | None = None) -> Rule:
-    """Patches as rows, times a matrix; together with the normalisation of the pixels, if that comes before.
+def patch_embedding(layer: PatchEmbedding, before: Normalize | None = None) -> Rule:
+    """Patches as rows, times a matrix; together with the normalization of the pixels, if that comes before.
 
     One norm for both: `||W diag(1 / std)||` instead of `||W|| / min std`.
     """

@@ -49,7 +49,7 @@ def token_convolution(layer: TokenConvolution) -> Rule:
 
 
 def _windows(x: Tensor, width: int) -> Tensor:
-    """For every token the numbers of its neighbours, channels first, zero beyond the ends."""
+    """For every token the numbers of its neighbors, channels first, zero beyond the ends."""
     return pad(x, (0, 0, width // 2, width // 2)).unfold(-2, width, 1).flatten(-2)
 
 

@@ -23,7 +23,7 @@ Lengths = Float[Tensor, "batch token"]
 
 @dataclass(frozen=True)
 class Radial:
-    """`z -> gain (stretch p(C z)) + shift` per token, p hard or smooth of radius R, C the centring or nothing."""
+    """`z -> gain (stretch p(C z)) + shift` per token, p hard or smooth of radius R, C the centering or nothing."""
 
     output: Tensor
     slack: Float[Tensor, " batch"]
@@ -34,7 +34,7 @@ class Radial:
     stretch: float
     gain: Tensor
     hard: bool
-    centred: bool
+    centered: bool
     affine = False
 
     def spread(self, radius: Radius, method: Method) -> Radius:
@@ -54,7 +54,7 @@ class Radial:
         inside = (self.length <= self.radius) & self.hard
         along = torch.where(inside, 0.0, (h * self.unit).sum(-1))
         adjoint = (self.radius / width)[..., None] * (h - along[..., None] * self.unit) * self.stretch
-        if self.centred:
+        if self.centered:
             adjoint = adjoint - adjoint.mean(-1, keepdim=True)
         adjoint = adjoint.reshape(g.shape)
         weight = up(upper_length(h) * self.stretch)
@@ -109,26 +109,26 @@ class Radial:
 def projection(layer: LayerProject | SmoothProject) -> Rule:
     """A projection of every token, hard or smooth."""
     radius = positive("radius", layer.radius)
-    return scaled_tokens(radius, 1.0, None, None, hard=isinstance(layer, LayerProject), centred=False)
+    return scaled_tokens(radius, 1.0, None, None, hard=isinstance(layer, LayerProject), centered=False)
 
 
 def layer_norm(layer: nn.LayerNorm) -> Rule:
     """LayerNorm over the last axis."""
-    return _scaled(layer, layer.eps, layer.bias, centred=True)
+    return _scaled(layer, layer.eps, layer.bias, centered=True)
 
 
 def rms_norm(layer: nn.RMSNorm) -> Rule:
     """RMSNorm over the last axis."""
     if layer.eps is None:
         raise ConfigError("RMSNorm without a number for eps depends on the type of its input")
-    return _scaled(layer, layer.eps, None, centred=False)
+    return _scaled(layer, layer.eps, None, centered=False)
 
 
-def _scaled(layer: nn.LayerNorm | nn.RMSNorm, eps: float, bias: Tensor | None, *, centred: bool) -> Rule:
+def _scaled(layer: nn.LayerNorm | nn.RMSNorm, eps: float, bias: Tensor | None, *, centered: bool) -> Rule:
     """A norm of d channels as a projection of radius `R = sqrt(d eps)`, stretched by sqrt(d) / R."""
     eps, width = positive("eps", eps), width_of_norm(layer)
     rule = scaled_tokens(
-        math.sqrt(width * eps), 1 / math.sqrt(eps), layer.weight, bias, hard=False, centred=centred
+        math.sqrt(width * eps), 1 / math.sqrt(eps), layer.weight, bias, hard=False, centered=centered
     )
 
     def at(x: Tensor) -> Node:
@@ -139,9 +139,9 @@ def _scaled(layer: nn.LayerNorm | nn.RMSNorm, eps: float, bias: Tensor | None, *
 
 
 def scaled_tokens(
-    R: float, stretch: float, weight: Tensor | None, bias: Tensor | None, *, hard: bool, centred: bool
+    R: float, stretch: float, weight: Tensor | None, bias: Tensor | None, *, hard: bool, centered: bool
 ) -> Rule:
-    """`gain stretch p(C x) + shift` per token: p a projection of radius R, hard or smooth, C centring or none."""
+    """`gain stretch p(C x) + shift` per token: p a projection of radius R, hard or smooth, C centering or none."""
     accountable("its radius", R)
 
     def at(point: Tensor) -> Radial:
@@ -151,10 +151,10 @@ def scaled_tokens(
         x = point.reshape(len(point), -1, point.shape[-1])  # a pooled image is one token
         gain = x.new_ones(x.shape[-1]) if weight is None else weight.detach()
         shift = x.new_zeros(x.shape[-1]) if bias is None else bias.detach()
-        c = x - x.mean(-1, keepdim=True) if centred else x
+        c = x - x.mean(-1, keepdim=True) if centered else x
         size = torch.linalg.vector_norm(c, dim=-1)
         # `vector_norm` and R are right to gamma(d + 8); the mean moves every entry by its own rounding.
-        blur = gamma(4 * x.shape[-1] + 32) * (upper_length(c) + R + (upper_length(x) if centred else 0.0))
+        blur = gamma(4 * x.shape[-1] + 32) * (upper_length(c) + R + (upper_length(x) if centered else 0.0))
         unit = c / (size.clamp(min=R) if hard else (size.square() + R * R).sqrt())[..., None]
         output = gain * (stretch * R * unit) + shift
         low = (size - blur).clamp(min=0)
@@ -162,6 +162,6 @@ def scaled_tokens(
         wrong = upper_length(slope.clamp(max=1.0) * blur) * stretch * float(gain.abs().amax())
         shifts = math.sqrt(x[0].numel() / x.shape[-1]) * float(upper_length(shift))
         slack = up(2 * wrong + gamma(2 * x.shape[-1] + 32) * (length(output) + shifts))
-        return Radial(output.reshape(point.shape), slack, unit, size, up(blur), R, stretch, gain, hard, centred)
+        return Radial(output.reshape(point.shape), slack, unit, size, up(blur), R, stretch, gain, hard, centered)
 
     return at

@@ -1,4 +1,4 @@
-"""Queries and keys that are normalised head by head, beside values that are not.
+"""Queries and keys that are normalized head by head, beside values that are not.
 
 The three have channels of their own and share a perturbation, `sum_l delta_l^2 <= delta^2`: bounds S_l that grow at
 least as fast as delta give `sqrt(sum_l S_l(delta_l)^2) <= max_l S_l(delta)`.
@@ -68,10 +68,10 @@ class HeadNorms:
 def head_norm(layer: HeadNorm) -> Rule:
     """LayerNorm or RMSNorm of every head of q and of k, as the smooth projection of radius `sqrt(head_dim eps)`."""
     eps, heads, width = positive("eps", layer.eps), count("heads", layer.heads, 1), layer.gain.shape[1]
-    centred = choice("centred", layer.centred, True, False) is True
+    centered = choice("centered", layer.centered, True, False) is True
     R, stretch = math.sqrt(width * eps), 1 / math.sqrt(eps)
     of_q, of_k = (
-        scaled_tokens(R, stretch, gain, shift, hard=False, centred=centred)
+        scaled_tokens(R, stretch, gain, shift, hard=False, centered=centered)
         for gain, shift in zip(layer.gain, layer.shift, strict=True)
     )
 

@@ -19,7 +19,7 @@ from specguard.nn import (
     HeadNorm,
     LayerProject,
     MaxMin,
-    Normalise,
+    Normalize,
     PatchEmbedding,
     Resize,
     SkipAttention,
@@ -43,7 +43,7 @@ def linear_map(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
     return layer.requires_grad_(False)
 
 
-def normalise(layer: Normalise, x: Tensor) -> nn.Module:
+def normalize(layer: Normalize, x: Tensor) -> nn.Module:
     mean, factor = layer.mean[None], 1 / layer.std[None]
     return Scaled(factor, -mean * factor)
 
@@ -169,8 +169,8 @@ def smooth_project(layer: SmoothProject, x: Tensor) -> Function:
     return lambda x: x * (R * torch.reciprocal(torch.sqrt(_square_sum(x) + R * R)))
 
 
-def _normed(x: Tensor, eps: float, centred: bool) -> Tensor:
-    if centred:
+def _normed(x: Tensor, eps: float, centered: bool) -> Tensor:
+    if centered:
         x = x - x.mean(-1, keepdim=True)
     return x * torch.reciprocal(torch.sqrt((x * x).mean(-1, keepdim=True) + eps))
 
@@ -183,13 +183,13 @@ class Normed(nn.Module):
         super().__init__()
         if len(layer.normalized_shape) != 1 or layer.eps is None:
             raise ConfigError("only a norm over the last axis, with a number for eps, can be written again")
-        self.eps, self.centred = layer.eps, isinstance(layer, nn.LayerNorm)
+        self.eps, self.centered = layer.eps, isinstance(layer, nn.LayerNorm)
         self.register_buffer("gain", None if layer.weight is None else layer.weight.detach())
         shift = getattr(layer, "bias", None)
         self.register_buffer("shift", None if shift is None else shift.detach())
 
     def forward(self, x: Tensor) -> Tensor:
-        x = _normed(x, self.eps, self.centred)
+        x = _normed(x, self.eps, self.centered)
         if self.gain is not None:
             x = x * self.gain
         return x if self.shift is None else x + self.shift
@@ -288,7 +288,7 @@ class HeadNormed(nn.Module):
     def __init__(self, layer: HeadNorm, x: Tensor) -> None:
         super().__init__()
         self.tokens, self.dim = x.shape[1], x.shape[2] // 3
-        self.heads, self.eps, self.centred = layer.heads, layer.eps, layer.centred
+        self.heads, self.eps, self.centered = layer.heads, layer.eps, layer.centered
         self.register_buffer("gain", layer.gain.detach())
         self.register_buffer("shift", layer.shift.detach())
 
@@ -297,6 +297,6 @@ class HeadNormed(nn.Module):
         for which in range(2):
             part = x[:, :, which * self.dim : (which + 1) * self.dim]
             part = part.reshape(1, self.tokens, self.heads, self.dim // self.heads)
-            part = _normed(part, self.eps, self.centred) * self.gain[which] + self.shift[which]
+            part = _normed(part, self.eps, self.centered) * self.gain[which] + self.shift[which]
             parts.append(part.reshape(1, self.tokens, self.dim))
         return torch.cat([*parts, x[:, :, 2 * self.dim :]], 2)

@@ -32,7 +32,7 @@ from specguard.nn import (
     MaxMin,
     MeanPool,
     Network,
-    Normalise,
+    Normalize,
     PatchEmbedding,
     Positions,
     Residual,
@@ -44,7 +44,7 @@ from specguard.nn import (
     TokenBatchNorm,
     TokenConvolution,
     ViT,
-    materialised,
+    materialized,
 )
 
 Maker = Callable[[Any, Tensor], nn.Module | Function]  # of a layer, and of one input to it
@@ -67,7 +67,7 @@ def lower(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     A layer that has no lowering is an error that names it, and so is whatever proofs refuse.
     """
     program(model)  # exact types, eval mode, no hooks
-    plain = materialised(model).eval().requires_grad_(False).double().cpu()
+    plain = materialized(model).eval().requires_grad_(False).double().cpu()
     with torch.no_grad():
         lowered, _ = _lower("", plain, torch.full((1, *shape), 0.5, dtype=torch.float64))
     return lowered.eval()
@@ -131,7 +131,7 @@ LOWERINGS: dict[type[nn.Module], Maker] = {
     nn.Flatten: lambda layer, x: layers.Reshaped(*layer(x).shape),
     nn.Identity: _itself,
     nn.Dropout: lambda layer, x: nn.Identity(),
-    Normalise: layers.normalise,
+    Normalize: layers.normalize,
     Resize: layers.resize,
     PatchEmbedding: layers.patches,
     ClassToken: lambda layer, x: layers.Before(layer.token.detach()),

@@ -43,10 +43,10 @@ class CoreHead(Attention):
 
     @cached_property
     def mu(self) -> Array:
-        return np.asarray(outward(np.hypot(spectral(self.centred_a), spectral(self.b))))
+        return np.asarray(outward(np.hypot(spectral(self.centered_a), spectral(self.b))))
 
     @cached_property
-    def mu_uncentred(self) -> Array:
+    def mu_uncentered(self) -> Array:
         return np.asarray(outward(np.hypot(spectral(self.a), spectral(self.b))))
 
     @cached_property

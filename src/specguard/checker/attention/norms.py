@@ -76,31 +76,31 @@ class AttentionNorms:
         return self.Q @ self.w.Wk.T
 
     @cached_property
-    def centred_a(self) -> Box:
+    def centered_a(self) -> Box:
         return self.a - self.a.mean(-2, True)
 
     @cached_property
     def mu(self) -> Array:
         """`||D -> D (C a)^T + b (C D)^T||` per head."""
-        return self._logit_norm(self.centred_a, True)
+        return self._logit_norm(self.centered_a, True)
 
     @cached_property
-    def mu_uncentred(self) -> Array:
+    def mu_uncentered(self) -> Array:
         """`||M_l(X)||` of LoFAST, appendix B.4."""
         return self._logit_norm(self.a, False)
 
-    def _logit_norm(self, a: Box, centred: bool) -> Array:
+    def _logit_norm(self, a: Box, centered: bool) -> Array:
         norm_a, norm_b = spectral(a), spectral(self.b)
         square = outward(spectral(joined([a, self.b], -2)) ** 2 + 2 * norm_a * norm_b)
         bound = outward(np.sqrt(square))
         if self.small:
-            bound = np.minimum(bound, spectral(self._logit_operator(a, centred)))
+            bound = np.minimum(bound, spectral(self._logit_operator(a, centered)))
         return np.asarray(bound)
 
-    def _logit_operator(self, a: Box, centred: bool) -> Box:
-        """Row (i, j) holds a_j in the place of token i, and b_i in that of token j, centred over j or not."""
+    def _logit_operator(self, a: Box, centered: bool) -> Box:
+        """Row (i, j) holds a_j in the place of token i, and b_i in that of token j, centered over j or not."""
         n, d = self.X.shape
-        share = Box.exact(np.eye(n)) - (Box.exact(1.0) / float(n) if centred else 0.0)
+        share = Box.exact(np.eye(n)) - (Box.exact(1.0) / float(n) if centered else 0.0)
         first = np.zeros((len(a.mid), n, n, n, d))
         wrong = np.zeros_like(first)
         for i in range(n):
@@ -156,10 +156,10 @@ class AttentionNorms:
         scale = self.w.tau * self.w.mix
         for head in range(self.p.shape[0]):
             p, VO = self.p[head], self.V[head] @ self.w.Wo[head]
-            centre = p @ VO
-            U = p[:, :, None] * (VO[None] - centre[:, None]) * scale[head]  # query, key, out
+            center = p @ VO
+            U = p[:, :, None] * (VO[None] - center[:, None]) * scale[head]  # query, key, out
             keys = U[:, :, :, None] * self.b[head][:, None, None, :]  # query, key, out, in: the key moves
-            own = U.moved(lambda x: x.transpose(0, 2, 1)) @ self.centred_a[head]  # query, out, in: the query moves
+            own = U.moved(lambda x: x.transpose(0, 2, 1)) @ self.centered_a[head]  # query, out, in: the query moves
             block = keys.moved(lambda x: x.transpose(0, 2, 1, 3))
             mid, rad = np.zeros((n, d, n, d)), np.zeros((n, d, n, d))
             for i in range(n):

@@ -36,7 +36,7 @@ class Attention(AttentionNorms):
         raise ValueError(f"{method} is no method")
 
     def _lofast(self, radius: float) -> float:
-        return float(outward(self.zeta * radius + self._second_part(radius, self.mu_uncentred)))
+        return float(outward(self.zeta * radius + self._second_part(radius, self.mu_uncentered)))
 
     def _second_part(self, radius: float, mu: Array) -> float:
         values = outward(self.norm_xvo + radius * self.w.vo)
@@ -78,7 +78,7 @@ class Attention(AttentionNorms):
         heads, n = self.S.shape[:2]
         if n == 1:
             return np.zeros((heads, 1))
-        a, b, both = longest(self.centred_a, 2), longest(self.b, 2), longest(self.centred_a + self.b, 2)
+        a, b, both = longest(self.centered_a, 2), longest(self.b, 2), longest(self.centered_a + self.b, 2)
         B = norm[:, None, None]
         s = radius * np.sqrt(a[:, None, :] ** 2 + b[:, :, None] ** 2) + B * radius * radius / 2
         own = radius * both + B[..., 0] * radius * radius
@@ -118,16 +118,16 @@ class Attention(AttentionNorms):
         N = G @ w.Wv.T * w.mix[:, None, None]
         norm_n = np.minimum(spectral(N), outward(spectral(G) * w.v * mix))
         rows = outward((M.mid + M.rad).max(-1) - (M.mid - M.rad).min(-1))
-        centred = outward(_SECOND * longest(M - M.mean(-1, True), 3))
+        centered = outward(_SECOND * longest(M - M.mean(-1, True), 3))
         product = outward((w.most_tau * norm_k * w.B).sum(1))
-        steepest = np.minimum(outward(rows / 4), centred)
+        steepest = np.minimum(outward(rows / 4), centered)
         form = None
         if self.X.shape[0] * self.X.shape[1] <= FORMED:
             form = np.array([self._form(K[r], N[r], steepest[r]) for r in range(len(steepest))])
 
         def terms(radius: float) -> dict[str, Array]:
             lam, s = self.lam(radius), self._move(radius, self.mu)
-            weights = np.minimum(outward(lam * rows / 2), centred)
+            weights = np.minimum(outward(lam * rows / 2), centered)
             bent, most = weights.max(-1), lam.max(-1)
             found = {
                 "product": np.asarray(outward(product * radius * radius)),
@@ -157,17 +157,17 @@ class Attention(AttentionNorms):
         Row i of the logits changes by `L_i D`, and `2 |L_i D| |C D N_i| <= alpha |L_i D|^2 + |C D N_i|^2 / alpha`.
         """
         n, d = self.X.shape
-        centre = Box.exact(np.eye(n)) - Box.exact(1.0) / float(n)
+        center = Box.exact(np.eye(n)) - Box.exact(1.0) / float(n)
         total = product = Box.exact(np.zeros((n * d, n * d)))
-        for head, L in enumerate(unstack(self._logit_operator(self.centred_a, True))):
-            a, b = longest(self.centred_a[head]), longest(self.b[head], 1)
+        for head, L in enumerate(unstack(self._logit_operator(self.centered_a, True))):
+            a, b = longest(self.centered_a[head]), longest(self.b[head], 1)
             size, reach = longest(N[head], 1), self.w.most_tau * np.sqrt(a * a + b * b)
             alpha = np.where((size > 0) & (reach > 0), size / np.where(reach > 0, reach, 1.0), 1.0)
             alpha = np.clip(alpha, 1e-100, 1e100)
             scale = Box.exact(np.repeat(outward(weights[head] + alpha / 4), n)[:, None])
             total = total + L.T @ (L * scale) * (self.w.tau * self.w.tau)
             values = N[head].T @ (N[head] * Box.exact(outward(0.25 / alpha)[:, None]))
-            total = total + kronecker(centre, values)
+            total = total + kronecker(center, values)
             product = product + kronecker(K[head], self.w.Wq[head] @ self.w.Wk[head].T) * self.w.tau
         both = (total + product, total - product)  # either sign of the product may make a margin fall
         return max(largest_eigenvalue((matrix + matrix.T) * 0.5) for matrix in both)

@@ -72,7 +72,7 @@ def _rows(a: Array) -> Array:
 
 
 def resize(new: int) -> Maker:
-    """Bilinear interpolation with half-pixel centres: `R X C^T` per channel."""
+    """Bilinear interpolation with half-pixel centers: `R X C^T` per channel."""
 
     def at(x: Box) -> Linear:
         R, C = (_interpolation(old, new) for old in x.shape[-2:])

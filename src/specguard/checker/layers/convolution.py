@@ -45,7 +45,7 @@ def _outputs(kernels: list[tuple[Box, Box]]) -> list[slice]:
 
 
 def _along(x: Box, kernel: Box) -> Box:
-    """`y_t = sum_k x_{t + k - centre} W_k^T`."""
+    """`y_t = sum_k x_{t + k - center} W_k^T`."""
     width, tokens = kernel.shape[2], x.shape[-2]
     half = width // 2
     wide = x.moved(lambda a: np.pad(a, [(0, 0)] * (a.ndim - 2) + [(half, half), (0, 0)]))

@@ -25,13 +25,13 @@ class Scaled:
     gain: Box
     shift: Box
     hard: bool
-    centred: bool
+    centered: bool
     affine = False
 
     @cached_property
     def c(self) -> Box:
         tokens = self.x.moved(lambda a: a.reshape(-1, a.shape[-1]))
-        return tokens - tokens.mean(-1, True) if self.centred else tokens
+        return tokens - tokens.mean(-1, True) if self.centered else tokens
 
     @cached_property
     def _low(self) -> Array:
@@ -81,7 +81,7 @@ class Scaled:
             inside = (self.width.mid <= self.R).astype(float)
             along = along * Box.exact(1 - inside)
         adjoint = (h - along * self.unit) * (_about(self.R) / self.width) * _about(self.stretch)
-        if self.centred:
+        if self.centered:
             adjoint = adjoint - adjoint.mean(-1, True)
         weight = outward(longest(h, 2) * self.stretch)
         return adjoint.moved(lambda a: a.reshape(shape)), lambda radius: self._bend(weight, radius)

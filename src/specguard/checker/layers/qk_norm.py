@@ -1,4 +1,4 @@
-"""Queries and keys that are normalised head by head, in boxes."""
+"""Queries and keys that are normalized head by head, in boxes."""
 
 import math
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class HeadNorms:
     gain: Box  # of queries, of keys
     shift: Box
     heads: int
-    centred: bool
+    centered: bool
     affine = False
 
     @cached_property
@@ -34,7 +34,7 @@ class HeadNorms:
             each[parts][None, :, None].moved(lambda a: np.broadcast_to(a, part.shape).reshape(-1, part.shape[-1]))
             for each in (self.gain, self.shift)
         )
-        return Scaled(part, self.R, self.stretch, gain, shift, hard=False, centred=self.centred)
+        return Scaled(part, self.R, self.stretch, gain, shift, hard=False, centered=self.centered)
 
     @cached_property
     def _both(self) -> Scaled:
@@ -55,6 +55,6 @@ class HeadNorms:
         return whole.moved(lambda a: a.reshape(g.shape)), remainder
 
 
-def head_norm(gain: Box, shift: Box, heads: int, eps: float, centred: bool) -> Maker:
+def head_norm(gain: Box, shift: Box, heads: int, eps: float, centered: bool) -> Maker:
     R, stretch = math.sqrt(gain.shape[1] * eps), 1 / math.sqrt(eps)
-    return lambda x: HeadNorms(x, R, stretch, gain, shift, heads, centred)
+    return lambda x: HeadNorms(x, R, stretch, gain, shift, heads, centered)

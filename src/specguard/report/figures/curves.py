@@ -44,19 +44,19 @@ def curve_figure(run: Run, norm: str) -> Figure:
 
 
 def comparison_figure(runs: Sequence[Run], norm: str) -> Figure:
-    """Several runs in one norm: robust accuracy, dashed, and certified accuracy, by the colour of the run."""
+    """Several runs in one norm: robust accuracy, dashed, and certified accuracy, by the color of the run."""
     figure, axis = _blank(norm)
     for number, run in enumerate(runs):
-        colour = RUN_COLOURS[number % len(RUN_COLOURS)]
+        color = RUN_COLOURS[number % len(RUN_COLOURS)]
         certified = _certified(run, norm)
         for place, study in enumerate(certified):
             gid = f"run-{number}-certified-{place}"
-            axis.plot(*zip(*_certified_curve(study), strict=True), color=colour, linewidth=2, gid=gid)
+            axis.plot(*zip(*_certified_curve(study), strict=True), color=color, linewidth=2, gid=gid)
         robust = [*(_robust(study) for study in certified), *_attacked(run, norm)]
         for place, points in enumerate(robust):
             x, y = _percents(points)
             gid = f"run-{number}-attacked-{place}"
-            axis.plot(x, y, color=colour, linewidth=1.3, linestyle=(0, (4, 2)), marker="o", markersize=3, gid=gid)
+            axis.plot(x, y, color=color, linewidth=1.3, linestyle=(0, (4, 2)), marker="o", markersize=3, gid=gid)
     axis.plot([], [], color=CLEAN, linewidth=2, label="certified")
     axis.plot([], [], color=CLEAN, linewidth=1.3, linestyle=(0, (4, 2)), marker="o", ms=3, label="stands attacks")
     _finish(axis)
@@ -70,8 +70,8 @@ def method_figure(study: FoundCertificates) -> Figure:
     axis.axhline(100 * summary.clean.value, color=CLEAN, linewidth=1.2, linestyle=(0, (4, 3)), label="clean")
     for number, method in enumerate(summary.radii[0].by):
         curve = _certified_curve(study, method)
-        colour = METHOD_COLOURS[number % len(METHOD_COLOURS)]
-        axis.plot(*zip(*curve, strict=True), color=colour, linewidth=1.6, label=plain(method))
+        color = METHOD_COLOURS[number % len(METHOD_COLOURS)]
+        axis.plot(*zip(*curve, strict=True), color=color, linewidth=1.6, label=plain(method))
     if not summary.radii[0].by:
         axis.plot(*zip(*_certified_curve(study), strict=True), color=CERTIFIED, linewidth=1.6, label="certified")
     _finish(axis)
@@ -150,15 +150,15 @@ def _between(x: Sequence[float], y: Sequence[float], place: float) -> float:
 
 
 def _line(
-    axis: Any, points: Sequence[Point], colour: str, marker: str, label: str | None, dashed: bool = False
+    axis: Any, points: Sequence[Point], color: str, marker: str, label: str | None, dashed: bool = False
 ) -> None:
     x, y = _percents(points)
     style = (0, (2, 2)) if dashed else "-"
-    axis.plot(x, y, color=colour, linewidth=1.6, linestyle=style, label=label)
-    _dots(axis, points[1:], colour, marker)
+    axis.plot(x, y, color=color, linewidth=1.6, linestyle=style, label=label)
+    _dots(axis, points[1:], color, marker)
 
 
-def _dots(axis: Any, points: Sequence[Point], colour: str, marker: str) -> None:
+def _dots(axis: Any, points: Sequence[Point], color: str, marker: str) -> None:
     """Points with their intervals."""
     x, y = _percents(points)
     low, high = zip(*(accuracy.interval95 for _, accuracy in points), strict=True)
@@ -169,7 +169,7 @@ def _dots(axis: Any, points: Sequence[Point], colour: str, marker: str) -> None:
         y,
         yerr=[below, above],
         fmt=marker,
-        color=colour,
+        color=color,
         markersize=3.6,
         elinewidth=1,
         capsize=2,
@@ -182,7 +182,7 @@ def _percents(points: Sequence[Point]) -> tuple[list[float], list[float]]:
 
 
 def training_figure(runs: Mapping[int, Sequence[tuple[int, float]]]) -> Figure:
-    """Test accuracy over the epochs; runs by their numbers, for their colours."""
+    """Test accuracy over the epochs; runs by their numbers, for their colors."""
     figure = Figure(figsize=(5.6, 2.4), layout="constrained")
     axis = figure.subplots()
     for number, points in runs.items():

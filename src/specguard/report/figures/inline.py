@@ -1,6 +1,6 @@
 """A matplotlib figure as SVG within a page.
 
-It has no style of its own, so that a strict policy lets it pass; text that can be selected; and the page's colours,
+It has no style of its own, so that a strict policy lets it pass; text that can be selected; and the page's colors,
 by name, so that it is readable in the light and in the dark.
 """
 
@@ -16,10 +16,10 @@ from matplotlib.figure import Figure
 
 from specguard.report.figures.style import ATTACKED, CERTIFIED, CLEAN, METHOD_COLOURS, RUN_COLOURS, UNKNOWN
 
-# What is drawn in these colours takes the page's.
+# What is drawn in these colors takes the page's.
 _NAMES: Mapping[str, str] = {
-    **{colour: f"var(--run-{number})" for number, colour in enumerate(RUN_COLOURS)},
-    **{colour: f"var(--method-{number})" for number, colour in enumerate(METHOD_COLOURS)},
+    **{color: f"var(--run-{number})" for number, color in enumerate(RUN_COLOURS)},
+    **{color: f"var(--method-{number})" for number, color in enumerate(METHOD_COLOURS)},
     CERTIFIED: "var(--certified)",
     ATTACKED: "var(--attacked)",
     CLEAN: "var(--clean)",
@@ -60,7 +60,7 @@ def _drawn(figure: Figure) -> bytes:
 
 
 def _rewrite(element: ElementTree.Element, name: str) -> None:
-    """Plain tags, unique ids, attributes instead of style, the page's colours, two decimals."""
+    """Plain tags, unique ids, attributes instead of style, the page's colors, two decimals."""
     tag = element.tag.removeprefix(f"{{{_SVG}}}")
     element.tag = tag
     old = dict(element.attrib)

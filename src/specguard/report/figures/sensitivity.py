@@ -10,7 +10,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 from specguard.records.sensitivity import ChangeSummary, Extent, SensitivitySummary
 from specguard.report.figures.style import plain
 
-SERIES: Mapping[str, tuple[str, str, str]] = {  # label, colour, style of the line
+SERIES: Mapping[str, tuple[str, str, str]] = {  # label, color, style of the line
     "found": ("found by ascent", "#1a202c", "-"),
     "naive": ("naive", "#b7791f", "--"),
     "specformer": ("SpecFormer, corrected", "#b83280", "--"),
@@ -78,7 +78,7 @@ def sensitivity_figure(summary: SensitivitySummary, title: str) -> Figure:
         axis.yaxis.set_minor_formatter(NullFormatter())
     series = [series for name, series in SERIES.items() if _points(summary.radii, "radius", name)]
     _add_legend(figure, series, loc="outside lower left", ncols=len(SERIES))
-    elements = [(label, colour, "-") for label, colour in ELEMENTS.values()]
+    elements = [(label, color, "-") for label, color in ELEMENTS.values()]
     _add_legend(axes[4], [*elements, *((label, "#1a202c", style) for label, style in _STYLES.values())], ncols=2)
     return figure
 
@@ -86,27 +86,27 @@ def sensitivity_figure(summary: SensitivitySummary, title: str) -> Figure:
 def _draw_series(
     axis: Any, rows: Sequence[ChangeSummary], key: str, series: Mapping[str, tuple[str, str, str]]
 ) -> None:
-    for name, (_, colour, style) in series.items():
-        _draw_line(axis, _points(rows, key, name), colour, style)
+    for name, (_, color, style) in series.items():
+        _draw_line(axis, _points(rows, key, name), color, style)
 
 
 def _draw_weights(axis: Any, summary: SensitivitySummary) -> None:
-    for element, (_, colour) in ELEMENTS.items():
+    for element, (_, color) in ELEMENTS.items():
         rows = [row for row in summary.weights if row.element == element]
         for name, (_, style) in _STYLES.items():
-            _draw_line(axis, _points(rows, "change", name), colour, style)
+            _draw_line(axis, _points(rows, "change", name), color, style)
     for name, (_, style) in _STYLES.items():
         if (unchanged := summary.unchanged.get(name)) is not None:
             axis.axhline(unchanged.mean, color="#a0aec0", linestyle=style, linewidth=0.8)
 
 
-def _draw_line(axis: Any, points: list[tuple[float, Extent]], colour: str, style: str) -> None:
+def _draw_line(axis: Any, points: list[tuple[float, Extent]], color: str, style: str) -> None:
     if not points:
         return
     x = [place for place, _ in points]
     low, mean, high = ([getattr(extent, key) for _, extent in points] for key in ("min", "mean", "max"))
-    axis.plot(x, mean, color=colour, linestyle=style, linewidth=1.4, marker="o", markersize=2.5)
-    axis.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
+    axis.plot(x, mean, color=color, linestyle=style, linewidth=1.4, marker="o", markersize=2.5)
+    axis.fill_between(x, low, high, color=color, alpha=0.12, linewidth=0)
 
 
 def _points(rows: Sequence[ChangeSummary], key: str, name: str) -> list[tuple[float, Extent]]:
@@ -116,7 +116,7 @@ def _points(rows: Sequence[ChangeSummary], key: str, name: str) -> list[tuple[fl
 
 
 def _add_legend(place: Any, series: Sequence[tuple[str, str, str]], **where: Any) -> None:
-    lines = [Line2D([], [], color=colour, ls=style, linewidth=1.4) for _, colour, style in series]
+    lines = [Line2D([], [], color=color, ls=style, linewidth=1.4) for _, color, style in series]
     numbers = [str(number) for number in range(len(lines))]
     legend = place.legend(lines, numbers, frameon=False, fontsize=8, **where)
     for text, (label, _, _) in zip(legend.get_texts(), series, strict=True):

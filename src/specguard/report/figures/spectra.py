@@ -32,13 +32,13 @@ def violin_figure(
     columns = max(1, int(15 * width / (6 + max(len(label) for label in runs))))  # of the legend; 15 letters an inch
     figure = Figure(figsize=(width, 5.2 + 0.2 * math.ceil(len(runs) / columns)), layout="constrained")
     axes = figure.subplots(2, 1, sharex=True)
-    colours = [RUN_COLOURS[number % len(RUN_COLOURS)] for number in range(len(runs))]
+    colors = [RUN_COLOURS[number % len(RUN_COLOURS)] for number in range(len(runs))]
     for axis, key, title in (
         (axes[0], "sigma", r"$\sigma_{\max}(J_F)$"),
         (axes[1], "step", r"$\sigma_{\max}(I + J_F)$, or of $J$ where nothing is skipped"),
     ):
         for number, records in enumerate(runs.values()):
-            _violins(axis, [_values(records, part, key) for part in parts], number, len(runs), colours[number])
+            _violins(axis, [_values(records, part, key) for part in parts], number, len(runs), colors[number])
         axis.set_title(title, fontsize=10, loc="left")
         axis.set_yscale("log")
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -48,14 +48,14 @@ def violin_figure(
         axis.spines[["top", "right"]].set_visible(False)
     names, turned = [plain(part) for part in parts], 60 if len(parts) > 10 else 20
     axes[1].set_xticks(range(len(parts)), names, rotation=turned, ha="right", fontsize=8, parse_math=False)
-    _add_legend(figure, dict(zip(runs, colours, strict=True)), columns)
+    _add_legend(figure, dict(zip(runs, colors, strict=True)), columns)
     return figure
 
 
 def direction_figure(
     images: NDArray[np.floating], directions: Mapping[str, NDArray[np.floating]], labels: Sequence[str]
 ) -> Figure:
-    """Images, and beside each the change of pixels that the named parts amplify most; grey is no change."""
+    """Images, and beside each the change of pixels that the named parts amplify most; gray is no change."""
     count = len(images)
     if images.shape[1] not in (1, 3):
         raise ValueError(f"images have one channel or three, not {images.shape[1]}")
@@ -102,7 +102,7 @@ def _values(records: Sequence[SpectrumRecord], part: str, key: str) -> list[floa
     return [value for value in values if 1e-100 < value < 1e100]  # a zero has no place on a log axis
 
 
-def _violins(axis: Any, values: list[list[float]], number: int, runs: int, colour: str) -> None:
+def _violins(axis: Any, values: list[list[float]], number: int, runs: int, color: str) -> None:
     share = 0.8 / runs
     drawn = {i + (number - (runs - 1) / 2) * share: found for i, found in enumerate(values) if found}
     if not drawn:
@@ -111,8 +111,8 @@ def _violins(axis: Any, values: list[list[float]], number: int, runs: int, colou
         list(drawn.values()), list(drawn), points=60, widths=0.9 * share, showextrema=False, showmedians=True
     )
     for place, body in enumerate(bodies["bodies"]):
-        body.set(facecolor=colour, alpha=0.55, linewidth=0, gid=f"run-{number}-body-{id_of(axis)}-{place}")
-    bodies["cmedians"].set(color=colour, linewidth=1.6, gid=f"run-{number}-median-{id_of(axis)}")
+        body.set(facecolor=color, alpha=0.55, linewidth=0, gid=f"run-{number}-body-{id_of(axis)}-{place}")
+    bodies["cmedians"].set(color=color, linewidth=1.6, gid=f"run-{number}-median-{id_of(axis)}")
 
 
 def id_of(axis: Any) -> int:
@@ -120,11 +120,11 @@ def id_of(axis: Any) -> int:
     return list(axis.figure.axes).index(axis)
 
 
-def _add_legend(figure: Figure, colours: Mapping[str, str], columns: int) -> None:
-    lines = [Line2D([], [], color=colour, linewidth=4) for colour in colours.values()]
+def _add_legend(figure: Figure, colors: Mapping[str, str], columns: int) -> None:
+    lines = [Line2D([], [], color=color, linewidth=4) for color in colors.values()]
     places = [str(number) for number in range(len(lines))]  # a label that begins with "_" would be left out
     legend = figure.legend(lines, places, loc="outside upper left", frameon=False, fontsize=8, ncols=columns)
-    for text, label in zip(legend.get_texts(), colours, strict=True):
+    for text, label in zip(legend.get_texts(), colors, strict=True):
         text.set(text=plain(label), parse_math=False)
 
 

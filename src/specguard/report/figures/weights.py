@@ -18,9 +18,9 @@ def weights_figure(runs: Mapping[int, WeightSpectra]) -> Figure:
     axes = figure.subplots(1, 3, sharey=True)
     for axis, (kind, name) in zip(axes, KINDS.items(), strict=True):
         for number, weights in runs.items():
-            colour = RUN_COLOURS[number % len(RUN_COLOURS)]
-            _draw(axis, _of_kind(weights.before or (), kind), colour, f"run-{number}-{kind}-before", before=True)
-            _draw(axis, _of_kind(weights.after, kind), colour, f"run-{number}-{kind}-after")
+            color = RUN_COLOURS[number % len(RUN_COLOURS)]
+            _draw(axis, _of_kind(weights.before or (), kind), color, f"run-{number}-{kind}-before", before=True)
+            _draw(axis, _of_kind(weights.after, kind), color, f"run-{number}-{kind}-after")
         axis.set_title(name, fontsize=9.5, loc="left")
         axis.set_xlabel("layer", fontsize=9)
         axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -40,13 +40,13 @@ def _of_kind(weights: Sequence[WeightNorms], kind: str) -> list[WeightNorms]:
     return [weight for weight in weights if weight.kind == kind]
 
 
-def _draw(axis: Any, weights: Sequence[WeightNorms], colour: str, gid: str, before: bool = False) -> None:
+def _draw(axis: Any, weights: Sequence[WeightNorms], color: str, gid: str, before: bool = False) -> None:
     if not weights:
         return
     x = list(range(len(weights)))
     high, low = [max(w.sigma) for w in weights], [min(w.sigma) for w in weights]
     style: Any = (0, (1, 2)) if before else "-"
     marker = None if before else "o"
-    axis.plot(x, high, color=colour, linestyle=style, marker=marker, markersize=3, linewidth=1.5, gid=f"{gid}-line")
+    axis.plot(x, high, color=color, linestyle=style, marker=marker, markersize=3, linewidth=1.5, gid=f"{gid}-line")
     if not before:
-        axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0, gid=f"{gid}-band")
+        axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0, gid=f"{gid}-band")

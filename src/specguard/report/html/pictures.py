@@ -48,7 +48,7 @@ def shown_pictures(gallery: GalleryImages) -> list[Shown]:
 
 
 def _looked(before: Pixels, after: Pixels) -> tuple[str, str, str]:
-    """Both maps in the same colours, from the least looked at to the most, and their difference, magnified."""
+    """Both maps in the same colors, from the least looked at to the most, and their difference, magnified."""
     low, high = min(before.min(), after.min()), max(before.max(), after.max())
     span = float(high - low) or 1.0
     change = after - before
@@ -64,9 +64,9 @@ def _moved(before: Pixels, after: Pixels) -> float | None:
     return float(np.abs(before / before.sum() - after / after.sum()).sum() / 2)
 
 
-def _heat(colours: Any) -> str:
+def _heat(colors: Any) -> str:
     """A map as a picture: red, green and blue of every patch."""
-    return _encoded(Image.fromarray((255 * colours[..., :3]).round().astype("uint8")))
+    return _encoded(Image.fromarray((255 * colors[..., :3]).round().astype("uint8")))
 
 
 def _uri(pixels: Pixels) -> str:

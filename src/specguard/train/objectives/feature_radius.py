@@ -23,7 +23,7 @@ from specguard.nn import (
     MaxMin,
     MeanPool,
     Network,
-    Normalise,
+    Normalize,
     PatchEmbedding,
     Positions,
     Residual,
@@ -89,7 +89,7 @@ def _patches(layer: PatchEmbedding, x: Tensor, delta: Radius) -> tuple[Tensor, R
     return layer(x), delta * _norm(layer.map)
 
 
-def _normalise(layer: Normalise, x: Tensor, delta: Radius) -> tuple[Tensor, Radius]:
+def _normalize(layer: Normalize, x: Tensor, delta: Radius) -> tuple[Tensor, Radius]:
     return layer(x), delta / layer.std.min()
 
 
@@ -190,7 +190,7 @@ BOUNDS: dict[type[nn.Module], Callable[[Any, Tensor, Radius], tuple[Tensor, Radi
     nn.Tanh: _unchanged,
     MaxMin: _unchanged,
     SLL: _unchanged,
-    Normalise: _normalise,
+    Normalize: _normalize,
     PatchEmbedding: _patches,
     Positions: _unchanged,
     MeanPool: _mean_pool,

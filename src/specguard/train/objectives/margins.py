@@ -1,4 +1,4 @@
-"""Objectives that ask for margins: what a certificate divides by a Lipschitz constant, or linearises.
+"""Objectives that ask for margins: what a certificate divides by a Lipschitz constant, or linearizes.
 
 `EMMA` and `LA` are for models whose Lipschitz constant is known, or (`local`) estimated at every image; `Certified`
 trains on the estimate of the certificate itself; `InputGradient` is for any. Of targets that are mixtures the label
