@@ -58,7 +58,7 @@ class Backward:
 class Problem:
     """Images at which a network is looked at, margins there, and the functionals of all other classes taken back.
 
-    `other_classes[r, b]` is the r-th other class of image b. `tail` has gone through the last linear layer only, for
+    `other_classes[r, b]` is the r-th other class of image b. `tail` has gone through the last linear layer, with
     all of them; `whole` goes through the network, for those that need it.
     """
 
