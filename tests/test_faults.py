@@ -270,8 +270,8 @@ VERBS: dict[str, tuple[tuple[str, ...], str]] = {
         ("sensitivity", "RUN", "--images", "4", "--batch", "1", "--samples", "2", "--steps", "20", "--out", "new"),
         "RUN/*/new/records.jsonl",
     ),
-    "verify-certificates": (
-        ("verify-certificates", "RUN/proofs/records.jsonl", "--model", "RUN", "--out", "new"),
+    "check": (
+        ("check", "RUN/proofs/records.jsonl", "--model", "RUN", "--out", "new"),
         "RUN/new/study.json",
     ),
     "demo": (("demo", "--run", "NEW", "--epochs", "200"), "NEW/plain/metrics.jsonl"),

@@ -586,7 +586,7 @@ VERBS = (
     "spectrum",
     "certify",
     "sensitivity",
-    "verify-certificates",
+    "check",
     "models",
     "--version",
     "xx",
@@ -607,7 +607,7 @@ def test_words_from_a_stranger_are_an_exit_code_and_never_a_traceback(tmp_path, 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "precious").write_bytes(b"precious")
     nothing_trained: Any = lambda *_, **__: (_ for _ in ()).throw(SpecGuardError("would have been trained"))  # noqa: E731
-    monkeypatch.setattr("specguard.cli.train.train", nothing_trained)
+    monkeypatch.setattr("specguard.cli.training.train", nothing_trained)
 
     @settings(max_examples=CASES, suppress_health_check=list(HealthCheck), database=None, deadline=None)
     @seed(0)

@@ -9,7 +9,7 @@ layers=("${@:3}")
 [ ${#layers[@]} = 0 ] && layers=(3 4 5)
 specguard() { "${PYTHON:-python3}" -m specguard "$@"; }
 certify() { # RUN FAMILIES OUT
-    specguard certify "$1" --data-root "$data" --curve 0.02,0.05,0.1,36/255 --families "$2" --no-search \
+    specguard certify "$1" --data-root "$data" --curve 0.02,0.05,0.1,36/255 --methods "$2" --no-search \
         --images 1000 --batch 100 --out "$3"
 }
 for depth in "${layers[@]}"; do

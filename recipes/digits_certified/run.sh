@@ -16,6 +16,6 @@ for row in weak strong; do
         --penalty spectral --spectral "$spectral" --device cpu --seed 0
     specguard certify "$runs/$row" --curve "$curve" --device cpu --out proofs
     again=$([ -e "$runs/$row/checked/records.jsonl" ] && echo --resume || true)
-    specguard verify-certificates "$runs/$row/proofs" --model "$runs/$row" --device cpu --out checked $again
+    specguard check "$runs/$row/proofs" --model "$runs/$row" --device cpu --out checked $again
 done
 "${PYTHON:-python3}" "$here/linear.py" "$curve" "$runs/linear.json"

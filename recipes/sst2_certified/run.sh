@@ -16,7 +16,7 @@ names=("$@")
 specguard() { "${PYTHON:-python3}" -m specguard "$@"; }
 certify() { # RUN SENTENCES
     specguard certify "$1" --data-root "$data" --curve 0.02,0.05,0.1,0.2,0.4 --no-search \
-        --families "${FAMILIES:-lofast,local}" --images "$2" --batch 218 --out "proofs-$2"
+        --methods "${FAMILIES:-lofast,local}" --images "$2" --batch 218 --out "proofs-$2"
 }
 for name in "${names[@]}"; do
     IFS=- read -r depth norm heads <<<"$name"
@@ -35,6 +35,6 @@ for name in "${names[@]}"; do
     [ "$checked" -gt 0 ] || continue
     certify "$run" "$checked"
     again=$([ -e "$run/checked/records.jsonl" ] && echo --resume || true)
-    specguard verify-certificates "$run/proofs-$checked" --model "$run" --data-root "$data" --out checked $again
+    specguard check "$run/proofs-$checked" --model "$run" --data-root "$data" --out checked $again
     cp "$run/checked/summary.json" "$here/$name/checked.json"
 done

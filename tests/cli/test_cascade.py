@@ -1,4 +1,4 @@
-"""`specguard certify --cascade`, `--baseline` and `specguard smooth`: what works, and what is one sentence."""
+"""`specguard certify --stop-early`, `--baseline` and `specguard smooth`: what works, and what is one sentence."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from specguard.cli import app
 
 TRAIN = ("--model", "tiny_smooth", "--epochs", "4", "--batch", "64", "--penalty", "spectral", "--spectral", "0.03")
 FEW = ("--images", "5", "--device", "cpu")
-CASCADE = ("--cascade", "--curve", "0.01,0.02", "--families", "local,mixed")
+CASCADE = ("--stop-early", "--curve", "0.01,0.02", "--methods", "local,mixed")
 
 
 @pytest.fixture(scope="module")
@@ -44,21 +44,21 @@ def test_a_run_goes_through_a_cascade_beside_the_baseline_and_is_checked(specgua
     again.succeeds()
     assert again.out == ended.out
     assert contents(run) == before
-    checked = specguard("verify-certificates", run / "proofs", "--model", run, "--device", "cpu")
+    checked = specguard("check", run / "proofs", "--model", run, "--device", "cpu")
     checked.succeeds()
     assert "5 records right" in checked.out
     assert "third party" not in checked.out
 
 
 def test_the_baseline_stands_in_the_table_of_families_too(specguard, run):
-    ended = specguard("certify", run, *FEW, "--families", "local", "--no-search", "--baseline", "linear")
+    ended = specguard("certify", run, *FEW, "--methods", "local", "--no-search", "--baseline", "linear")
     ended.succeeds()
     assert any(row[0].startswith("linear") for row in ended.rows())
 
 
 def test_crown_is_used_where_it_is_installed_and_said_to_be_a_third_party(specguard, run, monkeypatch):
     monkeypatch.setitem(sys.modules, "auto_LiRPA", stand_in())
-    ended = specguard("certify", run, *FEW, "--cascade", "--radius", "0.02", "--families", "naive",
+    ended = specguard("certify", run, *FEW, "--stop-early", "--radius", "0.02", "--methods", "naive",
                       "--verifier", "crown", "--out", "proofs")  # fmt: skip
     ended.succeeds()
     assert "more rest on a third party: auto_LiRPA 0.0 (stand-in)" in ended.out
@@ -67,7 +67,7 @@ def test_crown_is_used_where_it_is_installed_and_said_to_be_a_third_party(specgu
     assert list(stored["verifiers"]) == ["crown"]
     summary = json.loads((run / "proofs" / "summary.json").read_text())
     theirs = summary["radii"][0]["with_verifiers"]["count"] - summary["radii"][0]["certified"]["count"]
-    checked = specguard("verify-certificates", run / "proofs", "--model", run, "--device", "cpu")
+    checked = specguard("check", run / "proofs", "--model", run, "--device", "cpu")
     checked.succeeds()
     said = f"{theirs} certificates rest on a third party: attacked, but not proved again"
     assert (said in checked.out) == (theirs > 0)
@@ -85,18 +85,15 @@ def test_a_run_is_smoothed_and_started_again_it_is_what_it_was(specguard, run):
     again.succeeds()
     assert again.out == ended.out
     assert contents(run) == before
-    specguard("verify-certificates", run / "noisy", "--model", run, "--device", "cpu").refuses(
-        "counts and not proofs"
-    )
+    specguard("check", run / "noisy", "--model", run, "--device", "cpu").refuses("counts and not proofs")
     specguard("certify", run, *FEW, "--radius", "0.01", "--out", "noisy").refuses("name another folder")
 
 
 REFUSED = {
-    "search in a cascade": (("certify", "--cascade", "--no-search"), ("no effect",)),
-    "a verifier alone": (("certify", "--verifier", "crown"), ("--cascade",)),
-    "an unknown verifier": (("certify", "--cascade", "--verifier", "magic"), ("magic", "crown")),
-    "no auto_LiRPA": (("certify", "--cascade", "--verifier", "crown"), ("auto_LiRPA", "not installed")),
-    "an unknown family": (("certify", "--cascade", "--families", "magic"), ("magic",)),
+    "search in a cascade": (("certify", "--stop-early", "--no-search"), ("no effect",)),
+    "a verifier alone": (("certify", "--verifier", "crown"), ("--stop-early",)),
+    "no auto_LiRPA": (("certify", "--stop-early", "--verifier", "crown"), ("auto_LiRPA", "not installed")),
+    "an unknown method": (("certify", "--stop-early", "--methods", "magic"), ("magic",)),
     "a sigma of zero": (("smooth", "--sigma", "0"), ("sigma",)),
     "a sigma that is no number": (("smooth", "--sigma", "wide"), ("--sigma", "wide")),
     "a certain failure": (("smooth", "--alpha", "0.9"), ("alpha",)),

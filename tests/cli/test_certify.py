@@ -45,8 +45,8 @@ def test_a_run_is_certified_and_started_again_it_is_what_it_was(specguard, run):
 
 
 def test_without_radii_it_is_a_tenth_and_other_settings_get_another_folder(specguard, run):
-    specguard("certify", run, *FEW, "--families", "local", "--no-search").succeeds()
-    specguard("certify", run, *FEW, "--families", "local,adjoint", "--no-search").succeeds()
+    specguard("certify", run, *FEW, "--methods", "local", "--no-search").succeeds()
+    specguard("certify", run, *FEW, "--methods", "local,adjoint", "--no-search").succeeds()
     folders = sorted((run / "certificates").iterdir())
     assert len(folders) == 2
     stored = [json.loads((folder / "study.json").read_text()) for folder in folders]
@@ -69,10 +69,10 @@ def test_an_ordinary_vit_goes_through_and_says_what_limits_it(specguard, tmp_pat
 
 
 REFUSED = {
-    "unknown family": (("--families", "magic"), ("magic", "adjoint")),
+    "unknown method": (("--methods", "magic"), ("magic", "adjoint")),
     "radius that is no number": (("--radius", "big"), ("--radius", "big")),
     "radius in a curve that is no number": (("--curve", "0.1,,0.2"), ("--curve",)),
-    "negative radius": (("--radius", "-1"), ("negative",)),
+    "negative radius": (("--radius", "-1"), ("at least 0",)),
     "too many images": (("--images", "100000"), ("360 test images",)),
     "folder outside the run": (("--out", "../elsewhere"), ("--out", "../elsewhere")),
     "unknown device": (("--device", "abacus"), ("abacus",)),
@@ -95,11 +95,11 @@ def test_a_run_that_is_not_there_or_spoilt_is_one_sentence(specguard, run, tmp_p
 
 
 def test_memory_is_a_budget(specguard, run):
-    certify = ("certify", run, *FEW, "--families", "local", "--no-search", "--radius", "0.01")
+    certify = ("certify", run, *FEW, "--methods", "local", "--no-search", "--radius", "0.01")
     specguard(*certify, "--out", "a").succeeds()
     specguard(*certify, "--out", "b", "--memory", "0.2").succeeds()
     whole, parts = (json.loads((run / name / "summary.json").read_text())["radii"] for name in "ab")
     assert whole == parts
     specguard(*certify, "--out", "c", "--memory", "1e-6").refuses("one image alone takes about")
     for wrong in ("0", "-1", "nan"):
-        specguard(*certify, "--out", "c", f"--memory={wrong}").refuses("--memory takes a positive number")
+        specguard(*certify, "--out", "c", f"--memory={wrong}").refuses("--memory must be")

@@ -11,7 +11,6 @@ import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import get_type_hints
 
 import pytest
 import torch
@@ -21,7 +20,14 @@ from helpers.commandline import contents
 from specguard import __version__
 from specguard.cli import app
 from specguard.cli.console import interruptible_afterwards
-from specguard.cli.train import train_command
+from specguard.cli.models import model_table
+from specguard.cli.options import options_of
+from specguard.cli.train_options import (
+    AdversarialOptions,
+    AugmentationOptions,
+    OptimizationOptions,
+    PenaltyOptions,
+)
 from specguard.models import from_run
 from specguard.nn import CERTIFIABLE, PRESETS, TEXT_PRESETS, ViT
 from specguard.records.certificate import METHOD_NAMES
@@ -71,8 +77,9 @@ def test_the_version_is_that_of_the_package(specguard):
 def test_models_lists_every_preset_with_its_number_of_parameters(specguard):
     ended = specguard("models")
     ended.succeeds()
-    rows = [line.strip("│ ").split() for line in ended.out.splitlines() if line.startswith("│")]
-    counted = {cells[0]: int(cells[-1].replace(",", "")) for cells in (" ".join(r).split(" │ ") for r in rows)}
+    rows = [line.strip("│").split("│") for line in ended.out.splitlines() if line.startswith("│")]
+    counted = {cells[0].strip(): int(cells[-1].strip().replace(",", "")) for cells in rows}
+    assert counted == {row.name: row.weights for row in model_table()}
     assert list(counted) == [*PRESETS, *CERTIFIABLE, *TEXT_PRESETS]
     # The official numbers: timm's for both DeiTs and ViT-B.
     assert counted["deit_tiny_patch16_224"] == 5_717_416
@@ -241,8 +248,8 @@ def test_a_device_without_gpu_refuses_cuda(specguard, tmp_path, monkeypatch):
     assert not (tmp_path / "new").exists()
 
 
-HINTS = get_type_hints(train_command)
-FLOATS = [f"--{name.replace('_', '-')}" for name, hint in HINTS.items() if hint in (float, float | None)]
+GROUPS = (OptimizationOptions, AdversarialOptions, PenaltyOptions, AugmentationOptions)
+FLOATS = [o.flag for group in GROUPS for o in options_of(group).values() if o.kind in (float, float | None)]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -615,7 +622,7 @@ def test_control_c_waits_for_imports_and_is_not_lost_and_twice_it_does_not_wait(
 
     monkeypatch.setattr("specguard.cli.import_module", imported)
     ended = specguard("models")
-    assert whole == (["specguard.cli.presets"] if times == 1 else [])
+    assert whole == (["specguard.cli.models"] if times == 1 else [])
     assert (ended.code, ended.out) == (130, "")
     assert "Traceback" not in ended.err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

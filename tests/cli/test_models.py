@@ -90,7 +90,7 @@ def test_a_model_of_timm_is_looked_into_certified_and_measured_in_folders_that_a
     specguard("spectrum", NAME, *given, *FEW, "--blocks", "blocks.1,head", "--out", "a/spectrum").succeeds()
     assert read_json(work / "a/spectrum/summary.json")["n"] == 3
     assert (work / "a/spectrum/violin.svg").exists()
-    few = ("--images", "2", "--families", "local", "--radius", "1e-6")
+    few = ("--images", "2", "--methods", "local", "--radius", "1e-6")
     ended = specguard("certify", NAME, *given, *few, "--out", work / "proofs")
     ended.succeeds()
     assert "0 both, of 2" in ended.out
@@ -109,7 +109,7 @@ def test_a_fine_tuned_model_of_timm_is_a_run_like_any_other(specguard, trained, 
     assert fingerprint(network) == read_json(run / "model.json")["fingerprint"]
     assert untrained(run) is None  # it began with weights from a file
     specguard("attack", run, *FEW, *PGD).succeeds()
-    specguard("certify", run, "--images", "2", "--device", "cpu", "--families", "local").succeeds()
+    specguard("certify", run, "--images", "2", "--device", "cpu", "--methods", "local").succeeds()
     both = ("--weights", files / "w.safetensors", *DIGITS, *FEW, "--blocks", "blocks.0")
     ended = specguard("spectrum", run, NAME, *both, "--figure", "both", "--out", "spectrum/x")
     ended.succeeds()
@@ -154,9 +154,9 @@ def test_training_begins_with_weights_that_have_no_head_and_are_for_another_size
 
 def test_certificates_of_a_model_from_elsewhere_are_proved_again(specguard, folder, work):
     given = (f"hf:{folder}", "--data", "digits", "--device", "cpu")
-    few = ("--images", "3", "--radius", "1e-6", "--families", "adjoint", "--out", "proofs")
+    few = ("--images", "3", "--radius", "1e-6", "--methods", "adjoint", "--out", "proofs")
     specguard("certify", *given, *few).succeeds()
-    ended = specguard("verify-certificates", "proofs", "--model", *given)
+    ended = specguard("check", "proofs", "--model", *given)
     ended.succeeds()
     assert "3 records right" in ended.out
 
@@ -206,7 +206,7 @@ def test_a_folder_of_transformers_is_attacked_certified_and_fine_tuned(specguard
     name, data = f"hf:{place}", ("--data", "digits", "--device", "cpu")
     specguard("attack", name, *data, "--images", "2", *PGD).succeeds()
     assert len(list(work.glob("runs/hf-vit-*/attacks/*/summary.json"))) == 1
-    specguard("certify", name, *data, "--images", "2", "--families", "local,adjoint").succeeds()
+    specguard("certify", name, *data, "--images", "2", "--methods", "local,adjoint").succeeds()
     few = ("--epochs", "1", "--batch", "1437", *data, "--penalty", "msvp")
     specguard("train", "--run", work / "run", "--model", name, *few).succeeds()
     shutil.rmtree(place)
@@ -238,7 +238,7 @@ WEIGHTS = {
 VERBS = {
     "attack": (*PGD,),
     "spectrum": ("--blocks", "head"),
-    "certify": ("--families", "local"),
+    "certify": ("--methods", "local"),
     "sensitivity": ("--steps", "1"),
 }
 

@@ -35,10 +35,10 @@ def test_a_certifiable_network_is_trained_for_margins_and_looked_at_by_every_ver
     assert kind == {"emma": "EMMA", "la": "LA", "certified": "InputGradient"}[name]
     assert settings["model"]["source"]["std"] == [1.0]
     few = ("--images", "3", "--device", "cpu")
-    specguard("certify", run, *few, "--radius", "0.01", "--families", "local", "--out", "proofs").succeeds()
+    specguard("certify", run, *few, "--radius", "0.01", "--methods", "local", "--out", "proofs").succeeds()
     if name == "emma":
         assert settings["training"]["objective"]["ramp"] == 0.5
-        specguard("verify-certificates", run / "proofs", "--model", run, "--device", "cpu").succeeds()
+        specguard("check", run / "proofs", "--model", run, "--device", "cpu").succeeds()
         specguard("attack", run, *few, "--attack", "fgsm", "--norm", "l2", "--radius", "0.1").succeeds()
         specguard("spectrum", run, *few).succeeds()
 

@@ -15,7 +15,7 @@ FEW = ("--images", "5", "--batch", "2", "--device", "cpu")
 VERBS = {
     "attack": ("attack", "RUN", *FEW, "--attack", "fgsm", "--no-diagnose"),
     "spectrum": ("spectrum", "RUN", *FEW, "--blocks", "head", "--most", "3"),
-    "certify": ("certify", "RUN", *FEW, "--families", "local", "--no-search", "--radius", "0.01"),
+    "certify": ("certify", "RUN", *FEW, "--methods", "local", "--no-search", "--radius", "0.01"),
     "smooth": ("smooth", "RUN", "--images", "3", "--device", "cpu", "--select", "5", "--samples", "20"),
     "sensitivity": ("sensitivity", "RUN", *FEW, "--samples", "1", "--steps", "2", "--radius", "0.1"),
 }
@@ -77,7 +77,7 @@ def test_what_says_twice_which_part_to_do_is_refused(specguard, run, monkeypatch
         monkeypatch.setenv(name, value)
     for verb in VERBS:
         specguard(*placed(verb, run), "--shard", "0/2").refuses("--shard", "torchrun")
-    for verb in ("demo", "verify-certificates"):
+    for verb in ("demo", "check"):
         specguard(verb, "x").refuses(verb, "without torchrun")
     monkeypatch.setenv("RANK", "2")
     specguard(*placed("attack", run)).refuses("process 2 of 2")

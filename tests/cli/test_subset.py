@@ -17,8 +17,8 @@ TRAIN = ("--model", "tiny_smooth", "--epochs", "1", "--batch", "8", "--device", 
 FEW = ("--images", "7", "--device", "cpu")
 VERBS = {
     "attack": ("attack", "RUN", *FEW, "--attack", "fgsm", "--radius", "0.01", "--no-diagnose"),
-    "certify": ("certify", "RUN", *FEW, "--families", "local", "--no-search", "--radius", "0.01"),
-    "cascade": ("certify", "RUN", *FEW, "--families", "local", "--cascade", "--radius", "0.01"),
+    "certify": ("certify", "RUN", *FEW, "--methods", "local", "--no-search", "--radius", "0.01"),
+    "cascade": ("certify", "RUN", *FEW, "--methods", "local", "--stop-early", "--radius", "0.01"),
     "smooth": ("smooth", "RUN", *FEW, "--select", "5", "--samples", "20"),
     "spectrum": ("spectrum", "RUN", *FEW, "--blocks", "head", "--most", "3"),
     "sensitivity": ("sensitivity", "RUN", *FEW, "--samples", "1", "--steps", "2"),
@@ -140,7 +140,7 @@ def test_shards_look_at_the_images_of_one_process(specguard, run, chosen, verb):
 @pytest.mark.parametrize("first", [(), ("--first",)])
 def test_certificates_are_checked_at_the_images_that_they_are_about(specguard, run, chosen, verb, first):
     specguard(*placed(verb, run), *first, "--out", "proofs").succeeds()
-    ended = specguard("verify-certificates", run / "proofs", "--model", run, "--device", "cpu")
+    ended = specguard("check", run / "proofs", "--model", run, "--device", "cpu")
     ended.succeeds()
     assert (SAID in ended.out.splitlines()) == (not first)
     (lines,) = (run / "verification").rglob("records.jsonl")

@@ -76,14 +76,14 @@ def test_it_is_attacked_certified_and_checked(specguard, run):
     ended = specguard("attack", run, *attack)
     ended.succeeds()
     assert "[0, 1]" not in ended.err  # a large radius of embeddings is no mistake of units
-    certify = ("--curve", "0.01,0.1", "--families", "lofast,local,adjoint,mixed", "--device", "cpu")
+    certify = ("--curve", "0.01,0.1", "--methods", "lofast,local,adjoint,mixed", "--device", "cpu")
     ended = specguard("certify", run, *certify, "--out", "proofs", "--no-search")
     ended.succeeds()
     assert "0 both, of 12" in ended.out
     before = contents(run / "proofs")
     specguard("certify", run, *certify, "--out", "proofs", "--no-search").succeeds()
     assert contents(run / "proofs") == before
-    ended = specguard("verify-certificates", run / "proofs", "--model", run, "--device", "cpu")
+    ended = specguard("check", run / "proofs", "--model", run, "--device", "cpu")
     ended.succeeds()
     assert "12 records right" in ended.out
 

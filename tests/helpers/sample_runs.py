@@ -239,7 +239,7 @@ def checked(folder: Path, file: Path, n: int) -> None:
         settings=check.CheckSettings(),
         attack={"type": "APGD"},
     )
-    begun(folder, "specguard verify-certificates runs/sample", study)
+    begun(folder, "specguard check runs/sample", study)
     same = {"claims": 7, "room": 1e-3, "third_party": False}
     records = [
         check.CheckRecord(sample=sample, label=sample % 5, attacked=0.1 if sample % 2 else None, **same)

@@ -22,7 +22,6 @@ import specguard as package
 from helpers import companions
 from helpers.sample_runs import sample_run
 from helpers.studies import STUDIES
-from specguard.cli.models import Subject
 from specguard.data import cifar10, image_folder, sst2, svhn
 from specguard.data.lazy_images import Pictures
 from specguard.errors import RunError, SpecGuardError
@@ -437,7 +436,7 @@ def test_a_checkpoint_is_not_written_through_a_left_over_that_is_a_link(tmp_path
 @pytest.mark.parametrize("link", ["attacks", "attacks/mine"])
 def test_no_folder_of_results_lies_behind_a_link_below_the_run(tmp_path, chosen, link):
     nothing: Any = None
-    about = Subject("run", "ViT", nothing, nothing, tmp_path / "run", tmp_path / "run")
+    about = Source("run", "ViT", nothing, nothing, tmp_path / "run", tmp_path / "run")
     wanted = about.folder("attacks/mine", chosen)
     assert wanted == tmp_path / "run" / (chosen or "attacks/mine")
     (tmp_path / "run" / link).parent.mkdir(parents=True)
@@ -460,7 +459,7 @@ def test_links_in_the_path_that_was_typed_are_followed(tmp_path):
     STUDIES["attack"](tmp_path / "here", shard=Shard(1, 2))
     assert (tmp_path / "disk" / "study" / "summary.json").is_file()
     nothing: Any = None
-    about = Subject("run", "ViT", nothing, nothing, tmp_path / "here", tmp_path / "here")
+    about = Source("run", "ViT", nothing, nothing, tmp_path / "here", tmp_path / "here")
     assert about.folder("attacks/mine", None) == tmp_path / "here" / "attacks" / "mine"
 
 

@@ -208,7 +208,7 @@ def test_a_subset_that_is_none_is_a_sentence_of_the_report(copy, subset):
 
 def test_commands_times_and_flags_are_shown(made):
     text = Elements(made.html).text
-    for verb in ("train", "attack", "certify", "spectrum", "verify-certificates"):
+    for verb in ("train", "attack", "certify", "spectrum", "check"):
         assert f"specguard {verb} " in text
     assert "most gradients of plain vanish" in text
     assert "commit 0123456789ab+" in text

@@ -6,6 +6,7 @@ its flags. `command` turns a function of such structs into one of flat options, 
 
 import inspect
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import wraps
@@ -20,7 +21,6 @@ from msgspec.structs import fields as fields_of
 
 from specguard.cli.config import CONFIG_HELP, read_config
 from specguard.errors import ConfigError
-from specguard.records.base import sentence
 
 Given = frozenset[str]  # the options that were given, on the command line or in a config file
 
@@ -43,12 +43,12 @@ class Option:
     @property
     def name(self) -> str:
         """The name of the parameter, and its key in a config file."""
-        return self.flag[2:].replace("-", "_")
+        return self.flags[0].partition("/")[0][2:].replace("-", "_")
 
     @property
     def flag(self) -> str:
         """What messages call it."""
-        return self.flags[0].partition("/")[0]
+        return " or ".join(self.flags)
 
     @property
     def listed(self) -> bool:
@@ -91,10 +91,15 @@ class Option:
     def _within(self, value: Any, limits: Meta | None) -> Any:
         if limits is None or not isinstance(value, int | float):
             return value
-        try:
-            return msgspec.convert(value, Annotated[type(value), limits])
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"{self.flag}: {sentence(error)}, not {value}") from None
+        for limit, holds, words in (
+            (limits.ge, operator.ge, "at least"),
+            (limits.gt, operator.gt, "above"),
+            (limits.le, operator.le, "at most"),
+            (limits.lt, operator.lt, "below"),
+        ):
+            if limit is not None and not holds(value, limit):
+                raise ConfigError(f"{self.flag} must be {words} {limit:g}, not {value:g}")
+        return value
 
 
 def command(work: Callable[..., None]) -> Callable[..., None]:
@@ -178,7 +183,9 @@ def _metavar(option: Option) -> str | None:
     if option.listed:
         item = _unwrapped(get_args(option.kind)[0])[0]
         return "NUMBERS" if item is float else "NAMES" if get_origin(item) is Literal else "TEXT"
-    return {float: "NUMBER", str: "TEXT", Path: "PATH", int: "N"}.get(_without_none(option.kind))
+    least = None if option.limits is None else option.limits.ge
+    count = f"N>={least:g}" if least is not None and abs(least) < 2**31 else "N"
+    return {float: "NUMBER", str: "TEXT", Path: "PATH", int: count}.get(_without_none(option.kind))
 
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:
@@ -205,15 +212,12 @@ def _parameter(option: Option, title: str, shown: Mapping[str, str] | None = Non
         help_text = option.help
         if isinstance(default, float):
             words, default = words or f"{default:g}", str(default)
-    limits = option.limits if option.parsed in (int, int | None) else None
     declared = typer.Option(
         *option.flags,
         help=help_text,
         rich_help_panel=title,
         show_default=words or default not in (None, [], "", inspect.Parameter.empty),
         metavar=_metavar(option),
-        min=None if limits is None or limits.ge is None or limits.ge < -(2**31) else limits.ge,
-        max=None if limits is None or limits.le is None or limits.le > 2**31 else limits.le,
     )
     kind = option.parsed
     annotation: Any = Annotated[kind, declared]

@@ -32,6 +32,7 @@ from specguard.records.sensitivity import SensitivitySummary
 from specguard.records.shards import STUDY
 from specguard.records.smoothing import SmoothSummary
 from specguard.records.spectrum import SpectrumRecord, SpectrumSummary
+from specguard.records.store import checks_beside
 from specguard.records.study import SUMMARY
 from specguard.records.training import EpochRecord, ModelRecord, TrainingSummary
 from specguard.report.certified_images import read_certified_images
@@ -137,7 +138,7 @@ class _Reader:
     def found(self) -> list[AnyFound]:
         """Every study that is complete, in the order of their places."""
         studies: list[AnyFound | None] = []
-        for folder in _folders(self.run):
+        for folder in (*_folders(self.run), *self._beside()):
             if folder != self.run and (folder / _RUN).exists():
                 continue  # another run
             names = self._names(folder)
@@ -150,6 +151,11 @@ class _Reader:
                 elif name not in _SETTINGS and not name.startswith("report"):
                     studies.append(self._study(folder / name))
         return [study for study in studies if study is not None]
+
+    def _beside(self) -> Iterator[Path]:
+        """The folders of the checks of this run."""
+        place = checks_beside(self.run.resolve())
+        return iter(()) if place.is_symlink() or not place.is_dir() else _folders(place)
 
     def model(self) -> ModelRecord | None:
         path = self.run / _MODEL
