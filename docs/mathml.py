@@ -13,6 +13,7 @@ from mkdocs.exceptions import PluginError
 
 _INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 _BLOCK = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
+_SIDES = {"l": "left", "r": "right"}
 _FENCES = re.compile(r"\\([lr])(Vert|vert|angle|ceil|floor)(?![A-Za-z])")
 
 
@@ -24,7 +25,7 @@ def on_page_content(content: str, page: Any, **_: Any) -> str:
 
 def mathml(latex: str, place: str, *, display: bool = False) -> str:
     """A formula as MathML. Norms and brackets come in pairs, so that their signs stand close to what they enclose."""
-    fenced = _FENCES.sub(lambda found: rf"{'\\left' if found[1] == 'l' else '\\right'}\{found[1]}{found[2]} ", latex)
+    fenced = _FENCES.sub(lambda found: rf"\{_SIDES[found[1]]}\{found[1]}{found[2]} ", latex)
     try:
         drawn = convert(fenced.strip(), display="block" if display else "inline")
     except Exception as error:

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from published import attacked, cauchy, certified, speed  # noqa: E402
 from published.cells import ROOT  # noqa: E402
 from published.figures import FIGURES  # noqa: E402
-from published.headlines import headline_table  # noqa: E402
+from published.headlines import headline_list, headline_table  # noqa: E402
 
 README, RESULTS = ROOT / "README.md", ROOT / "docs" / "results"
 STUDIES: dict[str, Callable[[], str]] = {
@@ -35,7 +35,7 @@ STUDIES: dict[str, Callable[[], str]] = {
 }
 OF_README = ("digits_certified", "cifar10_certified", "cifar10_lofast", "sst2_certified", "cifar10_deit_tiny_pgd")
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
-    README: {"headlines": partial(headline_table, OF_README, "docs/results/")},
+    README: {"headlines": partial(headline_list, OF_README, "docs/results/")},
     RESULTS / "index.md": {"headlines": partial(headline_table, STUDIES, "")},
     **{RESULTS / f"{name}.md": {name: table} for name, table in STUDIES.items()},
 }

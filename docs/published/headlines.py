@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from textwrap import fill
 
 from published import attacked, cauchy, certified
 from published.cells import BENCHMARKS, Record, interval, percent, read, table
@@ -30,6 +31,18 @@ def headline_table(pages: Iterable[str], folder: str) -> str:
         [f"[{h.what}]({folder}{h.page}.md)", f"**{h.number}**", h.beside] for h in (known[page] for page in pages)
     ]
     return "\n".join(table(("study", "result", "compared with"), rows))
+
+
+def headline_list(pages: Iterable[str], folder: str) -> str:
+    """The same as a list, in lines that can be read as text."""
+    known = headlines()
+    items = [
+        f"- **{h.number}**: {h.what}. Compared with: {h.beside}. [The study]({folder}{h.page}.md)."
+        for h in (known[page] for page in pages)
+    ]
+    return "\n".join(
+        fill(item, 116, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False) for item in items
+    )
 
 
 def _at(record: Record, radius: float) -> Record:
