@@ -1,10 +1,14 @@
-"""An extension of the reference: the paragraphs of a theorem's docstring stand apart, each under its name."""
+"""An extension of the reference, for docstrings that are written to be read as text.
+
+The paragraphs of a theorem stand apart, each under its name, and `<g, d>` is a product, not a tag of HTML.
+"""
 
 import re
 from typing import Any
 
 from griffe import Extension, Object
 
+_TAG = re.compile(r"(`[^`\n]*`)|<(?=[\w/!])")
 _PARAGRAPH = re.compile(r"^(Guarantee|Cost|Reference): ", re.MULTILINE)
 
 
@@ -13,4 +17,5 @@ class Theorems(Extension):
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         if obj.docstring is not None:
-            obj.docstring.value = _PARAGRAPH.sub(r"\n**\1.** ", obj.docstring.value)
+            text = _PARAGRAPH.sub(r"\n**\1.** ", obj.docstring.value)
+            obj.docstring.value = _TAG.sub(lambda found: found[1] or "&lt;", text)

@@ -1,7 +1,7 @@
 """A hook of the site: theory pages show rows of the ledger, by key, so that they say what it says.
 
-A line `<!-- ledger: key, key -->` becomes a list of these rows, `<!-- ledger: rest -->` one of all rows that no page
-names. On the ledger's own page the whole table becomes such a list, with the tests. An unknown key is an error.
+A line `<!-- ledger: key, key -->` becomes a list of these rows, `<!-- ledger: rest -->` one of all rows that no
+page names. On the ledger's own page the table becomes such a list, with the tests. An unknown key is an error.
 """
 
 import re

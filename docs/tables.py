@@ -11,10 +11,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from published import attacked, cauchy, certified, speed  # noqa: E402
-from published.cells import ROOT  # noqa: E402
-from published.figures import FIGURES  # noqa: E402
-from published.headlines import headline_list, headline_table  # noqa: E402
+from published import attacked, cauchy, certified, speed
+from published.cells import ROOT
+from published.figures import FIGURES
+from published.headlines import headline_list, headline_table
 
 README, RESULTS = ROOT / "README.md", ROOT / "docs" / "results"
 STUDIES: dict[str, Callable[[], str]] = {

@@ -4,7 +4,9 @@ from pathlib import Path
 
 from published.cells import RECIPES, interval, read, table
 
-DEIT, DEIT_PGD, DIGITS_PGD = (RECIPES / name for name in ("cifar10_deit_tiny", "cifar10_deit_tiny_pgd", "digits_pgd"))
+DEIT, DEIT_PGD, DIGITS_PGD = (
+    RECIPES / name for name in ("cifar10_deit_tiny", "cifar10_deit_tiny_pgd", "digits_pgd")
+)
 STANDARD = {"plain": "standard training", "msvp": "with MSVP 1e-4"}
 ADVERSARIAL = {"plain": "PGD training", "msvp": "PGD training with MSVP 1e-4"}
 DIGITS = {"plain": "standard training", "pgd": "PGD training"}

@@ -9,8 +9,8 @@ from published.cells import RECIPES, interval, read, table
 
 sys.path.insert(0, str(RECIPES))
 
-from cauchy.claims import Diagnosis, cauchy_claims, diagnoses  # noqa: E402
-from cauchy.correlation import RankCorrelation  # noqa: E402
+from cauchy.claims import Diagnosis, cauchy_claims, diagnoses
+from cauchy.correlation import RankCorrelation
 
 CIFAR10, DIGITS = RECIPES / "cifar10_cauchy", RECIPES / "digits_cauchy"
 MEASURES = {
@@ -37,7 +37,17 @@ def cifar10_cauchy() -> str:
 
 def digits_cauchy() -> str:
     """The same models on the embedded digits."""
-    return "\n".join([*rows_of(DIGITS), *claims_of(diagnoses(DIGITS))])
+    return "\n".join([*rows_of(DIGITS), *claims_of(found_on_digits())])
+
+
+def found_on_digits() -> Sequence[Diagnosis]:
+    """The networks that were trained on digits."""
+    return diagnoses(DIGITS)
+
+
+def claims_on_digits() -> dict[str, Any]:
+    """What of the paper shows there."""
+    return cauchy_claims(found_on_digits())
 
 
 def rows_of(recipe: Path) -> list[str]:
@@ -51,7 +61,7 @@ def rows_of(recipe: Path) -> list[str]:
         record = read(recipe / name / "pgd.json")
         found = {attack["radius"]: attack["accuracy"]["value"] for attack in record["attacks"]}
         cells = [model_label(name), interval(record["clean"])]
-        cells += [f"{100 * found[radius]:.1f} %" for radius in (0.25, 0.5)]
+        cells += [f"{100 * found[radius]:.1f}\u00a0%" for radius in (0.25, 0.5)]
         if name in known:
             of = known[name].measures
             cells += [f"{of['sigma']:.2f} ({known[name].spread:.2f})", f"{of['step']:.2f}"]

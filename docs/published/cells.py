@@ -22,8 +22,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def percent(fraction: Record) -> str:
-    """A fraction, without its interval."""
-    return f"{100 * fraction['value']:.1f} %"
+    """A fraction, without its interval. Spaces that do not break keep a value in one line."""
+    return f"{100 * fraction['value']:.1f}\u00a0%"
 
 
 def percents(fractions: Iterable[Record]) -> list[str]:
@@ -34,7 +34,7 @@ def percents(fractions: Iterable[Record]) -> list[str]:
 def interval(fraction: Record) -> str:
     """A fraction with its 95 % interval and n."""
     low, high = (100 * x for x in fraction["interval95"])
-    return f"{percent(fraction)} [{low:.1f}, {high:.1f}], n = {fraction['n']:,}"
+    return f"{percent(fraction)} [{low:.1f},\u00a0{high:.1f}], n\u00a0=\u00a0{fraction['n']:,}"
 
 
 def radius_name(radius: float) -> str:

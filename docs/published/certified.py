@@ -37,9 +37,9 @@ def cifar10_certified() -> str:
     n, claims, images = (checked[key] for key in ("n", "claims", "attacked"))
     median, most = entropy["median_entropy"], entropy["largest_possible_entropy"]
     said = (
-        f"The median entropy of the attention maps is {median:.2f}; the largest possible is {most:.2f}. For the network\n"
-        f"with attention, the independent checker proved all {claims:,} claims of {n:,} records again, and attacked the\n"
-        f"{images:,} images that are certified at some radius; none was misclassified."
+        f"The median entropy of the attention maps is {median:.2f}; the largest possible is {most:.2f}. For the\n"
+        f"network with attention, the independent checker proved all {claims:,} claims of {n:,} records again,\n"
+        f"and attacked the {images:,} images that are certified at some radius; none was misclassified."
     )
     radii = [row["radius"] for row in records["attention"]["radii"]]
     return "\n".join([*table(curve_head(radii), rows), "", said])
@@ -67,7 +67,7 @@ def cifar10_lofast() -> str:
             found = read(path)["radii"]
             rows.append(["certified by adjoint", "", *percents(row["by"]["adjoint"] for row in found)])
     for label, numbers in REPORTED.items():
-        rows.append([label, "", *(f"{numbers[radius]} %" if radius in numbers else "" for radius in radii)])
+        rows.append([label, "", *(f"{numbers[radius]}\u00a0%" if radius in numbers else "" for radius in radii)])
     return "\n".join(table(curve_head(radii), rows))
 
 
@@ -80,8 +80,12 @@ def sst2_certified() -> str:
         rows += curve_rows(record, sst2_label(name), record["radii"][0]["by"])
     checked = [read(path) for path in SST2.glob("*/checked.json")]
     n, claims, attacked = (sum(record[key] for record in checked) for key in ("n", "claims", "attacked"))
-    said = f"The independent checker proved all {claims:,} claims of {n} records again, and attacked the {attacked}\n"
-    return "\n".join([*table(curve_head(radii), rows), "", f"{said}certified sentences among them; none was misclassified."])
+    said = (
+        f"The independent checker proved all {claims:,} claims of {n} records again, and attacked the {attacked}\n"
+    )
+    return "\n".join(
+        [*table(curve_head(radii), rows), "", f"{said}certified sentences among them; none was misclassified."]
+    )
 
 
 def sst2_records() -> dict[str, Record]:

@@ -15,7 +15,7 @@ def _digits_certified(figure: Any) -> None:
     axes = figure.add_subplot()
     curves(axes, record, ("adjoint", "local", "lofast"), read(certified.DIGITS / "linear.json"))
     frame(axes, f"Digits, dot-product attention, n = {record['n']}", "l2 radius", "accuracy, %")
-    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    legend(figure, axes, 3)
 
 
 def _cifar10_certified(figure: Any) -> None:
@@ -57,7 +57,7 @@ def _sst2_certified(figure: Any) -> None:
         radii = [0.0, *(row["radius"] for row in linear["radii"])]
         axes.plot(radii, values, color=GRAY, linewidth=1, label="linear classifier, certified")
         depth, norm, _ = name.split("-")
-        title = f"{depth} blocks, norm {norm}, n = {record['n']}"
+        title = f"{depth} blocks, norm {norm}\nn = {record['n']}"
         frame(axes, title, "l2 radius" if number > 2 else "", "" if number % 3 else "accuracy, %")
     legend(figure, figure.axes[0], 3)
 
@@ -104,7 +104,7 @@ def _cifar10_cauchy(figure: Any) -> None:
 
 
 def _digits_cauchy(figure: Any) -> None:
-    found = cauchy.diagnoses(cauchy.DIGITS)
+    found = cauchy.found_on_digits()
     panels = figure.subplots(1, 2, sharey=True)
     measures = {"exponent": "exponent of Eq. 15", "growth": "log growth of a PGD perturbation"}
     for axes, (measure, label) in zip(panels, measures.items(), strict=True):
@@ -132,32 +132,36 @@ FIGURES = (
         "digits_certified",
         (certified.DIGITS / "strong" / "certificates.json", certified.DIGITS / "linear.json"),
         _digits_certified,
-        (6.8, 2.6),
+        (5.4, 3.3),
     ),
     Figure(
         "cifar10_certified",
         tuple(
             certified.CIFAR10 / name
-            for name in ("attention/proofs/summary.json", "attention/proofs/baseline.json", "none/certificates.json")
+            for name in (
+                "attention/proofs/summary.json",
+                "attention/proofs/baseline.json",
+                "none/certificates.json",
+            )
         ),
         _cifar10_certified,
-        (6.8, 3.2),
+        (6.2, 3.4),
     ),
     Figure(
         "cifar10_lofast",
         (*_sources(certified.LOFAST, "*/certificates.json"), certified.LOFAST / "3" / "adjoint.json"),
         _cifar10_lofast,
-        (6.8, 3.2),
+        (6.2, 3.4),
     ),
-    Figure("sst2_certified", _sources(certified.SST2, "*/certificates.json"), _sst2_certified, (6.8, 4.4)),
-    Figure("cifar10_deit_tiny", _sources(attacked.DEIT, "*/metrics.jsonl"), _learning, (6.4, 2.8)),
-    Figure("cifar10_deit_tiny_pgd", _sources(attacked.DEIT_PGD, "*/*.json"), _cifar10_pgd, (6.4, 2.8)),
-    Figure("digits_pgd", _sources(attacked.DIGITS_PGD, "*/*.json"), _digits_pgd, (6.4, 2.8)),
-    Figure("cifar10_cauchy", _sources(cauchy.CIFAR10, "*_32-*/pgd.json"), _cifar10_cauchy, (6.8, 2.8)),
+    Figure("sst2_certified", _sources(certified.SST2, "*/certificates.json"), _sst2_certified, (6.2, 4.6)),
+    Figure("cifar10_deit_tiny", _sources(attacked.DEIT, "*/metrics.jsonl"), _learning, (4.8, 2.8)),
+    Figure("cifar10_deit_tiny_pgd", _sources(attacked.DEIT_PGD, "*/*.json"), _cifar10_pgd, (4.8, 2.8)),
+    Figure("digits_pgd", _sources(attacked.DIGITS_PGD, "*/*.json"), _digits_pgd, (4.8, 2.8)),
+    Figure("cifar10_cauchy", _sources(cauchy.CIFAR10, "*_32-*/pgd.json"), _cifar10_cauchy, (6.2, 3)),
     Figure(
         "digits_cauchy",
         (*_sources(cauchy.DIGITS, "*/pgd.json"), *_sources(cauchy.DIGITS, "*/spectrum.json")),
         _digits_cauchy,
-        (6.8, 2.8),
+        (6.2, 3),
     ),
 )

@@ -41,7 +41,12 @@ def msvp_overhead() -> str:
         ratio = f"{r['msvp_over_plain']:.3f} ({low:.3f} to {high:.3f})"
         name = mode if mode == "eager" else f"compiled, {mode}"
         rows.append([name, f"{r['plain_ms']:.1f} ms", ratio, f"{r['loop_cost_over_msvp_cost']:.0f}"])
-    head = ("ViT-S, batch 128, bf16", "step without", "with MSVP, relative (quartiles)", "loop's cost / MSVP's cost")
+    head = (
+        "ViT-S, batch 128, bf16",
+        "step without",
+        "with MSVP, relative (quartiles)",
+        "loop's cost / MSVP's cost",
+    )
     return "\n".join(table(head, rows))
 
 
