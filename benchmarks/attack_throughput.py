@@ -122,9 +122,9 @@ def main() -> None:
     }
     for side in calls:
         for library in ("torchattacks", "foolbox"):
-            rival = f"{side.partition('/')[0]}/{library}"
-            if rival in times and side != rival:
-                ratios = [theirs / ours for theirs, ours in zip(times[rival], times[side], strict=True)]
+            other = f"{side.partition('/')[0]}/{library}"
+            if other in times and side != other:
+                ratios = [theirs / ours for theirs, ours in zip(times[other], times[side], strict=True)]
                 low, middle, high = statistics.quantiles(ratios, n=4)
                 record[f"over_{library}"][side] = {"median": middle, "quartiles": [low, high]}
     print(json.dumps(record, indent=2))

@@ -236,7 +236,7 @@ CERTIFY = (
     "8",
     "--batch",
     "1",
-    "--families",
+    "--methods",
     "local",
     "--no-search",
     "--device",

@@ -592,7 +592,7 @@ VERBS = (
     "xx",
 )
 WORDS = [
-    "--radius", "--curve", "--norm", "--families", "--shard", "--images", "--batch", "--seed", "--device", "--out",
+    "--radius", "--curve", "--norm", "--methods", "--shard", "--images", "--batch", "--seed", "--device", "--out",
     "--memory", "--data", "--data-root", "--set", "--epochs", "--lr", "--run", "--resume", "--model", "--weights",
     "--mean", "--std", "--layer", "--attack", "--suite", "--penalty", "--figure", "--blocks", "--classes",
     "8/255", "1/0", "nan", "1e999", "-1", "0", "3", "0/2", "2/2", "linf", "l2", "all", "local", "digits", "folder",

@@ -116,21 +116,21 @@ def law_no_point_of_the_set_is_nearer_than_the_projection(ball: Ball) -> None:
     for center in centers():
         for x in strays(ball, center):
             p, away = exact(ball.project(x, center)), exact(x)
-            rivals = [exact(feasible(ball, center, seed)) for seed in range(5)]
-            # The rival that is hardest to beat: the point of the set furthest towards x.
+            other_classes = [exact(feasible(ball, center, seed)) for seed in range(5)]
+            # The other class that is hardest to beat: the point of the set furthest towards x.
             if ball.norm == "linf":
                 low, high = exact(center) - ball.radius, exact(center) + ball.radius
                 low, high = (np.clip(low, 0, 1), np.clip(high, 0, 1)) if ball.box else (low, high)
-                rivals.append(np.clip(away, low, high))
+                other_classes.append(np.clip(away, low, high))
             else:
                 offset = away - exact(center)
                 size = np.linalg.norm(offset, axis=1, keepdims=True)
-                rivals.append(exact(center) + offset * np.minimum(1, ball.radius / np.maximum(size, 1e-300)))
-            for y in rivals:
+                other_classes.append(exact(center) + offset * np.minimum(1, ball.radius / np.maximum(size, 1e-300)))
+            for y in other_classes:
                 distance, other = (np.linalg.norm(away - point, axis=1) for point in (p, y))
-                slack = tolerance(ball) + rounding(x) * np.linalg.norm(away - exact(center), axis=1)
-                assert (distance <= other + slack).all()
-                assert (((away - p) * (y - p)).sum(1) <= slack * (1 + distance)).all()
+                error = tolerance(ball) + rounding(x) * np.linalg.norm(away - exact(center), axis=1)
+                assert (distance <= other + error).all()
+                assert (((away - p) * (y - p)).sum(1) <= error * (1 + distance)).all()
 
 
 def law_samples_lie_in_the_set(ball: Ball) -> None:

@@ -78,16 +78,16 @@ def test_a_layer_with_the_name_of_the_check_of_shapes_cannot_take_its_place():
         Image.of(read(model), x[0].double().numpy(), 0).proof(0.1, "adjoint")
 
 
-@pytest.mark.parametrize("family", ["adjoint", "mixed", "local"])
-def test_names_that_collide_by_force_are_refused_by_both(family):
+@pytest.mark.parametrize("method", ["adjoint", "mixed", "local"])
+def test_names_that_collide_by_force_are_refused_by_both(method):
     model = nn.Sequential(OrderedDict(a=nn.Sequential(OrderedDict(b=nn.Linear(4, 4), c=nn.Tanh()))))
     model._modules["a.b"] = nn.Linear(4, 4)
     model._modules["a.c"] = nn.Linear(4, 3)  # the name of the pair before it
     model = filled(model)
     with pytest.raises(ConfigError, match=r"two layers are called a\.c"):
-        certify(model, images(2, 4), torch.tensor([0, 0]), BALL, (family,))
+        certify(model, images(2, 4), torch.tensor([0, 0]), BALL, (method,))
     with pytest.raises(ConfigError, match="same name"):
-        Image.of(read(model), images(2, 4)[0].double().numpy(), 0).proof(0.1, family)
+        Image.of(read(model), images(2, 4)[0].double().numpy(), 0).proof(0.1, method)
 
 
 def test_a_step_is_told_by_where_it_stands_whatever_it_is_called():
@@ -106,9 +106,9 @@ def test_a_step_is_told_by_where_it_stands_whatever_it_is_called():
 
     untold = replace(told, steps=nameless(told.steps))
     wanted, found = certify(told, x, labels, BALL), certify(untold, x, labels, BALL)
-    for family in wanted.lower:
-        assert torch.equal(wanted.lower[family], found.lower[family])
-        assert torch.equal(wanted.largest[family], found.largest[family])
+    for method in wanted.lower:
+        assert torch.equal(wanted.lower[method], found.lower[method])
+        assert torch.equal(wanted.largest[method], found.largest[method])
 
 
 # Settings ---------------------------------------------------------------------------------------------------------

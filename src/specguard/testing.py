@@ -42,7 +42,7 @@ def check_rule(
 ) -> None:
     """Try to break the rule of a layer, in eval mode, at these points; also of a model as a whole.
 
-    The output is the layer's and the adjoint its derivative's, both within their slack; nothing spreads at radius
+    The output is the layer's and the adjoint its derivative's, both within their error; nothing spreads at radius
     zero; what spreads never shrinks when the radius grows, is never exceeded, and neither is a remainder.
     """
     generator = generator or torch.Generator().manual_seed(0)
@@ -76,9 +76,9 @@ def max_change(
 def _same_output(function: nn.Module, points: Tensor, output: Tensor, path: Path) -> None:
     wanted = function(points)
     _require(wanted.shape == output.shape, f"the rule gives {tuple(output.shape)}, the layer {tuple(wanted.shape)}")
-    slack = upper_radii(path, _full(points, 0.0), "local").out
+    error = upper_radii(path, _full(points, 0.0), "local").out
     wrong = _length(wanted - output)
-    allowed = 2 * slack + _PRECISION * (1 + _length(wanted))
+    allowed = 2 * error + _PRECISION * (1 + _length(wanted))
     _require((wrong <= allowed).all(), f"the rule's output is off by {float(wrong.max()):.3g}")
 
 
@@ -112,8 +112,8 @@ def _remainder_holds(
     found = backward_pass(path, g)
     radii = upper_radii(path, _full(points, radius), "local")
     bound = torch.zeros(g.shape[:2], dtype=torch.float64)
-    for name, pull in found.pulls.items():
-        for term in pull.remainder(radii.at[name]).values():
+    for name, taken_back in found.vjps.items():
+        for term in taken_back.remainder(radii.at[name]).values():
             bound = bound + term
     for name, (forward, backward) in found.rounding.items():
         bound = (

@@ -192,9 +192,9 @@ def test_pgd_on_the_margin_is_a_loop_written_by_hand(norm, targeted, case):
     for _ in range(STEPS):
         x.requires_grad_()
         logits = case.model(x)
-        rivals = logits.clone()
-        rivals[rows, wanted] = -1e9
-        margin = rivals.max(1).values - logits[rows, wanted]
+        other_classes = logits.clone()
+        other_classes[rows, wanted] = -1e9
+        margin = other_classes.max(1).values - logits[rows, wanted]
         (gradient,) = torch.autograd.grad((-margin if targeted else margin).sum(), x)
         if norm == "linf":
             moved = x.detach() + SIZE * ball.radius * gradient.sign()

@@ -127,7 +127,7 @@ def test_the_norms_for_too_many_tokens_to_be_dense_are_still_above_the_dense_one
     for name in ("mu", "mu_uncentered", "zeta"):
         assert (getattr(factored, name) >= getattr(dense, name) * (1 - 1e-3)).all()
     for method in ("naive", "lofast", "local"):
-        assert (found(layer, X, 0.3) <= factored.spread(full(0.3, 2), method)).all()
+        assert (found(layer, X, 0.3) <= factored.propagate(full(0.3, 2), method)).all()
 
 
 def test_a_query_bias_breaks_the_printed_bound_and_not_ours():
@@ -144,7 +144,7 @@ def test_a_query_bias_breaks_the_printed_bound_and_not_ours():
     assert printed == pytest.approx(0.1202, abs=2e-4)
     assert printed < true
     for method in ("naive", "specformer", "lofast", "lofast2", "local"):
-        assert float(node.spread(full(radius), method)[0]) >= true
+        assert float(node.propagate(full(radius), method)[0]) >= true
 
 
 def test_a_key_bias_and_a_value_bias_change_no_difference_that_a_bound_may_miss():
@@ -155,7 +155,7 @@ def test_a_key_bias_and_a_value_bias_change_no_difference_that_a_bound_may_miss(
     node = node_of(layer, X)
     true = float(found(layer, X, 0.5)[0])
     for method in ("naive", "specformer", "lofast", "lofast2", "local"):
-        assert float(node.spread(full(0.5), method)[0]) >= true
+        assert float(node.propagate(full(0.5), method)[0]) >= true
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3])
@@ -210,7 +210,7 @@ def test_one_residual_layer_has_the_sizes_of_lofasts_table_3(dim, heads, seed, a
     node = node_of(layer, X)
     for radius in (0.01, 0.03, 0.05, 0.07, 0.1):
         true = float(found(layer, X, radius)[0])
-        sizes = {m: float(node.spread(full(radius), m)[0]) / true for m in ("specformer", "lofast", "local")}
+        sizes = {m: float(node.propagate(full(radius), m)[0]) / true for m in ("specformer", "lofast", "local")}
         assert 1 <= sizes["local"] < 1.05
         assert sizes["local"] <= sizes["lofast"] < 1.1
         assert sizes["specformer"] > 20
@@ -223,8 +223,8 @@ def test_specformers_bound_is_hundreds_of_times_what_is_found_for_seventeen_toke
     node = node_of(layer, X)
     for radius in (0.01, 0.1):
         true = float(found(layer, X, radius)[0])
-        assert float(node.spread(full(radius), "specformer")[0]) > 200 * true
-        assert true <= float(node.spread(full(radius), "lofast")[0]) < 1.1 * true
+        assert float(node.propagate(full(radius), "specformer")[0]) > 200 * true
+        assert true <= float(node.propagate(full(radius), "lofast")[0]) < 1.1 * true
 
 
 # The smallest of all bounds --------------------------------------------------------------------------------------
@@ -248,11 +248,11 @@ def test_the_local_bound_is_never_above_lofasts_and_never_below_what_is_found(ki
     node = node_of(layer, X)
     for radius in (1e-2, 0.2, 2.0):
         eps = full(radius, 2)
-        local, first, second = (node.spread(eps, m) for m in ("local", "lofast", "lofast2"))
+        local, first, second = (node.propagate(eps, m) for m in ("local", "lofast", "lofast2"))
         true = found(layer, X, radius)
         assert (local <= first).all()
         assert (first <= second * (1 + 1e-3)).all()  # the dense norms are known to a thousandth only
-        assert (second <= node.spread(eps, "naive") * (1 + 1e-3)).all()
+        assert (second <= node.propagate(eps, "naive") * (1 + 1e-3)).all()
         for bound in (local, local_bounds.upper_t1(node, eps), local_bounds.upper_t2(node, eps)):
             assert (true <= bound * (1 + 1e-12)).all()
 
@@ -363,10 +363,10 @@ def test_the_slope_of_a_softmax_survives_logits_of_any_width(width):
     generator = torch.Generator().manual_seed(1)
     S = width * torch.randn(1, 2, 5, 5, generator=generator, dtype=torch.float64)
     lengths = torch.rand(3, 1, 2, 5, generator=generator, dtype=torch.float64)
-    slack, norm_b = torch.zeros(1, 2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    error, norm_b = torch.zeros(1, 2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
     before = torch.zeros(1, 2, 5, dtype=torch.float64)
     for radius in (0.0, 1e-3, 1.0, 1e3, 1e9):
-        lam = upper_softmax_slope(S, slack, *lengths, norm_b, 0.5, full(radius))
+        lam = upper_softmax_slope(S, error, *lengths, norm_b, 0.5, full(radius))
         assert lam.isfinite().all()
         assert (lam >= before).all()
         check_slope(S.softmax(-1), lam)
@@ -381,8 +381,8 @@ def test_one_token_has_no_softmax_to_move():
     exact = 0.5 * dense_norm(layer.out.weight @ layer.qkv.weight[12:])
     assert (true >= exact * 0.99).all()
     for method in ("naive", "specformer", "lofast", "lofast2", "local"):
-        assert (true <= node.spread(full(0.5, 2), method)).all()
-    tiny = node.spread(full(1e-6, 2), "local")
+        assert (true <= node.propagate(full(0.5, 2), method)).all()
+    tiny = node.propagate(full(1e-6, 2), "local")
     assert (tiny <= 2e-6 * exact * 1.005).all()
 
 
@@ -398,7 +398,7 @@ def test_a_zero_or_a_rank_one_weight_breaks_no_bound(name, as_shipped):
         for radius in (0.05, 1.0):
             true = found(layer, X, radius)
             for method in ("naive", "specformer", "lofast", "lofast2", "local"):
-                assert (true <= node.spread(full(radius, 2), method) * (1 + 1e-12)).all()
+                assert (true <= node.propagate(full(radius, 2), method) * (1 + 1e-12)).all()
 
 
 def test_equal_tokens_and_a_sink_break_no_bound(as_shipped):
@@ -411,7 +411,7 @@ def test_equal_tokens_and_a_sink_break_no_bound(as_shipped):
         for radius in (1e-2, 0.3):
             true = found(layer, X, radius)
             for method in ("naive", "specformer", "lofast", "lofast2", "local"):
-                assert (true <= node.spread(full(radius), method) * (1 + 1e-12)).all()
+                assert (true <= node.propagate(full(radius), method) * (1 + 1e-12)).all()
 
 
 # The remainders together ------------------------------------------------------------------------------------------
@@ -441,7 +441,7 @@ def test_the_form_of_attentions_remainders_is_above_them_in_every_direction(kind
     node = node_of(layer, X)
     generator = torch.Generator().manual_seed(5)
     g = torch.randn(1, 1, 4, 6, generator=generator, dtype=torch.float64)
-    node.pull(g)
+    node.vjp(g)
     largest = 0.0
     for _ in range(200):
         D = torch.randn(4, 6, generator=generator, dtype=torch.float64)
@@ -453,12 +453,12 @@ def test_the_form_of_attentions_remainders_is_above_them_in_every_direction(kind
 def test_remainders_together_are_never_more_than_one_by_one(kind, monkeypatch, as_shipped):
     layer, X = filled(KINDS[kind](), seed=6), tokens(2, 4, 6, seed=7)
     g = torch.randn(3, 2, 4, 6, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
-    together = node_of(layer, X).pull(g)
+    together = node_of(layer, X).vjp(g)
     monkeypatch.setattr(remainder, "FORMED", 0)
-    alone = node_of(layer, X).pull(g)
+    alone = node_of(layer, X).vjp(g)
     smaller = 0
     for radius in (1e-3, 0.1, 1.0, 30.0):
-        new, old = (sum(pull.remainder(full(radius, 2)).values()) for pull in (together, alone))
+        new, old = (sum(vjp.remainder(full(radius, 2)).values()) for vjp in (together, alone))
         assert (new <= old * (1 + 1e-9)).all()
         smaller += int((new < 0.8 * old).sum())
     assert smaller or kind == "all skip"

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import config
 from torch import nn
 
-from helpers.proofs import NAMES, posed
+from helpers.proofs import NAMES
 from specguard.attacks import APGD, PGD
 from specguard.certificates import certify, problem, program
 from specguard.certificates.methods import MIXED, losses_of
@@ -151,12 +151,12 @@ def test_a_linear_classifier_is_certified_to_the_exact_distance_of_its_boundary(
     gaps = (logits.gather(1, labels[:, None]) - logits) / (W[labels][:, None] - W[None]).norm(dim=2)
     exact = gaps.nan_to_num(nan=math.inf).amin(1)
     given = certify(model, images, labels, Ball("l2", 0.1))
-    for family in ("local", "adjoint", "mixed"):
-        assert (given.largest[family] <= exact).all()
-        assert (given.largest[family] >= exact * 0.998).all()
-    for family in ("naive", "specformer", "lofast"):
-        assert (given.largest[family] < exact).all()
-        assert (given.largest[family] > 0).all()
+    for method in ("local", "adjoint", "mixed"):
+        assert (given.largest[method] <= exact).all()
+        assert (given.largest[method] >= exact * 0.998).all()
+    for method in ("naive", "specformer", "lofast"):
+        assert (given.largest[method] < exact).all()
+        assert (given.largest[method] > 0).all()
     assert torch.equal(given.certified, given.radius >= 0.1)
 
 
@@ -167,8 +167,8 @@ def test_radius_zero_certifies_exactly_what_is_classified_correctly(models):
     model.float()
     assert 20 < int(right.sum()) < 60
     assert torch.equal(given.predicted == labels, right)
-    for family in NAMES:
-        assert torch.equal(given.certified_by(family), right)
+    for method in NAMES:
+        assert torch.equal(given.certified_by(method), right)
 
 
 def test_a_misclassified_image_is_never_certified_and_its_radius_is_zero(models):
@@ -204,7 +204,7 @@ def test_lower_bounds_fall_with_the_radius_and_the_families_keep_their_order(nam
         for better, worse in (("mixed", "adjoint"), ("mixed", "local"), ("local", "lofast")):
             assert (given[better] >= given[worse] - size).all(), (better, worse, radius)
         if before is not None:
-            assert all((given[family] <= before[family] + size).all() for family in NAMES)
+            assert all((given[method] <= before[method] + size).all() for method in NAMES)
         before = given
 
 
@@ -212,11 +212,11 @@ def test_an_linf_ball_is_the_l2_ball_around_it_and_the_adjoint_knows_better(mode
     model, (images, labels) = models("smooth"), some_images(4)
     square = certify(model, images, labels, Ball("linf", 0.01), search=False)
     around = certify(model, images, labels, Ball("l2", 0.01 * math.sqrt(64)), search=False)
-    for family in NAMES:
-        if family in ("adjoint", "mixed"):
-            assert (square.lower[family] >= around.lower[family] - 1e-9).all()
+    for method in NAMES:
+        if method in ("adjoint", "mixed"):
+            assert (square.lower[method] >= around.lower[method] - 1e-9).all()
         else:
-            torch.testing.assert_close(square.lower[family], around.lower[family], rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(square.lower[method], around.lower[method], rtol=1e-9, atol=1e-9)
     assert (square.lower["adjoint"] > around.lower["adjoint"] + 1e-6).any()
 
 
@@ -227,11 +227,11 @@ def test_the_first_order_of_an_linf_ball_is_attained_by_an_affine_network():
     found = certify(model, images, labels, Ball("linf", 0.03, box=False), ("adjoint",), search=False)
     W = model[1].weight.detach()
     for i, label in enumerate(labels):
-        for rival in set(range(4)) - {int(label)}:
-            step = -0.03 * (W[label] - W[rival]).sign().view(3, 2, 2)
+        for other in set(range(4)) - {int(label)}:
+            step = -0.03 * (W[label] - W[other]).sign().view(3, 2, 2)
             logits = model(images[i : i + 1] + step)[0].detach()
-            worst = float(logits[label] - logits[rival])
-            bound = float(found.lower["adjoint"][i, rival])
+            worst = float(logits[label] - logits[other])
+            bound = float(found.lower["adjoint"][i, other])
             assert worst - 1e-12 <= bound + 1e-11
             assert bound <= worst + 1e-14, "a bound above what an attack reaches is none"
 
@@ -240,12 +240,12 @@ def test_the_largest_radius_is_certified_and_little_more_is_not(models):
     model, (images, labels) = models("smooth"), some_images(4)
     given = certify(model, images, labels, Ball("l2", 0.05))
     for number in range(4):
-        for family in NAMES:
-            largest = float(given.largest[family][number])
+        for method in NAMES:
+            largest = float(given.largest[method][number])
             if largest > 0:
                 one = (images[number : number + 1], labels[number : number + 1])
                 there, beyond = (
-                    certify(model, *one, Ball("l2", radius), (family,), search=False).certified_by(family)
+                    certify(model, *one, Ball("l2", radius), (method,), search=False).certified_by(method)
                     for radius in (largest, largest * 1.01)
                 )
                 assert there.all()
@@ -254,7 +254,7 @@ def test_the_largest_radius_is_certified_and_little_more_is_not(models):
 
 def test_a_radius_does_not_depend_on_where_the_search_starts_and_a_near_start_saves_steps(models):
     images, labels = some_images(4)
-    p = posed(program(models("smooth")), images, labels, ("mixed",))
+    p = prepared_problem(program(models("smooth")), images, labels, ("mixed",))
     losses, asked = losses_of(MIXED, p), []
     wanted = lower_radius(p, losses)
     for factor, most in ((0.0, 18), (1e-9, 18), (0.9, 15), (1.0, 15), (1.1, 18), (1e9, 18)):
@@ -268,9 +268,9 @@ def test_a_radius_does_not_depend_on_where_the_search_starts_and_a_near_start_sa
 def test_the_terms_of_the_best_family_add_up_to_the_fall(models):
     model, (images, labels) = models("two blocks"), some_images(5)
     given = certify(model, images, labels, Ball("l2", 0.02), search=False)
-    for number, (family, terms) in enumerate(zip(given.method, given.terms, strict=True)):
-        rival = int(given.lower[family][number].argmin())
-        fall = float(given.margins[number, rival] - given.lower[family][number, rival])
+    for number, (method, terms) in enumerate(zip(given.method, given.terms, strict=True)):
+        other = int(given.lower[method][number].argmin())
+        fall = float(given.margins[number, other] - given.lower[method][number, other])
         assert math.isclose(sum(terms.values()), fall, rel_tol=1e-9)
 
 
@@ -281,12 +281,12 @@ def test_images_certified_one_at_a_time_have_the_same_verdicts_and_radii(models)
         for number in range(3):
             alone = certify(model, images[number : number + 1], labels[number : number + 1], Ball("l2", 0.03))
             assert bool(alone.certified[0]) == bool(together.certified[number])
-            for family in NAMES:
+            for method in NAMES:
                 torch.testing.assert_close(
-                    alone.largest[family][0], together.largest[family][number], rtol=1e-6, atol=1e-12
+                    alone.largest[method][0], together.largest[method][number], rtol=1e-6, atol=1e-12
                 )
                 torch.testing.assert_close(
-                    alone.lower[family][0], together.lower[family][number], rtol=1e-6, atol=1e-9
+                    alone.lower[method][0], together.lower[method][number], rtol=1e-6, atol=1e-9
                 )
 
 
@@ -295,9 +295,9 @@ def test_a_program_serves_as_well_as_its_model_and_certifying_changes_neither(mo
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     steps = program(model)
     first, second, third = (certify(m, images, labels, Ball("l2", 0.02)) for m in (model, steps, steps))
-    for family in NAMES:
-        assert torch.equal(first.largest[family], second.largest[family])
-        assert torch.equal(second.lower[family], third.lower[family])
+    for method in NAMES:
+        assert torch.equal(first.largest[method], second.largest[method])
+        assert torch.equal(second.lower[method], third.lower[method])
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
@@ -308,9 +308,9 @@ def test_models_of_any_type_are_certified_as_the_function_of_their_stored_weight
     exact = ViT(TINY).eval().double()
     exact.load_state_dict({name: tensor.double() for name, tensor in model.state_dict().items()})
     given, wanted = (certify(m, images, labels, Ball("l2", 0.1)) for m in (model, exact))
-    for family in NAMES:
-        assert torch.equal(given.lower[family], wanted.lower[family])
-        assert torch.equal(given.largest[family], wanted.largest[family])
+    for method in NAMES:
+        assert torch.equal(given.lower[method], wanted.lower[method])
+        assert torch.equal(given.largest[method], wanted.largest[method])
     assert all(p.dtype == dtype for p in model.parameters())
 
 
@@ -373,22 +373,22 @@ def test_whole_numbers_of_any_type_are_labels(labels):
     assert torch.equal(certify(model, images, model(images).argmax(1).to(labels), Ball("l2", 0.1)).radius, wanted)
 
 
-# Many rivals, bad scales ----------------------------------------------------------------------------------------
+# Many other classes, bad scales -----------------------------------------------------------------------------------
 
 
-def sound(model, images, labels, radii=(0.01, 0.3), families=NAMES, **settings):
+def sound(model, images, labels, radii=(0.01, 0.3), methods=NAMES, **settings):
     """No margin that is found lies below a lower bound, and no certified image is broken."""
     steps = program(model)
     for radius in radii:
-        given = certify(steps, images, labels, Ball("l2", radius, box=False), families, search=False)
+        given = certify(steps, images, labels, Ball("l2", radius, box=False), methods, search=False)
         attacked = attacked_margins(model, images, labels, torch.full((len(images),), radius), **settings)
         size = 1e-11 * (1 + given.margins.nan_to_num(posinf=0).abs().amax(1, keepdim=True))
-        for family in families:
-            lower = given.lower[family]
+        for method in methods:
+            lower = given.lower[method]
             assert not lower.isnan().any()
-            assert (attacked + size >= lower).all(), (family, radius, float((lower - attacked).nan_to_num().max()))
-            assert not (given.certified_by(family) & (attacked <= 0).any(1)).any()
-    given = certify(steps, images, labels, Ball("l2", radii[0], box=False), families)
+            assert (attacked + size >= lower).all(), (method, radius, float((lower - attacked).nan_to_num().max()))
+            assert not (given.certified_by(method) & (attacked <= 0).any(1)).any()
+    given = certify(steps, images, labels, Ball("l2", radii[0], box=False), methods)
     assert given.radius.isfinite().all()
     for scale in (1.0, 0.99):
         broken = (attacked_margins(model, images, labels, scale * given.radius, **settings) <= 0).any(1)
@@ -413,7 +413,8 @@ def test_more_rivals_than_are_taken_back_are_certified_soundly():
 def linear_maps(classes=70):
     """Linear maps one after the other: exact for the adjoint, a product of norms for the local bound.
 
-    What the first map makes large the second makes small, and the rivals of the first image are all equally far.
+    What the first map makes large the second makes small, and the other classes of the first image are all
+    equally far.
     """
     generator = torch.Generator().manual_seed(4)
     maps = [nn.Linear(12, 9), nn.Linear(9, 9), nn.Linear(9, classes)]
@@ -450,18 +451,18 @@ def test_the_adjoint_runs_for_every_rival_that_the_local_bound_leaves_open_and_f
     assert set(asked) == {0}
     asked.clear()
     certify(model, images, labels, Ball("l2", float(exact.max()) * 1.1), ("adjoint",), search=False)
-    assert set(asked) == {0}  # an image that is lost to one rival is lost
+    assert set(asked) == {0}  # an image that is lost to one other class is lost
 
 
 def test_many_rivals_are_certified_to_the_exact_distance_where_the_network_is_linear():
     model, images, labels, exact = linear_maps()
     given = certify(model, images, labels, Ball("l2", 0.1), ("adjoint", "mixed"))
-    for family in ("adjoint", "mixed"):
-        assert (given.largest[family] <= exact).all()
-        assert (given.largest[family] >= exact * 0.998).all()
+    for method in ("adjoint", "mixed"):
+        assert (given.largest[method] <= exact).all()
+        assert (given.largest[method] >= exact * 0.998).all()
     alone = certify(model, images[3:4], labels[3:4], Ball("l2", 0.1), ("adjoint", "mixed"))
-    for family in ("adjoint", "mixed"):
-        torch.testing.assert_close(alone.lower[family][0], given.lower[family][3], rtol=1e-9, atol=1e-12)
+    for method in ("adjoint", "mixed"):
+        torch.testing.assert_close(alone.lower[method][0], given.lower[method][3], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-4, 1e2, 1e4])

@@ -108,11 +108,11 @@ def test_bounds_hold_for_many_radii_at_once_and_are_those_of_each(layer):
     x = points(2, 3, 12)
     (place,) = forward_pass(program(layer.eval()).steps, x)[0]
     radii = torch.tensor([[0.1, 0.2], [1.0, 3.0], [0.0, 9.0]], dtype=torch.float64)
-    pull = place.node.pull(points(5, *place.node.output.shape))
+    vjp = place.node.vjp(points(5, *place.node.output.shape))
     for number, radius in enumerate(radii):
-        assert torch.equal(place.node.spread(radii, "local")[number], place.node.spread(radius, "local"))
-        for name, term in pull.remainder(radii).items():
-            assert torch.equal(term[number], pull.remainder(radius)[name])
+        assert torch.equal(place.node.propagate(radii, "local")[number], place.node.propagate(radius, "local"))
+        for name, term in vjp.remainder(radii).items():
+            assert torch.equal(term[number], vjp.remainder(radius)[name])
 
 
 # Constants and norms --------------------------------------------------------------------------------------------
@@ -168,13 +168,13 @@ def test_heads_taken_apart_are_bounded_no_worse_than_one_layer_of_all_channels()
     whole, apart = all_channels(heads, x), node_of(CoreAttention(heads).eval(), x)
     torch.testing.assert_close(apart.output, whole.output[..., :6])
     g = points(3, 2, 4, 6)
-    pull = apart.pull(g)
-    reference = whole.pull(nn.functional.pad(g, (0, 12)))
-    torch.testing.assert_close(pull.adjoint, reference.adjoint)
+    vjp = apart.vjp(g)
+    reference = whole.vjp(nn.functional.pad(g, (0, 12)))
+    torch.testing.assert_close(vjp.adjoint, reference.adjoint)
     for radius in (torch.full((2,), size, dtype=torch.float64) for size in (1e-3, 0.1, 1.0, 10.0)):
         for method in ("naive", "specformer", "lofast", "lofast2", "local"):
-            assert (apart.spread(radius, method) <= whole.spread(radius, method) * (1 + 1e-9)).all()
-        found, wanted = (sum(each.remainder(radius).values()) for each in (pull, reference))
+            assert (apart.propagate(radius, method) <= whole.propagate(radius, method) * (1 + 1e-9)).all()
+        found, wanted = (sum(each.remainder(radius).values()) for each in (vjp, reference))
         assert (found <= wanted * 1.05).all()  # the eigenvalues of forms are known to a few per cent
 
 
@@ -229,8 +229,8 @@ def test_head_norms_that_share_a_radius_leave_out_no_more_than_those_that_have_o
     node = node_of(layer, x)
     gq, gk, _ = g.unflatten(3, (3, 2, 3)).unbind(3)
     for radius in (torch.full((2,), size, dtype=torch.float64) for size in (1e-2, 0.3, 5.0)):
-        apart = node.q.pull(gq).remainder(radius)["bend"] + node.k.pull(gk).remainder(radius)["bend"]
-        assert (node.pull(g).remainder(radius)["bend"] <= apart).all()
+        apart = node.q.vjp(gq).remainder(radius)["bend"] + node.k.vjp(gk).remainder(radius)["bend"]
+        assert (node.vjp(g).remainder(radius)["bend"] <= apart).all()
 
 
 def test_a_gated_unit_behind_its_map_is_bounded_no_worse_than_the_two_apart():
@@ -240,8 +240,8 @@ def test_a_gated_unit_behind_its_map_is_bounded_no_worse_than_the_two_apart():
     apart = (*forward_pass(program(model[0]).steps, x)[0], *forward_pass(program(model[1]).steps, model[0](x))[0])
     radius = torch.full((2,), 0.3, dtype=torch.float64)
     first = upper_radii(apart[:1], radius, "local").out
-    (pair,) = backward_pass(together, g).pulls.values()
-    (alone,) = backward_pass(apart[1:], g).pulls.values()
+    (pair,) = backward_pass(together, g).vjps.values()
+    (alone,) = backward_pass(apart[1:], g).vjps.values()
     assert (pair.remainder(radius)["bend"] <= alone.remainder(first)["bend"] * (1 + 1e-9)).all()
     bound = upper_radii(apart[1:], first, "local").out
     assert (upper_radii(together, radius, "local").out <= bound * (1 + 1e-9)).all()
@@ -274,15 +274,15 @@ def test_a_gated_unit_behind_a_map_that_cancels_is_right_to_its_slack():
             model[0].weight.copy_(W)
             model[0].bias.copy_(points(8, seed=seed + 70) - (W @ x[0]))
         node = node_of(model, x)
-        pull = node.pull(g)
+        vjp = node.vjp(g)
         with mpmath.workdps(60):
             numbers = [[mpmath.mpf(v) for v in row] for row in W.tolist()]
             bias = [mpmath.mpf(v) for v in model[0].bias.tolist()]
             output, adjoint = exact_gated(
                 numbers, bias, [mpmath.mpf(v) for v in x[0].tolist()], [mpmath.mpf(v) for v in g[0, 0].tolist()]
             )
-            assert distance(output, node.output[0]) <= float(node.slack[0])
-            assert distance(adjoint, pull.adjoint[0, 0]) <= float(pull.slack[0, 0])
+            assert distance(output, node.output[0]) <= float(node.error[0])
+            assert distance(adjoint, vjp.adjoint[0, 0]) <= float(vjp.error[0, 0])
 
 
 @pytest.mark.parametrize("centered", [True, False])
@@ -301,7 +301,7 @@ def test_a_head_norm_is_right_to_its_slack(centered, shift):
                 gain, offset = layer.gain[part].tolist(), layer.shift[part].tolist()
                 exact = [a * (t - mean) / size + c for a, t, c in zip(gain, z, offset, strict=True)]
                 wrong.append(distance(exact, node.output[image, 0, 5 * part : 5 * part + 5]))
-            assert mpmath.norm(wrong) <= float(node.slack[image])
+            assert mpmath.norm(wrong) <= float(node.error[image])
     assert torch.equal(node.output[..., 10:], x[..., 10:])
 
 
@@ -319,7 +319,7 @@ def test_attention_without_its_maps_is_right_to_its_slack(size):
                     weights = [mpmath.exp(S[token, j] - max(S[token, :])) for j in range(4)]
                     exact = [mpmath.fdot(weights, v[:, c]) / mpmath.fsum(weights) for c in range(3)]
                     wrong.append(distance(exact, node.output[image, token, 3 * head : 3 * head + 3]))
-            assert mpmath.norm(wrong) <= float(node.slack[image])
+            assert mpmath.norm(wrong) <= float(node.error[image])
 
 
 # Whole networks -------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def classifier(seed: int, scale: float = 1.0, shift: float = 0.0, dtype=torch.fl
 
 
 def exact_squares(layer, x, label):
-    """(margin, squared l2 norm, l1 norm) against each rival, as fractions."""
+    """(margin, squared l2 norm, l1 norm) against each other class, as fractions."""
     W = [[Fraction(v) for v in row] for row in layer.weight.tolist()]
     b, pixels = [Fraction(v) for v in layer.bias.tolist()], [Fraction(v) for v in x.flatten().tolist()]
     for j in range(len(W)):

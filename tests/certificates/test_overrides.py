@@ -91,9 +91,9 @@ def test_the_name_of_a_layer_changes_no_certificate(name):
         given = certify(model(name), x, labels, Ball("l2", 0.1))
     except ConfigError:
         return
-    for family in wanted.lower:
-        torch.testing.assert_close(given.lower[family], wanted.lower[family], rtol=1e-12, atol=0)
-        torch.testing.assert_close(given.largest[family], wanted.largest[family], rtol=1e-12, atol=0)
+    for method in wanted.lower:
+        torch.testing.assert_close(given.lower[method], wanted.lower[method], rtol=1e-12, atol=0)
+        torch.testing.assert_close(given.largest[method], wanted.largest[method], rtol=1e-12, atol=0)
 
 
 BROADCAST = {

@@ -331,7 +331,7 @@ def test_a_local_slope_of_a_projection_at_the_point_itself_is_caught(monkeypatch
     X[..., 0] = 4.0
     case = Case(LayerProject(1.0), X, (3.5,))
     case.check()
-    monkeypatch.setattr(norms.Radial, "_lowest", lambda self, radius: self.length.expand(*radius.shape, -1))
+    monkeypatch.setattr(norms.ScaledTokens, "_lowest", lambda self, radius: self.length.expand(*radius.shape, -1))
     assert "the spread by local" in case.caught()
 
 
@@ -395,7 +395,7 @@ def test_a_forgotten_product_of_moving_gates_and_values_is_caught(bound, monkeyp
         monkeypatch.setattr(gated.Gated, "_move", lambda self, rho, local: true(self, 1e-9 * rho, local) * 1e9)
     else:
         monkeypatch.setattr(gated.Gated, "_bending", lambda self, reach: self.phi.curvature / 2 * reach)
-        monkeypatch.setattr(gated.Gated, "spread", lambda self, radius, method: 10 * radius)
+        monkeypatch.setattr(gated.Gated, "propagate", lambda self, radius, method: 10 * radius)
     assert f"the {bound}" in case.caught()
 
 
@@ -426,27 +426,27 @@ def test_keys_that_a_head_norm_leaves_as_they_are_are_caught(law, monkeypatch):
     case.check()
     Node = qk_norm.HeadNorms
     if law == "the adjoint":
-        true = Node.pull
+        true = Node.vjp
 
         def keys_as_they_are(self, g):
-            pull = true(self, g)
-            pull.adjoint.unflatten(3, (3, -1))[:, :, :, 1] = g.unflatten(3, (3, -1))[:, :, :, 1]
-            return pull
+            vjp = true(self, g)
+            vjp.adjoint.unflatten(3, (3, -1))[:, :, :, 1] = g.unflatten(3, (3, -1))[:, :, :, 1]
+            return vjp
 
-        monkeypatch.setattr(Node, "pull", keys_as_they_are)
+        monkeypatch.setattr(Node, "vjp", keys_as_they_are)
     elif law == "the spread by local":
         monkeypatch.setattr(
-            Node, "spread", lambda self, radius, method: torch.maximum(self.q.spread(radius, method), radius)
+            Node, "propagate", lambda self, radius, method: torch.maximum(self.q.propagate(radius, method), radius)
         )
     else:
-        true_pull = Node.pull
+        true_pull = Node.vjp
 
         def queries_alone(self, g):
-            g, pull = g.clone(), true_pull(self, g)
+            g, vjp = g.clone(), true_pull(self, g)
             g.unflatten(3, (3, -1))[:, :, :, 1] = 0.0
-            return network.Pull(pull.adjoint, pull.slack, true_pull(self, g).remainder)
+            return network.VJP(vjp.adjoint, vjp.error, true_pull(self, g).remainder)
 
-        monkeypatch.setattr(Node, "pull", queries_alone)
+        monkeypatch.setattr(Node, "vjp", queries_alone)
     assert law in case.caught()
 
 
@@ -517,34 +517,34 @@ def two_classes():
     return model, w
 
 
-def violation(family):
+def violation(method):
     """By how much a margin that is attained is below its lower bound."""
     model, w = two_classes()
     x, radius = torch.tensor([[0.2, 0.1, 0.9]], dtype=torch.float64), 0.3
-    given = certify(model, x, torch.tensor([0]), Ball("l2", radius), (family,)).lower[family][0, 1]
+    given = certify(model, x, torch.tensor([0]), Ball("l2", radius), (method,)).lower[method][0, 1]
     moved = model(x - radius * w / w.norm())[0].detach()
     return float(given - (moved[0] - moved[1]))
 
 
-@pytest.mark.parametrize("family", ["naive", "specformer", "lofast"])
-def test_proposition_1_without_its_root_of_two_is_caught(family, monkeypatch):
-    assert -1e-9 < violation(family) <= 0
+@pytest.mark.parametrize("method", ["naive", "specformer", "lofast"])
+def test_proposition_1_without_its_root_of_two_is_caught(method, monkeypatch):
+    assert -1e-9 < violation(method) <= 0
 
     def without(p, radii):
         total = radii.out[..., None, :].expand(*radii.out.shape[:-1], *p.margins.shape)
         return problem.MarginLoss(total, {(problem.WHOLE, "output radius"): total})
 
     monkeypatch.setattr(methods.radii, "at_the_output", without)
-    assert violation(family) > 0.1
+    assert violation(method) > 0.1
 
 
-@pytest.mark.parametrize("family", ["local", "adjoint", "mixed"])
-def test_a_fall_a_thousandth_too_small_is_caught_in_a_linear_network(family, monkeypatch):
-    assert -1e-9 < violation(family) <= 0
+@pytest.mark.parametrize("method", ["local", "adjoint", "mixed"])
+def test_a_fall_a_thousandth_too_small_is_caught_in_a_linear_network(method, monkeypatch):
+    assert -1e-9 < violation(method) <= 0
     true = problem.sum_terms
     for module in (methods.local, methods.adjoint):
         monkeypatch.setattr(module, "sum_terms", lambda terms: true(terms) * 0.999)
-    assert violation(family) > 1e-4
+    assert violation(method) > 1e-4
 
 
 def exact_margin(model, x):
@@ -573,5 +573,5 @@ def too_high_at_radius_zero():
 
 def test_a_forgotten_slack_is_caught_by_exact_arithmetic(monkeypatch):
     assert too_high_at_radius_zero() == 0
-    monkeypatch.setattr(affine, "product_slack", lambda terms, *sizes: torch.zeros_like(sizes[-1]))
+    monkeypatch.setattr(affine, "product_error", lambda terms, *sizes: torch.zeros_like(sizes[-1]))
     assert too_high_at_radius_zero() >= 5

@@ -229,8 +229,8 @@ def test_what_is_certified_of_a_random_network_stands_attacks_and_is_proved_agai
         radii = torch.maximum(radii, given.radius) if ball.norm == "l2" else radii
         for i in (radii > 0).nonzero()[:, 0].tolist():
             assert not breaks(exact, images[i], labels[i], Ball(ball.norm, float(radii[i]), box=box)), (ball, i)
-    reading, family = read(model), NAMES[number % len(NAMES)]
-    given = certify(model, images[:1], labels[:1], Ball("l2", 0.05), (family,))
+    reading, method = read(model), NAMES[number % len(NAMES)]
+    given = certify(model, images[:1], labels[:1], Ball("l2", 0.05), (method,))
     image = Image.of(reading, images[0].numpy(), int(labels[0]))
-    if (radius := float(given.largest[family][0])) > 0:
-        assert (image.margins > image.proof(radius, family).falls).all()
+    if (radius := float(given.largest[method][0])) > 0:
+        assert (image.margins > image.proof(radius, method).losses).all()

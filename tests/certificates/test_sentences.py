@@ -45,8 +45,8 @@ def worst_margins(network, inputs, labels, ball):
     found = APGD(steps=30, restarts=2, loss="margin")(network, inputs, labels, ball).images
     with torch.no_grad():
         logits = network(found)
-    rivals = logits.scatter(1, labels[:, None], -torch.inf).amax(1)
-    return logits.gather(1, labels[:, None])[:, 0] - rivals
+    other_classes = logits.scatter(1, labels[:, None], -torch.inf).amax(1)
+    return logits.gather(1, labels[:, None])[:, 0] - other_classes
 
 
 @pytest.mark.parametrize("count", [1, 5])
@@ -62,12 +62,12 @@ def test_no_attack_on_the_embeddings_goes_below_what_is_proved_at_any_length():
             ball = Ball("l2", radius, box=False)
             proof = certify(network, inputs, labels, ball, search=False)
             attacked = worst_margins(network, inputs, labels, ball)
-            for family, lower in proof.lower.items():
-                assert (attacked >= lower.amin(1) - 1e-9).all(), (family, radius)
+            for method, lower in proof.lower.items():
+                assert (attacked >= lower.amin(1) - 1e-9).all(), (method, radius)
 
 
 def test_without_blocks_the_certified_radius_is_that_of_a_linear_classifier():
-    """`margin sqrt(n) / |w_y - w_j|`, exactly, by every family that looks at the rivals one by one."""
+    """`margin sqrt(n) / |w_y - w_j|`, exactly, by every method that looks at the other classes one by one."""
     model, sentences = small_encoder(replace(CONFIG, depth=0)), small_sentences()
     W = model.head.weight.detach().double()
     for count, members in by_length(sentences.words):
@@ -87,9 +87,9 @@ def test_padding_among_the_keys_of_a_softmax_is_caught(as_shipped, monkeypatch):
     case, true = equal_logits(), attention.upper_softmax_slope
     case.check()
 
-    def padded(S, slack, length_a, length_b, *rest):
+    def padded(S, error, length_a, length_b, *rest):
         words = S.shape[-1]
-        found = true(pad(S, (0, 1, 0, 1)), slack, pad(length_a, (0, 1)), pad(length_b, (0, 1)), *_last(rest))
+        found = true(pad(S, (0, 1, 0, 1)), error, pad(length_a, (0, 1)), pad(length_b, (0, 1)), *_last(rest))
         return found[..., :words]
 
     def _last(rest):

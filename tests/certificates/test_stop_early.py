@@ -89,7 +89,7 @@ def test_nothing_that_is_certified_is_broken(name, cases):
 
 
 def test_a_planted_mix_up_of_rivals_is_caught(cases, monkeypatch):
-    """Bounds in the order in which rivals were sorted, instead of in the places of their classes."""
+    """Bounds in the order in which other classes were sorted, instead of in the places of their classes."""
     monkeypatch.setattr(module, "by_class", lambda p, values: torch.cat([values.mT, values.mT[:, :1] + 1e9], 1))
     assert exceeded(cases(), cases().radii[1])
 
@@ -137,14 +137,14 @@ def test_stages_see_only_what_is_left_and_count_it(cases):
 def test_classes_that_are_left_are_all_that_is_taken_back_through_the_network(cases, monkeypatch):
     case = cases()
     taken = []
-    plain = module.pose
+    plain = module.prepare_problem
 
     def noted(*arguments, **options):
         p = plain(*arguments, **options)
         taken.append(0 if p.whole is None else p.whole.some)
         return p
 
-    monkeypatch.setattr(module, "pose", noted)
+    monkeypatch.setattr(module, "prepare_problem", noted)
     ball = Ball("l2", case.radii[1])
     given = certify(case.steps, case.images, case.labels, ball, ("local", "adjoint"), stop_early=True)
     most = int(given.asked["adjoint"].max())

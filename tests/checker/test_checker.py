@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.proofs import NAMES, posed, upper_losses
+from helpers.proofs import NAMES, prepared_problem, upper_losses
 from specguard.certificates import program
 from specguard.checker import Image, read
 from specguard.checker.enclosure import Box
@@ -160,21 +160,21 @@ def test_every_family_proves_the_same(name):
     images = torch.rand(2, *shape, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         labels = model(images).argmax(1)
-    p = posed(program(model), images, labels, NAMES)
+    p = prepared_problem(program(model), images, labels, NAMES)
     checked = [Image.of(read(model), images[i].double().numpy(), int(labels[i])) for i in range(2)]
     for i, image in enumerate(checked):
-        places = [image.rivals.index(int(j)) for j in p.rivals[:, i]]
+        places = [image.other_classes.index(int(j)) for j in p.other_classes[:, i]]
         assert np.allclose(image.margins[places], p.margins[:, i].numpy(), rtol=1e-9, atol=1e-9)
         for radius in (1e-6, 0.01, 0.4):
-            falls = upper_losses(p, torch.full((2,), radius, dtype=torch.float64), NAMES)
-            for family in NAMES:
-                proof, wanted = image.proof(radius, family), falls[family]
-                ratio = proof.falls[places] / wanted.total[:, i].numpy()
-                assert (ratio <= 1 + 1e-7).all(), family
-                assert (ratio >= 0.9).all() or name == "many classes", family
+            losses = upper_losses(p, torch.full((2,), radius, dtype=torch.float64), NAMES)
+            for method in NAMES:
+                proof, wanted = image.proof(radius, method), losses[method]
+                ratio = proof.losses[places] / wanted.total[:, i].numpy()
+                assert (ratio <= 1 + 1e-7).all(), method
+                assert (ratio >= 0.9).all() or name == "many classes", method
                 assert proof.radii.keys() == {p.names[step] for step in wanted.radii}
                 for step, own in wanted.radii.items():
-                    assert 0.9 <= proof.radii[p.names[step]] / float(own[i]) <= 1 + 1e-7, (family, step)
+                    assert 0.9 <= proof.radii[p.names[step]] / float(own[i]) <= 1 + 1e-7, (method, step)
 
 
 def test_a_softmax_that_is_sure_of_its_key_is_as_flat_to_the_checker_as_to_the_prover():
@@ -196,7 +196,7 @@ def test_a_softmax_that_is_sure_of_its_key_is_as_flat_to_the_checker_as_to_the_p
 def test_more_heads_than_numpy_can_choose_among_are_read():
     model = randomized(nn.Sequential(nn.Linear(1, 210), CoreAttention(70), nn.Flatten(), nn.Linear(140, 2)), 1)
     image = Image.of(read(model), np.ones((2, 1)), 0)
-    assert np.isfinite(image.proof(1e-3, "adjoint").falls).all()
+    assert np.isfinite(image.proof(1e-3, "adjoint").losses).all()
 
 
 def test_what_the_checker_cannot_read_is_named():

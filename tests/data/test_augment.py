@@ -293,8 +293,8 @@ def test_the_share_of_mixed_batches_is_the_mix_probability_and_two_kinds_get_hal
     found = [how_mixed(augmentation, seed) for seed in SEEDS]
     for name in names:
         expected = probability / len(names)
-        slack = 3.5 * math.sqrt(expected * (1 - expected) / len(SEEDS)) + 0.01
-        assert found.count(name) / len(SEEDS) == pytest.approx(expected, abs=slack)
+        error = 3.5 * math.sqrt(expected * (1 - expected) / len(SEEDS)) + 0.01
+        assert found.count(name) / len(SEEDS) == pytest.approx(expected, abs=error)
     assert set(found) <= {"none", *names}
 
 

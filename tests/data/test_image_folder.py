@@ -64,13 +64,13 @@ def test_the_shorter_edge_is_resized_and_the_center_is_cut_out(root, width, heig
     edge = min(width, height)
     place = ((np.arange(size) + 0.5) / size - 0.5) * edge  # of the kept pixels, from the center, in old pixels
     # Bicubic filters reproduce a gradient away from the border; half a new pixel is lost to an odd margin.
-    slack_x, slack_y = (255 * (0.51 * edge / size + 0.5) / length + 1 for length in (width, height))
+    error_x, error_y = (255 * (0.51 * edge / size + 0.5) / length + 1 for length in (width, height))
     inner = slice(2, -2)
     np.testing.assert_allclose(
-        image[0][inner, inner], np.tile(255 * (0.5 + place / width), (size, 1))[inner, inner], atol=slack_x
+        image[0][inner, inner], np.tile(255 * (0.5 + place / width), (size, 1))[inner, inner], atol=error_x
     )
     np.testing.assert_allclose(
-        image[1].T[inner, inner], np.tile(255 * (0.5 + place / height), (size, 1))[inner, inner], atol=slack_y
+        image[1].T[inner, inner], np.tile(255 * (0.5 + place / height), (size, 1))[inner, inner], atol=error_y
     )
 
 

@@ -51,7 +51,7 @@ def check_point(layer, z, g, radii, seed=0, kinked=False):
     point = step.make(Box.exact(z))
     clean = function(f, fractions(z))
     assert holds(point.output, clean), "the value is not in its box"
-    back, remainder = point.pull(Box.exact(g))
+    back, remainder = point.vjp(Box.exact(g))
     wanted = adjoint(f, torch.tensor(z)[None], torch.tensor(g)[:, None])[:, 0]
     assert kinked or holds(back, wanted), "the adjoint is not in its box"
     for radius in radii:
@@ -59,13 +59,13 @@ def check_point(layer, z, g, radii, seed=0, kinked=False):
             r = upper(length(D))
             change = function(f, moved(z, D)) - real(clean)
             for method in PROPAGATIONS:
-                assert at_most(length(change), point.spread(r, method)), f"it moves farther than {method} says"
+                assert at_most(length(change), point.propagate(r, method)), f"it moves farther than {method} says"
             bounds = remainder(r).values()
             off = longest(Box.exact(back.rad), 1) * r
-            for rival in range(len(g)):
-                terms = [bound[rival] for bound in bounds]
-                assert kinked or at_most(left(g, change, wanted, D, rival), *terms), "a larger remainder"
-                assert at_most(left(g, change, fractions(back.mid), D, rival), off[rival], *terms), "a larger one"
+            for other in range(len(g)):
+                terms = [bound[other] for bound in bounds]
+                assert kinked or at_most(left(g, change, wanted, D, other), *terms), "a larger remainder"
+                assert at_most(left(g, change, fractions(back.mid), D, other), off[other], *terms), "a larger one"
 
 
 def check_path(layer, z, g, radius, seed=0):
@@ -79,17 +79,17 @@ def check_path(layer, z, g, radius, seed=0):
             at, out = radii(path, r, method)
             assert at_most(length(change), out), f"it moves farther than {method} says"
         bounds = [term for name, rest in found.remainders.items() for term in rest(at[name]).values()]
-        for rival in range(len(g)):
-            size = left(g, change, fractions(found.g), D, rival)
-            assert at_most(size, *(np.broadcast_to(b, len(g))[rival] for b in bounds)), (
+        for other in range(len(g)):
+            size = left(g, change, fractions(found.g), D, other)
+            assert at_most(size, *(np.broadcast_to(b, len(g))[other] for b in bounds)), (
                 "the identity is off by more"
             )
 
 
-def left(g, change, back, D, rival):
+def left(g, change, back, D, other):
     """What the linear part leaves out of a functional's change, but for what a hundred digits lose."""
-    whole, linear = (real(fractions(g[rival])) * change).sum(), (real(back[rival]) * real(D)).sum()
-    sizes = (abs(real(fractions(g[rival])) * change)).sum() + (abs(real(back[rival]) * real(D))).sum()
+    whole, linear = (real(fractions(g[other])) * change).sum(), (real(back[other]) * real(D)).sum()
+    sizes = (abs(real(fractions(g[other])) * change)).sum() + (abs(real(back[other]) * real(D))).sum()
     return max(abs(whole - linear) - sizes * mpf(10) ** -70, mpf(0))
 
 
@@ -98,12 +98,12 @@ def at_most(number, *bounds):
     return not np.isfinite(bounds).all() or number <= sum(mpf(float(bound)) for bound in bounds)
 
 
-def check_margins(model, x, label, radius, seed=0, families=METHODS, entry=False):
-    """The exact margins at exact points within a radius are at least what every family proves."""
+def check_margins(model, x, label, radius, seed=0, methods=METHODS, entry=False):
+    """The exact margins at exact points within a radius are at least what every method proves."""
     f, image = plain(model), Image.of(read(model.eval()), x, label)
     rng = np.random.default_rng(seed)
     some = image.proof(radius, "adjoint") if radius else None
-    assert some is None or some.falls.shape == image.margins.shape
+    assert some is None or some.losses.shape == image.margins.shape
     along = backward_pass(image.path, image._functionals).g[int(np.argmin(image.margins))]
     points = [0 * fractions(x)]
     if entry:  # of an linf ball: every entry by as much
@@ -113,12 +113,12 @@ def check_margins(model, x, label, radius, seed=0, families=METHODS, entry=False
     for D in points:
         assert length(D) <= mpf(radius)
         logits = function(f, moved(x, D))
-        for family in families:
-            proof = image.proof(radius, family, entry) if entry else image.proof(radius, family)
-            for rival, margin, fall in zip(image.rivals, image.margins, proof.falls, strict=True):
+        for method in methods:
+            proof = image.proof(radius, method, entry) if entry else image.proof(radius, method)
+            for other, margin, fall in zip(image.other_classes, image.margins, proof.losses, strict=True):
                 if np.isfinite(fall):
-                    exactly = real(logits[label] - logits[rival])
-                    assert mpf(float(margin)) - mpf(float(fall)) <= exactly, f"{family} proves too much"
+                    exactly = real(logits[label] - logits[other])
+                    assert mpf(float(margin)) - mpf(float(fall)) <= exactly, f"{method} proves too much"
     return image
 
 

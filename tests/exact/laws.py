@@ -7,7 +7,7 @@ import torch
 
 from exact.numbers import Dual, exact, length, like, mpf, real, squared, with_derivatives, within
 from exact.reference import adjoint, forward, value_at
-from helpers.proofs import NAMES, posed, upper_losses
+from helpers.proofs import NAMES, prepared_problem, upper_losses
 from specguard.certificates import program
 from specguard.certificates.propagate import LayerAtPoint, backward_pass, forward_pass, upper_radii
 from specguard.nn import explicit, materialized
@@ -30,23 +30,23 @@ def full(z, radius):
 
 
 def check_value(layer, z, node=None):
-    """`||output - f(z)|| <= slack`, image by image."""
+    """`||output - f(z)|| <= error`, image by image."""
     node = one_step(layer, z) if node is None else node
-    wanted, slack = value_at(plain(layer), z), node.slack.expand(len(z))
+    wanted, error = value_at(plain(layer), z), node.error.expand(len(z))
     assert node.output.shape == wanted.shape
     for image in range(len(z)):
-        assert within(node.output[image], wanted[image], slack[image]), "the output is off by more than its slack"
+        assert within(node.output[image], wanted[image], error[image]), "the output is off by more than its error"
 
 
 def check_adjoint(layer, z, g):
-    """`||pull(g).adjoint - Df(z)^T g|| <= pull(g).slack`, rival by rival."""
-    pull, wanted = one_step(layer, z).pull(g), adjoint(plain(layer), z, g)
-    assert pull.adjoint.shape == wanted.shape
-    slack = pull.slack.expand(g.shape[:2])
-    for rival in range(len(g)):
+    """`||vjp(g).adjoint - Df(z)^T g|| <= vjp(g).error`, other class by other class."""
+    vjp, wanted = one_step(layer, z).vjp(g), adjoint(plain(layer), z, g)
+    assert vjp.adjoint.shape == wanted.shape
+    error = vjp.error.expand(g.shape[:2])
+    for other in range(len(g)):
         for image in range(len(z)):
-            found = within(pull.adjoint[rival, image], wanted[rival, image], slack[rival, image])
-            assert found, "the adjoint is off by more than its slack"
+            found = within(vjp.adjoint[other, image], wanted[other, image], error[other, image])
+            assert found, "the adjoint is off by more than its error"
 
 
 def check_identity(layer, z, g, D, methods=("local",)):
@@ -61,32 +61,32 @@ def check_identity(layer, z, g, D, methods=("local",)):
     for method in methods:
         assert squared(change) <= like(float(upper_radii(path, full(z, r), method).out[0]), moved) ** 2, method
     found, radii = backward_pass(path, g), upper_radii(path, full(z, r), "local")
-    for rival in range(len(g)):
+    for other in range(len(g)):
         allowed = mpf(0)
-        for name, pull in found.pulls.items():
-            for term in pull.remainder(radii.at[name]).values():
-                allowed += mpf(float(term[rival, 0]))
+        for name, vjp in found.vjps.items():
+            for term in vjp.remainder(radii.at[name]).values():
+                allowed += mpf(float(term[other, 0]))
         for name, (ahead, back) in found.rounding.items():
-            allowed += mpf(float(ahead[rival, 0])) + mpf(float(back[rival, 0])) * mpf(float(radii.at[name][0]))
+            allowed += mpf(float(ahead[other, 0])) + mpf(float(back[other, 0])) * mpf(float(radii.at[name][0]))
             if name in found.scaling:
-                allowed += mpf(float(found.scaling[name][rival, 0])) * mpf(float(radii.ends[name][0]))
-        left = (real(exact(g[rival])) * real(change)).sum()
-        left -= (real(exact(found.adjoint[rival])) * real(D)[None]).sum()
+                allowed += mpf(float(found.scaling[name][other, 0])) * mpf(float(radii.ends[name][0]))
+        left = (real(exact(g[other])) * real(change)).sum()
+        left -= (real(exact(found.adjoint[other])) * real(D)[None]).sum()
         assert abs(left) <= allowed, "the remainder is larger than its bound"
 
 
-def check_margins(model, x, label, D, families=NAMES, largest=float("inf")):
-    """`m_j(x + D)` is at least what every family proves within ||D||, for one image x and an array D."""
+def check_margins(model, x, label, D, methods=NAMES, largest=float("inf")):
+    """`m_j(x + D)` is at least what every method proves within ||D||, for one image x and an array D."""
     images, labels = x[None], torch.tensor([label])
-    p = posed(program(model), images, labels, families)
+    p = prepared_problem(program(model), images, labels, methods)
     radius = upper(length(D)) if any(D.ravel()) else 0.0
-    falls = upper_losses(p, full(images, radius), families, largest)
+    losses = upper_losses(p, full(images, radius), methods, largest)
     logits = real(forward(plain(model), real(exact(images)) + real(D)[None]))[0]
-    for family, fall in falls.items():
-        for row, rival in enumerate(p.rivals[:, 0].tolist()):
-            margin = logits[label] - logits[rival]
-            proved = mpf(float(p.margins[row, 0])) - mpf(float(fall.total[row, 0]))
-            assert proved <= margin, f"{family} proves {float(proved)}, and the margin is {float(margin)}"
+    for method, loss in losses.items():
+        for row, other in enumerate(p.other_classes[:, 0].tolist()):
+            margin = logits[label] - logits[other]
+            proved = mpf(float(p.margins[row, 0])) - mpf(float(loss.total[row, 0]))
+            assert proved <= margin, f"{method} proves {float(proved)}, and the margin is {float(margin)}"
 
 
 def matrix(layer, z):

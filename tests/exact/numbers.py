@@ -112,10 +112,10 @@ def squared(x):
     return sum(entry * entry for entry in x.ravel())
 
 
-def within(computed, wanted, slack):
-    """Whether `||computed - wanted|| <= slack`, a tensor or array, an array of numbers, and a float."""
+def within(computed, wanted, error):
+    """Whether `||computed - wanted|| <= error`, a tensor or array, an array of numbers, and a float."""
     difference = (computed if isinstance(computed, np.ndarray) else like(computed, wanted)) - wanted
-    return squared(difference) <= like(float(slack), wanted) ** 2
+    return squared(difference) <= like(float(error), wanted) ** 2
 
 
 def length(x):

@@ -26,7 +26,7 @@ def value_at(layer, z):
 
 
 def adjoint(layer, z, g):
-    """`Df(z)^T g` for a tensor z of images and a tensor g of functionals of the output, one stack per rival."""
+    """`Df(z)^T g` for a tensor z of images and a tensor g of functionals of the output, a stack per other class."""
     images = [_pulled(layer, exact(z[i : i + 1]), g[:, i]) for i in range(len(z))]
     return np.stack(images, 1)
 

@@ -1,4 +1,4 @@
-"""Attention against exact arithmetic: every tensor within its slack, every norm above that of the exact tensor."""
+"""Attention against exact arithmetic: every tensor within its error, every norm above that of the exact tensor."""
 
 from types import SimpleNamespace
 
@@ -273,7 +273,7 @@ def test_remainders_are_not_below_their_formulas_at_exact_tensors(monkeypatch):
         layer, X = CASES[case]("plain")
         g, delta = randn(3, 1, 1, TOKENS, DIM), 1e-6
         node = one_step(layer, X)
-        terms = node.pull(g).remainder(full(X, delta))
+        terms = node.vjp(g).remainder(full(X, delta))
         product = curvature = mpf(0)
         for number, h in enumerate(exactly(layer, X)):
             M = real(exact(g[0, 0])) @ h.Wo.T @ h.v.T

@@ -243,7 +243,7 @@ def check_bend(z, g):
     """The remainder when the first query moves by 1e-4 towards a key."""
     layer = own.CoreAttention(1)
     (step,), f = network.read(layer.eval()).steps, plain(layer)
-    remainder = step.make(Box.exact(z)).pull(Box.exact(g))[1]
+    remainder = step.make(Box.exact(z)).vjp(Box.exact(g))[1]
     wanted = adjoint(f, torch.tensor(z)[None], torch.tensor(g)[:, None])[:, 0]
     for sign in (1e-4, -1e-4):
         D = fractions(np.where((np.arange(2)[:, None] == 0) & (np.arange(3) == 0), sign, 0.0))

@@ -77,7 +77,7 @@ MODELS = {name: tiny(config) for name, config in CONFIGS.items()} | {
         MeanPool(),
         nn.Linear(4, 3),
     ),
-    "more rivals than are taken at once": lambda: nn.Sequential(
+    "more other classes than are taken at once": lambda: nn.Sequential(
         nn.Flatten(), nn.Linear(16, 4), nn.Tanh(), nn.Linear(4, 35)
     ),
 }
@@ -269,8 +269,8 @@ def test_radii_that_overflow_prove_nothing(name):
     image = Image.of(read(model), x, label)
     assert (image.margins > 0).all()
     for radius in (1e155, 1e300, math.inf):
-        for family in METHODS:
-            assert not (image.margins > image.proof(radius, family).falls).any()
+        for method in METHODS:
+            assert not (image.margins > image.proof(radius, method).losses).any()
 
 
 def test_an_image_whose_numbers_overflow_is_proved_nothing():
@@ -281,7 +281,7 @@ def test_an_image_whose_numbers_overflow_is_proved_nothing():
     for label in range(3):
         try:
             image = Image.of(read(model), np.ones((1, 2, 2)), label)
-            falls = image.proof(0.1, "mixed").falls
+            losses = image.proof(0.1, "mixed").losses
         except (SpecGuardError, np.linalg.LinAlgError):
             continue
-        assert not (image.margins > falls).any()
+        assert not (image.margins > losses).any()

@@ -49,13 +49,13 @@ def test_norms_bend_and_spread_as_at_the_exact_length():
         curvature = near if t <= R / mp.sqrt(2) else 2 / mp.sqrt(3) * R / width**2
         g = torch.tensor([[[[1.0, -2.0, 0.5]]]], dtype=torch.float64)
         delta = 1e-12
-        bend = node.pull(g).remainder(full(x, delta))["bend"]
+        bend = node.vjp(g).remainder(full(x, delta))["bend"]
         size = length(exact(g)) * stretch
         assert mpf(float(bend[0, 0])) >= size * min(mpf(1), curvature * mpf(delta) / 2) * mpf(delta)
         for radius in (1e-12, float(t) / 3):
             low = mp.sqrt(R * R + max(t - mpf(radius), mpf(0)) ** 2)
             chord = stretch * mpf(radius) * R / mp.sqrt(width * low)
-            assert mpf(float(node.spread(full(x, radius), "local")[0])) >= chord
+            assert mpf(float(node.propagate(full(x, radius), "local")[0])) >= chord
 
 
 def test_the_shortest_token_in_reach_is_that_of_the_exact_length():
@@ -68,7 +68,7 @@ def test_the_shortest_token_in_reach_is_that_of_the_exact_length():
         if (radius := float(node.length[0, 0]) / 2) > 0:
             met += 1
             steepest = mpf(radius) / mp.sqrt(real(Fraction(1e-18)))
-            assert mpf(float(node.spread(full(x, radius), "local")[0])) >= steepest
+            assert mpf(float(node.propagate(full(x, radius), "local")[0])) >= steepest
     assert met > 5
 
 
@@ -79,7 +79,7 @@ def test_a_token_is_inside_its_ball_by_its_exact_length():
         layer = LayerProject(float(torch.linalg.vector_norm(x))).eval()  # as it is computed
         if length(exact(x)) > mpf(layer.radius):
             outside += 1
-            bend = one_step(layer, x).pull(torch.ones(1, *x.shape).double()).remainder(full(x, 1e-25))["bend"]
+            bend = one_step(layer, x).vjp(torch.ones(1, *x.shape).double()).remainder(full(x, 1e-25))["bend"]
             assert float(bend[0, 0]) >= 1e-25
     assert outside > 10
 
@@ -212,9 +212,9 @@ def test_a_long_sum_in_the_adjoint_of_neurons_is_in_its_slack(gated):
         layer.weight[-len(row) :, 0] = row
         layer.bias.fill_(1.0)
     model = nn.Sequential(layer, GatedUnit() if gated else nn.ReLU()).eval()
-    pull = one_step(model, torch.zeros(1, 1).double()).pull(row[None, None])
+    vjp = one_step(model, torch.zeros(1, 1).double()).vjp(row[None, None])
     wanted = real(square) * (1 / (1 + mp.exp(-1)) if gated else 1)
-    assert abs(mpf(float(pull.adjoint)) - wanted) <= mpf(float(pull.slack))
+    assert abs(mpf(float(vjp.adjoint)) - wanted) <= mpf(float(vjp.error))
 
 
 def rows_of(model):
@@ -227,7 +227,7 @@ def test_a_neuron_reaches_its_kink_by_its_exact_argument():
         model, H, x = canceling(seed, 1, nn.ReLU(), 2.0**-26)
         if (delta := abs(float(H[0])) * 1.01 / float(rows_of(model)[0])) > 0:
             met += 1
-            kink = one_step(model, x).pull(torch.ones(1, 1, 1, 1).double()).remainder(full(x, delta))["kink"]
+            kink = one_step(model, x).vjp(torch.ones(1, 1, 1, 1).double()).remainder(full(x, delta))["kink"]
             assert mpf(float(kink[0, 0])) >= rows_of(model)[0] * mpf(delta)
     assert met > 10
 
@@ -241,7 +241,7 @@ def test_a_pair_changes_its_order_by_its_exact_difference():
         if (delta := float(apart) * 1.01 / float(rate)) > 0:
             met += 1
             g = torch.tensor([[[[1.0, 0.0]]]], dtype=torch.float64)
-            kink = one_step(model, x).pull(g).remainder(full(x, delta))["kink"]
+            kink = one_step(model, x).vjp(g).remainder(full(x, delta))["kink"]
             assert mpf(float(kink[0, 0])) >= rate * mpf(delta)
     assert met > 10
 
@@ -252,7 +252,7 @@ def test_a_neuron_bends_as_at_its_exact_argument():
         (rate,), delta = rows_of(model), 1e-20
         t = mp.tanh(abs(real(H[0])))
         wanted = t * (1 - t * t) * rate**2 * mpf(delta) ** 2  # half of the second derivative
-        bend = one_step(model, x).pull(torch.ones(1, 1, 1, 1).double()).remainder(full(x, delta))["bend"]
+        bend = one_step(model, x).vjp(torch.ones(1, 1, 1, 1).double()).remainder(full(x, delta))["bend"]
         assert mpf(float(bend[0, 0])) >= wanted
 
 
@@ -265,7 +265,7 @@ def test_a_gated_unit_bends_by_its_exact_second_factor():
         phi = one_step(model, x).phi
         steepest, c = mpf(phi.steepest), mpf(phi.curvature) / 2 * abs(real(H[1]))
         wanted = (c + mp.sqrt(c * c + steepest**2)) / 2 * (rows_of(model)[1] * mpf(delta)) ** 2
-        bend = one_step(model, x).pull(torch.ones(1, 1, 1, 1).double()).remainder(full(x, delta))["bend"]
+        bend = one_step(model, x).vjp(torch.ones(1, 1, 1, 1).double()).remainder(full(x, delta))["bend"]
         assert mpf(float(bend[0, 0])) >= wanted
 
 
@@ -346,11 +346,11 @@ def test_values_beside_normalized_heads_move_as_they_are_moved():
 def test_heads_side_by_side_lose_what_all_of_them_lose():
     x = torch.randn(1, 3, 18, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     node = one_step(CoreAttention(3, fused=False).eval(), x)
-    assert Fraction(float(node.slack[0])) ** 2 >= sum(Fraction(float(each)) ** 2 for each in node.inner.slack)
+    assert Fraction(float(node.error[0])) ** 2 >= sum(Fraction(float(each)) ** 2 for each in node.inner.error)
     g = torch.randn(1, 1, 3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     each = g.unflatten(3, (3, -1)).transpose(2, 3)
-    inner = node.inner.pull(torch.nn.functional.pad(each, (0, 4)).flatten(1, 2)).slack
-    assert Fraction(float(node.pull(g).slack[0, 0])) ** 2 >= sum(Fraction(float(one)) ** 2 for one in inner[0])
+    inner = node.inner.vjp(torch.nn.functional.pad(each, (0, 4)).flatten(1, 2)).error
+    assert Fraction(float(node.vjp(g).error[0, 0])) ** 2 >= sum(Fraction(float(one)) ** 2 for one in inner[0])
 
 
 # Formulas whose terms hide behind each other --------------------------------------------------------------------
@@ -363,7 +363,7 @@ def test_a_gated_unit_at_zero_moves_by_both_factors_together():
         moved = mpf(d) * mpf(d) / (1 + exp(-mpf(d)))
         radius = math.sqrt(2) * d * (1 + 1e-15)
         for method in ("lofast", "local"):
-            assert mpf(float(node.spread(full(torch.zeros(1), radius), method)[0])) >= moved
+            assert mpf(float(node.propagate(full(torch.zeros(1), radius), method)[0])) >= moved
 
 
 def test_the_slack_of_sll_holds_that_of_its_neurons():
@@ -372,7 +372,7 @@ def test_the_slack_of_sll_holds_that_of_its_neurons():
         layer.weight.copy_(torch.eye(4, 3))
         layer.bias.fill_(-1e8)  # neurons that are computed as off, by sums that are off by as much as rounding
     node = one_step(layer, torch.zeros(1, 3).double())
-    assert Fraction(float(node.slack[0])) >= Fraction(node.norm) * Fraction(float(node.neurons.slack[0]))
+    assert Fraction(float(node.error[0])) >= Fraction(node.norm) * Fraction(float(node.neurons.error[0]))
 
 
 def test_bounds_of_the_papers_hold_every_term_of_theirs():
@@ -393,14 +393,14 @@ def test_bounds_of_the_papers_hold_every_term_of_theirs():
     for head in range(2):
         move = number(w.tau) * r * (number(mu[head]) + r * number(w.norm_b[head]))
         second += number(w.mix[head]) * move * (number(node.norm_xvo[0, head]) + r * number(w.norm_vo[head]))
-    assert number(node.spread(radius, "lofast")[0]) >= number(node.zeta[0]) * r + second
+    assert number(node.propagate(radius, "lofast")[0]) >= number(node.zeta[0]) * r + second
     n, reach, squares = 3, number(node.norm_x[0]) + r, Fraction(0)
     for head in range(2):
         q, k, v = (number(norm[head]) for norm in (w.norm_q, w.norm_k, w.norm_v))
         bias = number(torch.linalg.vector_norm(w.bq[head])) * (1 - Fraction(1, 10**12))
         slope = number(w.tau) * k * (2 * q * reach + Fraction(1732, 1000) * bias) / 2  # of sqrt 3, from below
         squares += (n * (n + 1) * (slope * v * reach + v)) ** 2
-    assert number(node.spread(radius, "specformer")[0]) ** 2 >= (number(w.norm_o) * r) ** 2 * squares
+    assert number(node.propagate(radius, "specformer")[0]) ** 2 >= (number(w.norm_o) * r) ** 2 * squares
 
 
 def test_the_form_of_attention_takes_the_worse_of_both_signs():

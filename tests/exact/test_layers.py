@@ -1,6 +1,6 @@
-"""Every rule against the exact function of its layer: outputs and adjoints are off by their slack at most.
+"""Every rule against the exact function of its layer: outputs and adjoints are off by their error at most.
 
-A slack is a bound that is mostly a hundred times what it bounds; so every case makes one term of it the largest by
+A error is a bound that is mostly a hundred times what it bounds; so every case makes one term of it the largest by
 far, by weights, biases and points of sizes that have nothing to do with each other.
 """
 
@@ -219,7 +219,7 @@ def test_the_norm_of_an_affine_layer_is_not_below_that_of_its_exact_matrix(name)
         node, A = one_step(layer, z), matrix(layer, z)
         assert bounds_norm(node.norm, A)
         for radius in (1e-14, 0.3, 1e6):
-            assert bounds_norm(mpf(float(node.spread(full(z, radius), "local"))) / mpf(radius), A)
+            assert bounds_norm(mpf(float(node.propagate(full(z, radius), "local"))) / mpf(radius), A)
 
 
 def test_every_layer_with_a_rule_is_among_the_cases():

@@ -11,7 +11,7 @@ from exact.laws import check_identity, check_margins, full, one_step, plain
 from exact.networks import NETWORKS, drawn, point, shape
 from exact.numbers import exact, length, like, mpf, real, squared
 from exact.reference import value_at
-from helpers.proofs import posed, upper_losses
+from helpers.proofs import prepared_problem, upper_losses
 from specguard.certificates import certify, program
 from specguard.certificates.problem import l2_radius
 from specguard.certificates.propagate import forward_pass, upper_radii
@@ -26,11 +26,11 @@ def directed(z, direction, radius):
     return direction * (mpf(radius) / length(direction))
 
 
-def worst(model, x, label, rival):
+def worst(model, x, label, other):
     """The direction in which a margin falls fastest."""
     x = x[None].clone().requires_grad_()
     logits = plain(model)(x)[0]
-    (slope,) = torch.autograd.grad(logits[rival] - logits[label], x)
+    (slope,) = torch.autograd.grad(logits[other] - logits[label], x)
     return slope[0] + 1e-300
 
 
@@ -120,7 +120,7 @@ def test_the_sum_over_all_pixels_is_not_rounded_down(monkeypatch):
         model[0].weight[0] = 1e-16
         model[0].weight[0, 0] = 1.0
     in_order(monkeypatch)
-    p = posed(program(model), torch.zeros(1, pixels).double(), torch.tensor([0]), ("adjoint",))
+    p = prepared_problem(program(model), torch.zeros(1, pixels).double(), torch.tensor([0]), ("adjoint",))
     radius = full(torch.zeros(1), l2_radius(Ball("linf", entry), pixels))
     fall = upper_losses(p, radius, ("adjoint",), entry)["adjoint"].total
     assert Fraction(float(fall[0, 0])) >= Fraction(entry) * (1 + (pixels - 1) * Fraction(1e-16))
@@ -138,9 +138,9 @@ def test_every_radius_that_is_reported_is_certified_itself():
         with torch.no_grad():
             labels = model(images).argmax(1)
         found = certify(model, images, labels, Ball("l2", 0.01, box=False))
-        p = posed(program(model), images, labels, tuple(found.largest))
-        for family, radius in found.largest.items():
-            fall = upper_losses(p, radius, (family,))[family].total
+        p = prepared_problem(program(model), images, labels, tuple(found.largest))
+        for method, radius in found.largest.items():
+            fall = upper_losses(p, radius, (method,))[method].total
             assert ((p.margins > fall).all(0) | (radius == 0)).all()
 
 
@@ -223,7 +223,7 @@ def test_a_long_sum_in_an_adjoint_is_no_exact_fall():
         model[0].weight[:64] = 1.0
         model[1].weight.zero_()
         model[1].weight[0] = 1.0
-    p = posed(program(model), torch.zeros(1, 1).double(), torch.tensor([0]), ("adjoint",))
+    p = prepared_problem(program(model), torch.zeros(1, 1).double(), torch.tensor([0]), ("adjoint",))
     fall = upper_losses(p, full(torch.zeros(1), 1.0), ("adjoint",))["adjoint"].total
     assert Fraction(float(fall[0, 0])) >= 64 + (hidden - 64) * Fraction(1e-16)
 
@@ -233,16 +233,16 @@ def test_a_fall_holds_every_rounding_that_the_identity_names(name):
     """`forward + backward radius + scaling radius` for every layer, in exact arithmetic."""
     model = drawn(NETWORKS[name](), 0)
     images = point(1, 1, *shape(model))
-    p = posed(program(model), images, torch.tensor([0]), ("adjoint",))
+    p = prepared_problem(program(model), images, torch.tensor([0]), ("adjoint",))
     radius = full(images, 0.7)
     fall, radii = upper_losses(p, radius, ("adjoint",))["adjoint"], upper_radii(p.path, radius, "local")
     found = p.whole.part(0)
     for layer, (ahead, back) in found.rounding.items():
-        for rival in range(len(ahead)):
-            wanted = Fraction(float(ahead[rival])) + Fraction(float(back[rival])) * Fraction(float(radii.at[layer]))
+        for other in range(len(ahead)):
+            wanted = Fraction(float(ahead[other])) + Fraction(float(back[other])) * Fraction(float(radii.at[layer]))
             if layer in found.scaling:
-                wanted += Fraction(float(found.scaling[layer][rival])) * Fraction(float(radii.ends[layer]))
-            assert Fraction(float(fall.terms[layer, "rounding"][rival])) >= wanted
+                wanted += Fraction(float(found.scaling[layer][other])) * Fraction(float(radii.ends[layer]))
+            assert Fraction(float(fall.terms[layer, "rounding"][other])) >= wanted
 
 
 # What vanishes ----------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_a_product_that_vanishes_is_no_bound_of_zero():
     with torch.no_grad():
         layer.weight.fill_(1e-50)
     node = one_step(layer, torch.zeros(1, 1).double())
-    assert float(node.spread(full(torch.zeros(1), 1e-290), "local")) > 0
+    assert float(node.propagate(full(torch.zeros(1), 1e-290), "local")) > 0
 
 
 @pytest.mark.parametrize("size", [1e-61, 1e61])
@@ -274,4 +274,4 @@ def test_a_long_sum_is_off_by_more_than_a_short_one():
         layer.weight.copy_(x)
     node = one_step(layer, x)
     exactly = 2 + 3998 * Fraction(1, 2**54)
-    assert abs(Fraction(float(node.output)) - exactly) <= Fraction(float(node.slack))
+    assert abs(Fraction(float(node.output)) - exactly) <= Fraction(float(node.error))

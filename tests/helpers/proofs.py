@@ -4,19 +4,21 @@ import math
 
 import torch
 
-from specguard.certificates.methods import METHODS, Reach, named_methods
-from specguard.certificates.pose import pose
+from specguard.certificates.methods import METHODS, LayerRadii, named_methods
+from specguard.certificates.prepare import prepare_problem
 from specguard.certificates.problem import MarginLoss, Problem
 
 NAMES = tuple(method.name for method in METHODS)
 
 
-def posed(program, images, labels, names=NAMES) -> Problem:
+def prepared_problem(program, images, labels, names=NAMES) -> Problem:
     """The network at these images, as these methods need it."""
-    return pose(program, images, labels, backward=any(method.needs_backward for method in named_methods(names)))
+    return prepare_problem(
+        program, images, labels, backward=any(method.needs_backward for method in named_methods(names))
+    )
 
 
 def upper_losses(p: Problem, radius: torch.Tensor, names=NAMES, largest_entry=math.inf) -> dict[str, MarginLoss]:
     """How much every margin can lose within `radius` of the images, by each of the methods."""
-    reach = Reach(p, radius, largest_entry)
+    reach = LayerRadii(p, radius, largest_entry)
     return {method.name: method.upper_loss(p, reach) for method in named_methods(names)}

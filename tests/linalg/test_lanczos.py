@@ -106,7 +106,7 @@ def exact(A: Tensor) -> Tensor:
     return torch.linalg.svdvals(A.double())
 
 
-def slack(A: Tensor) -> Tensor:
+def error(A: Tensor) -> Tensor:
     """What the arithmetic of an iteration may add, absolutely: some roundings of the largest value."""
     return 1000 * torch.finfo(A.dtype).eps * exact(A)[:, :1]
 
@@ -133,7 +133,7 @@ def found(find: Find, A: Tensor) -> list[tuple[int, SingularTriplets]]:
 
 def law_no_value_is_above_the_exact_one(find: Find, A: Tensor) -> None:
     for k, triplets in found(find, A):
-        assert (triplets.values.double() <= exact(A)[:, :k] + slack(A)).all()
+        assert (triplets.values.double() <= exact(A)[:, :k] + error(A)).all()
 
 
 def law_values_are_sorted_and_not_negative(find: Find, A: Tensor) -> None:
@@ -150,7 +150,7 @@ def law_what_has_converged_is_within_the_tolerance(find: Find, A: Tensor) -> Non
         for tolerance in (TOLERANCE[A.dtype], 1e-2):
             triplets = find(dense_operator(A), seeded(k), k, tolerance=tolerance)
             wrong = (triplets.values.double() - exact(A)[:, :k]).abs()
-            close = (wrong <= tolerance * exact(A)[:, :1] + slack(A)).all(1)
+            close = (wrong <= tolerance * exact(A)[:, :1] + error(A)).all(1)
             assert close[triplets.converged].all()
 
 
@@ -158,7 +158,7 @@ def law_everything_is_found_when_the_space_is_exhausted(find: Find, A: Tensor) -
     for k in numbers(A):
         triplets = find(dense_operator(A), seeded(k), k, tolerance=0.0, most=1000)
         assert triplets.steps <= math.ceil(min(A.shape[1:]) / k)
-        assert ((triplets.values.double() - exact(A)[:, :k]).abs() <= slack(A)).all()
+        assert ((triplets.values.double() - exact(A)[:, :k]).abs() <= error(A)).all()
 
 
 def law_the_usual_call_converges(find: Find, A: Tensor) -> None:
@@ -177,7 +177,7 @@ def law_residuals_are_what_they_are_said_to_be(find: Find, A: Tensor) -> None:
     for _, triplets in found(find, A):
         known = triplets.residuals.isfinite()
         wrong = (triplets.residuals.double() - recomputed(A, triplets)).abs()
-        assert (wrong <= slack(A))[known].all()
+        assert (wrong <= error(A))[known].all()
         assert not (triplets.values + flat(triplets.left).norm(dim=2))[~known].any(), (
             "a place that is not filled yet"
         )
@@ -186,7 +186,7 @@ def law_residuals_are_what_they_are_said_to_be(find: Find, A: Tensor) -> None:
 def law_a_singular_value_lies_within_a_residual(find: Find, A: Tensor) -> None:
     for _, triplets in found(find, A):
         nearest = (triplets.values.double().unsqueeze(2) - exact(A).unsqueeze(1)).abs().amin(2)
-        assert (nearest <= triplets.residuals.double() + slack(A)).all()
+        assert (nearest <= triplets.residuals.double() + error(A)).all()
 
 
 def law_vectors_are_orthonormal(find: Find, A: Tensor) -> None:
@@ -204,7 +204,7 @@ def law_convergence_is_residuals_below_the_tolerance(find: Find, A: Tensor) -> N
         for most in (1, 2, 100):
             triplets = find(dense_operator(A), seeded(), 1, tolerance=tolerance, most=most)
             assert triplets.steps <= most
-            small = (recomputed(A, triplets) <= tolerance * triplets.values.double()[:, :1] + slack(A)).all(1)
+            small = (recomputed(A, triplets) <= tolerance * triplets.values.double()[:, :1] + error(A)).all(1)
             assert small[triplets.converged].all()
             assert triplets.converged.tolist() == (
                 (triplets.residuals <= tolerance * triplets.values[:, :1]).all(1).tolist()
@@ -222,9 +222,9 @@ def law_the_transpose_has_the_same_values_and_the_vectors_swapped(find: Find, A:
     k = min(2, *A.shape[1:])
     forth = find(dense_operator(A), seeded(), k, tolerance=0.0)
     back = find(dense_operator(A.mT), seeded(), k, tolerance=0.0)
-    assert ((forth.values - back.values).double().abs() <= slack(A)).all()
-    assert (recomputed(A.mT, back) <= 4 * slack(A)).all()
-    assert (recomputed(A, replace(back, left=back.right, right=back.left)) <= 4 * slack(A)).all()
+    assert ((forth.values - back.values).double().abs() <= error(A)).all()
+    assert (recomputed(A.mT, back) <= 4 * error(A)).all()
+    assert (recomputed(A, replace(back, left=back.right, right=back.left)) <= 4 * error(A)).all()
 
 
 LAWS = {name.removeprefix("law_"): law for name, law in list(globals().items()) if name.startswith("law_")}
@@ -368,7 +368,7 @@ def test_the_largest_values_of_a_blocks_jacobian_are_those_of_its_matrix(name, d
     found = lower_singular_values(A, seeded(), 2, tolerance=1e-4 if dtype == torch.float32 else 1e-6)
     assert found.converged.all()
     torch.testing.assert_close(found.values.double(), exact(matrix)[:, :2], rtol=1e-4, atol=0)
-    assert (found.values.double() <= exact(matrix)[:, :2] + slack(matrix)).all()
+    assert (found.values.double() <= exact(matrix)[:, :2] + error(matrix)).all()
 
 
 def test_a_network_whose_units_are_off_has_the_values_of_its_matrix():
@@ -385,7 +385,7 @@ def test_a_network_whose_units_are_off_has_the_values_of_its_matrix():
     assert {0, 1, 2, 3} <= set(ranks.tolist()), "every degree of deadness"
     for k in (1, 2, 4):
         found = lower_singular_values(jacobian(f, x), seeded(), k, tolerance=1e-9)
-        assert (found.values <= exact(matrix)[:, :k] + slack(matrix)).all()
+        assert (found.values <= exact(matrix)[:, :k] + error(matrix)).all()
         torch.testing.assert_close(found.values, exact(matrix)[:, :k])
 
 

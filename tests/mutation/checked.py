@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from exact.networks import NETWORKS, drawn, point, shape
-from helpers.proofs import NAMES, posed, upper_losses
+from helpers.proofs import NAMES, prepared_problem, upper_losses
 from specguard.certificates import program
 from specguard.checker import Image, read
 from specguard.studies.recheck import CLOSE
@@ -18,21 +18,21 @@ _NEAR = 1e-4  # of radii, some of which are all rounding, on which two programs 
 
 
 def proved_again(model, x, label, radii):
-    """Every bound of every family is the checker's too, and what is certified it certifies."""
-    p = posed(program(model), x[None], torch.tensor([label]), NAMES)
+    """Every bound of every method is the checker's too, and what is certified it certifies."""
+    p = prepared_problem(program(model), x[None], torch.tensor([label]), NAMES)
     image = Image.of(read(model), x.numpy(), label)
-    places = [image.rivals.index(int(rival)) for rival in p.rivals[:, 0]]
+    places = [image.other_classes.index(int(other)) for other in p.other_classes[:, 0]]
     size = np.abs(image.output).max()
     for radius in radii:
         falls = upper_losses(p, torch.full((1,), radius, dtype=torch.float64), NAMES)
-        for family, fall in falls.items():
+        for method, fall in falls.items():
             claimed = (p.margins - fall.total)[:, 0].numpy()
-            proof = image.proof(radius, family)
-            left = (image.margins - proof.falls)[places]
-            assert (left >= claimed - CLOSE * (np.abs(claimed) + size)).all(), family
-            assert ((left > 0) | (claimed <= 0)).all(), family
+            proof = image.proof(radius, method)
+            left = (image.margins - proof.losses)[places]
+            assert (left >= claimed - CLOSE * (np.abs(claimed) + size)).all(), method
+            assert ((left > 0) | (claimed <= 0)).all(), method
             for step, claimed in fall.radii.items():
-                assert proof.radii[p.names[step]] <= float(claimed[0]) * (1 + _NEAR), (family, p.names[step])
+                assert proof.radii[p.names[step]] <= float(claimed[0]) * (1 + _NEAR), (method, p.names[step])
 
 
 @pytest.mark.parametrize("sizes", [(1.0, 1.0), (0.3, 0.3), (1e-6, 1e6), (1e5, 1e-5)])

@@ -87,7 +87,7 @@ def test_a_certifiable_model_learns_and_what_is_certified_is_not_broken():
     broken = PGD(steps=10)(model, few, theirs, ball).success
     assert not (broken & given.certified).any()
     image = Image.of(read(model), few[0].double().numpy(), int(theirs[0]))
-    assert image.proof(0.05, "local").falls.min() > 0
+    assert image.proof(0.05, "local").losses.min() > 0
 
 
 def test_patches_must_divide_the_image():

@@ -80,7 +80,7 @@ def test_a_diagnosis_is_made_of_the_numbers_of_both_summaries():
     assert {key: found.measures[key] for key in expected} == pytest.approx(expected)
     assert set(found.measures) == set(MEASURES)
     every = [s + shift for s in (2, 1, 6) for shift in (-0.1, 0.1)]
-    assert found.spread == pytest.approx(np.std(every))
+    assert found.propagate == pytest.approx(np.std(every))
     logs = [sum(np.log(1 + s + shift) for s in (2, 1, 6)) for shift in (-0.1, 0.1)]
     assert found.measures["log_product"] == pytest.approx(np.mean(logs))
 

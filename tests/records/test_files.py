@@ -31,7 +31,7 @@ from specguard.models.checkpoint import load_weights
 from specguard.models.pretrained import huggingface_config, huggingface_statistics
 from specguard.records import files, io, store
 from specguard.records.ledger import Ledger
-from specguard.records.shards import Place, Shard
+from specguard.records.shards import Shard, StudyFolder
 from specguard.records.spectrum import SpectrumRecord
 from specguard.report import read_run, write_report
 
@@ -165,7 +165,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "the hash of pictures": ("x.png", lambda folder: Pictures((folder / "x.png",), 4).digest()),
     "a shard": (
         "shards/0-of-2/records.jsonl",
-        lambda folder: Ledger(Place(folder), {0: 0}, 1, SpectrumRecord, lambda record: True).read(),
+        lambda folder: Ledger(StudyFolder(folder), {0: 0}, 1, SpectrumRecord, lambda record: True).read(),
     ),
 }
 

@@ -63,7 +63,7 @@ def test_a_recipe_is_collected_without_a_problem_and_shows_the_numbers_its_json_
                 known["unknown"],
             )
             assert {method: by.count for method, by in row.by.items()} == {
-                family: by["count"] for family, by in known["by"].items()
+                method: by["count"] for method, by in known["by"].items()
             }
         assert {name: each.median for name, each in study.summary.largest.items()} == {
             name: each["median"] for name, each in record["largest"].items()

@@ -148,7 +148,7 @@ def test_a_study_that_was_cut_short_ends_with_the_same_records(complete, tmp_pat
         {"sample": 3}, {"label": 9}, {"margin": None}, {"margin": "1"}, {"method": "magic"}, {"largest": {}},
         {"largest": dict.fromkeys(METHOD_NAMES, -1.0)}, {"losses": {"head": "much"}}, {"radii": []}, {"extra": 1},
         {"sample": 8}, {"sample": True}, {"label": None}, {"method": None}, {"method": "naive"},
-        {"failures": {"local": "none"}}, {"family": "local"}, {"predicted": -1}, {"input": 7},
+        {"failures": {"local": "none"}}, {"method": "local"}, {"predicted": -1}, {"input": 7},
         {"largest": dict.fromkeys(METHOD_NAMES[::-1], 1.0)}, {"norms": {"head": {"norm": -1.0}}},
         {"proofs": {"magic": {}}}, {"proofs": {"local": {}}},
     ],

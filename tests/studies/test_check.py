@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from specguard.attacks import APGD
-from specguard.certificates import pose
+from specguard.certificates import prepare
 from specguard.certificates.attention import local as tightened
 from specguard.certificates.attention import point as attention
 from specguard.certificates.layers import affine, sll
@@ -649,8 +649,8 @@ def test_certificates_of_a_network_with_sll_are_right(tmp_path):
 PLANTED_IN_SLL = {
     "T": (sll, "SLLNode", lambda old: lambda x, inner, B, *a: old(x, inner, B / 0.9, *a), "its margin"),
     "the factor 2": (sll, "SLLNode", lambda old: lambda x, inner, B, *a: old(x, inner, B / 2, *a), "its margin"),
-    "its spread": (sll.SLLNode, "spread", half, "claims a"),
-    "its remainder": (sll.SLLNode, "pull", lambda old: lambda self, g: replace(
+    "its spread": (sll.SLLNode, "propagate", half, "claims a"),
+    "its remainder": (sll.SLLNode, "vjp", lambda old: lambda self, g: replace(
         old(self, g), remainder=old(self, g / 2).remainder), "adjoint claims a"),
 }  # fmt: skip
 
@@ -664,7 +664,7 @@ def test_a_prover_that_is_wrong_about_sll_is_found_out(name, tmp_path, monkeypat
     if named == "its margin":  # the prover finds this out by itself
         with pytest.raises(SoundnessError, match="computes something else than its layers say"):
             certified(tmp_path / "by itself", QUICK, **subject)
-    monkeypatch.setattr(pose, "_check_same", lambda *arguments: None)
+    monkeypatch.setattr(prepare, "_check_same", lambda *arguments: None)
     file = certified(tmp_path / "study", QUICK, **subject)
     monkeypatch.undo()
     with pytest.raises(SoundnessError, match=named):

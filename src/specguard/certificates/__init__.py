@@ -4,7 +4,7 @@ from specguard.certificates.certificate import certify
 from specguard.certificates.crown import CROWN
 from specguard.certificates.linear import fitted_linear, lower_linear_radii
 from specguard.certificates.methods import METHODS, Method, named_methods
-from specguard.certificates.node import Node, Pull, length, up
+from specguard.certificates.node import VJP, Node, length, up
 from specguard.certificates.rules import program, register_rule
 from specguard.certificates.smoothing import Smoothed, smoothed
 from specguard.certificates.value import Certificate
@@ -14,11 +14,11 @@ from specguard.records.smoothing import Smoothing
 __all__ = [
     "CROWN",
     "METHODS",
+    "VJP",
     "Attempt",
     "Certificate",
     "Method",
     "Node",
-    "Pull",
     "Smoothed",
     "Smoothing",
     "Verifier",

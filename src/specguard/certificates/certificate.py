@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from specguard.certificates.every_method import certify_all
 from specguard.certificates.methods import METHODS, Method, named_methods
-from specguard.certificates.pose import check_request
+from specguard.certificates.prepare import check_request
 from specguard.certificates.rules import Program, program
 from specguard.certificates.stop_early import EarlyStop
 from specguard.certificates.value import Certificate

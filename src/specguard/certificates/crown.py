@@ -60,9 +60,11 @@ class CROWN:
         lower = torch.full(wanted.shape, -torch.inf, dtype=torch.float64, device=images.device)
         reasons: list[str | None] = []
         for number, image in enumerate(images.double()):
-            rivals = wanted[number].nonzero()[:, 0]
+            other_classes = wanted[number].nonzero()[:, 0]
             try:
-                lower[number, rivals] = self._bounds.margins(image[None], int(labels[number]), rivals, ball)
+                lower[number, other_classes] = self._bounds.margins(
+                    image[None], int(labels[number]), other_classes, ball
+                )
                 reasons.append(None)
             except Exception as error:  # noqa: BLE001 - of whatever kind: a stranger's failure proves nothing
                 reasons.append(f"{type(error).__name__}: {error}".partition("\n")[0])
@@ -78,8 +80,8 @@ class _Bounds:
         self.lowered = lower(model, shape)
         self._graph: Any = None
 
-    def margins(self, x: Float[Tensor, "1 *shape"], label: int, rivals: Tensor, ball: Ball) -> Tensor:
-        """`f_label - f_j` over the ball from below, for each of the rivals; anything doubtful is an error."""
+    def margins(self, x: Float[Tensor, "1 *shape"], label: int, other_classes: Tensor, ball: Ball) -> Tensor:
+        """`f_label - f_j` over the ball from below, for each other class; anything doubtful is an error."""
         with _float64(), torch.no_grad():
             graph = self._made(x)
             logits = self.exact.to(x.device)(x)
@@ -88,12 +90,12 @@ class _Bounds:
             if not float((graph(x) - logits).abs().max()) <= _SAME * scale:
                 raise ConfigError("the graph does not compute what the model computes")
             eye = torch.eye(logits.shape[1], dtype=x.dtype, device=x.device)
-            C = (eye[label] - eye[rivals])[None]
+            C = (eye[label] - eye[other_classes])[None]
             norm = 2.0 if ball.norm == "l2" else float("inf")
             moved = self.library.BoundedTensor(x, self.library.PerturbationLpNorm(norm=norm, eps=ball.radius))
             lower, _ = graph.compute_bounds(x=(moved,), C=C, method=self.method, bound_upper=False)
             lower = lower.detach().reshape(-1)
-            if lower.dtype != torch.float64 or lower.shape != rivals.shape or not lower.isfinite().all():
+            if lower.dtype != torch.float64 or lower.shape != other_classes.shape or not lower.isfinite().all():
                 raise ConfigError("the bounds are not finite numbers in float64, one for every rival")
             return lower - _TOLERANCE * scale
 
@@ -170,9 +172,9 @@ def _check_canaries(library: Any, method: Method) -> None:
 
 
 def _check_canary(bounds: _Bounds, name: str, x: Tensor, ball: Ball) -> None:
-    rivals, name = torch.tensor([1, 2]), f"{name} ({ball.norm} {ball.radius:g})"
+    other_classes, name = torch.tensor([1, 2]), f"{name} ({ball.norm} {ball.radius:g})"
     try:
-        lower = bounds.margins(x, 0, rivals, ball)
+        lower = bounds.margins(x, 0, other_classes, ball)
     except Exception as error:  # noqa: BLE001 - as above
         raise ConfigError(f"auto_LiRPA failed a canary, {name}, and is not used: {error}") from None
     if bool((lower > _least_found(bounds.exact, x, ball)).any()):
@@ -181,16 +183,16 @@ def _check_canary(bounds: _Bounds, name: str, x: Tensor, ball: Ball) -> None:
         )
 
 
-def _least_found(model: nn.Module, x: Tensor, ball: Ball) -> Float[Tensor, " rival"]:
+def _least_found(model: nn.Module, x: Tensor, ball: Ball) -> Float[Tensor, " other"]:
     """The least of each margin that steps along its gradient find in the ball."""
     found = []
-    for rival in (1, 2):
+    for other in (1, 2):
         moved = x.clone()
         values = []
         for step in range(12):
             point = moved.requires_grad_()
             logits = model(point)[0]
-            margin = logits[0] - logits[rival]
+            margin = logits[0] - logits[other]
             values.append(margin.detach())
             (slope,) = torch.autograd.grad(margin, point)
             moved = ball.project(point.detach() - ball.steepest(slope) * ball.radius * 2 * 0.7**step, x)

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specguard.certificates.methods import Method, Reach, losses_of
-from specguard.certificates.pose import Clock, check_same_function, digest, pose
+from specguard.certificates.methods import LayerRadii, Method, losses_of
+from specguard.certificates.prepare import Clock, check_same_function, digest, prepare_problem
 from specguard.certificates.problem import (
     MarginLoss,
     Problem,
@@ -36,10 +36,10 @@ def certify_all(
     """A certificate for every ball; the network is looked at once."""
     clock, size = Clock(images), images[0].numel()
     with clock.stage("forward"):
-        p = pose(about, images, labels, backward=any(method.needs_backward for method in methods))
+        p = prepare_problem(about, images, labels, backward=any(method.needs_backward for method in methods))
     losses: list[dict[str, MarginLoss]] = []
     for ball in balls:
-        reach = Reach(p, torch.full_like(p.margins[0], l2_radius(ball, size)), largest_entry(ball))
+        reach = LayerRadii(p, torch.full_like(p.margins[0], l2_radius(ball, size)), largest_entry(ball))
         at_ball: dict[str, MarginLoss] = {}
         for method in methods:
             with clock.stage(method.name, p):
@@ -96,7 +96,7 @@ def _proofs(p: Problem, loss: MarginLoss, radius: Float[Tensor, " batch"]) -> li
     hardest = left.argmin(0)[None]
     columns = {
         "radius": radius,
-        "other_class": p.rivals.gather(0, hardest)[0],
+        "other_class": p.other_classes.gather(0, hardest)[0],
         "margin": p.margins.gather(0, hardest)[0],
         "loss": loss.total.gather(0, hardest)[0],
     }
@@ -134,7 +134,7 @@ def _norms(p: Problem, count: int) -> tuple[Norms, ...]:
 
 
 def _explained(
-    p: Problem, losses: Mapping[str, MarginLoss], lower: Mapping[str, Float[Tensor, "rival batch"]]
+    p: Problem, losses: Mapping[str, MarginLoss], lower: Mapping[str, Float[Tensor, "other batch"]]
 ) -> tuple[Mapping[str, float], ...]:
     """The terms of each image's best method at the class that is closest to winning, largest first."""
     names = list(losses)
@@ -146,7 +146,7 @@ def _explained(
     explained = []
     for image, number in enumerate(best):
         name = names[number]
-        rival = hardest[name][image]
-        terms = {described(key, p.names): float(term[rival, image]) for key, term in columns[name].items()}
+        other = hardest[name][image]
+        terms = {described(key, p.names): float(term[other, image]) for key, term in columns[name].items()}
         explained.append(dict(sorted(terms.items(), key=lambda item: -item[1])))
     return tuple(explained)

@@ -1,7 +1,7 @@
 """The baseline of every table: a linear classifier on the pixels, whose certificate is exact.
 
-The boundary between the label y and a rival j is a hyperplane, `margin / ||w_y - w_j||*` away; no search and no
-remainder. A certificate for a network counts where it beats this.
+The boundary between the label y and another class j is a hyperplane, `margin / ||w_y - w_j||*` away; no search and
+no remainder. A certificate for a network counts where it beats this.
 """
 
 import torch
@@ -44,8 +44,8 @@ def lower_linear_radii(
 ) -> Float[Tensor, " batch"]:
     """The largest radius at which no perturbation changes the class of each image: 0 where it is wrong already.
 
-    `min_j (<w_y - w_j, x> + b_y - b_j) / ||w_y - w_j||*`, with the dual norm: l2 for l2, l1 for linf. A rival with
-    the same weights never wins, or always has.
+    `min_j (<w_y - w_j, x> + b_y - b_j) / ||w_y - w_j||*`, with the dual norm: l2 for l2, l1 for linf. A class
+    with the same weights never wins, or always has.
 
     Guarantee: lower bound on the distance of the boundary of the exact function of the stored weights; float64,
     rounding included; exact up to that. The box of pixels is not used.
@@ -61,13 +61,13 @@ def lower_linear_radii(
     for what, values in (("an image", x), ("the weight", W), ("the bias", b)):
         accountable(f"the largest entry of {what}", float(values.abs().max()))
     least = x.new_full((len(x),), torch.inf)
-    for rival in range(len(W)):
-        D, c = W[labels] - W[rival], b[labels] - b[rival]  # one rounding of each entry
-        size = lifted((D.abs() * x.abs()).sum(1) + b[labels].abs() + b[rival].abs(), len(W.mT) + 8)
+    for other in range(len(W)):
+        D, c = W[labels] - W[other], b[labels] - b[other]  # one rounding of each entry
+        size = lifted((D.abs() * x.abs()).sum(1) + b[labels].abs() + b[other].abs(), len(W.mT) + 8)
         # Differences, products, their sum and the bias: (entries + 4) roundings at most on any path.
         margin = (D * x).sum(1) + c - gamma(len(W.mT) + 8) * size - FLOOR
         steep = upper_length(D) if norm == "l2" else lifted(D.abs().sum(1), D.shape[1] + 8)
         steep = lifted(steep, 8)  # for the difference that D is
         reach = torch.where(steep > 0, margin / steep * (1 - 8 * UNIT), torch.where(margin > 0, torch.inf, 0.0))
-        least = torch.where(labels == rival, least, torch.minimum(least, reach))
+        least = torch.where(labels == other, least, torch.minimum(least, reach))
     return least.clamp(min=0)

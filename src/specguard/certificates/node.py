@@ -1,8 +1,8 @@
 """A layer at a point: what a rule knows of it, and what a proof may ask.
 
 The point z is a number in the machine. Every claim is about the exact function f of the stored weights at exactly
-this z, and whatever a computed tensor may differ from the exact one is a `slack` that comes with it. So radii
-measure distances from *computed* points, a slack is one more addend of a radius, and so rounding is accounted for.
+this z, and whatever a computed tensor may differ from the exact one is a `error` that comes with it. So radii
+measure distances from *computed* points, a error is one more addend of a radius, and so rounding is accounted for.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,20 +18,20 @@ from specguard.linalg import gamma, lifted, upper_length
 
 Method = Literal["naive", "specformer", "lofast", "lofast2", "local"]
 Radius = Float[Tensor, "*point batch"]
-Adjoint = Float[Tensor, "rival batch *_"]
-Terms = Mapping[str, Float[Tensor, "*point rival batch"]]
+Adjoint = Float[Tensor, "other batch *_"]
+Terms = Mapping[str, Float[Tensor, "*point other batch"]]
 
 
 @dataclass(frozen=True)
-class Pull:
+class VJP:
     """A linear functional g of a layer's output, seen from its input.
 
-    `adjoint` is `Df(z)^T g` up to `slack`. `remainder(delta)` bounds, term by term, what the linear part leaves
+    `adjoint` is `Df(z)^T g` up to `error`. `remainder(delta)` bounds, term by term, what the linear part leaves
     out: their sum is at least `sup |<g, f(z + D) - f(z) - Df(z) D>|` over `||D|| <= delta`.
     """
 
     adjoint: Adjoint
-    slack: Float[Tensor, "rival batch"]
+    error: Float[Tensor, "other batch"]
     remainder: Callable[[Radius], Terms]
 
 
@@ -39,7 +39,7 @@ class Pull:
 class Node(Protocol):
     """A layer f at a point z, for a batch of images.
 
-    `output` is f(z) up to `slack`, an l2 distance per image. An `affine` layer has no remainder.
+    `output` is f(z) up to `error`, an l2 distance per image. An `affine` layer has no remainder.
     """
 
     affine: bool
@@ -48,12 +48,12 @@ class Node(Protocol):
     def output(self) -> Tensor: ...
 
     @property
-    def slack(self) -> Float[Tensor, " batch"]: ...
+    def error(self) -> Float[Tensor, " batch"]: ...
 
-    def spread(self, radius: Radius, method: Method) -> Radius:
+    def propagate(self, radius: Radius, method: Method) -> Radius:
         """At least `sup ||f(z + D) - f(z)||` over `||D|| <= radius`, by the means of `method`."""
 
-    def pull(self, g: Adjoint) -> Pull: ...
+    def vjp(self, g: Adjoint) -> VJP: ...
 
 
 Rule = Callable[[Tensor], Node]
@@ -82,7 +82,7 @@ def length(x: Float[Tensor, "batch *shape"], axes: int = 1) -> Float[Tensor, "..
     return upper_length(x.reshape(*x.shape[:axes], -1))
 
 
-def product_slack(terms: int, *sizes: Tensor | float) -> Tensor:
+def product_error(terms: int, *sizes: Tensor | float) -> Tensor:
     """What a computed product may be wrong by in the Frobenius norm: sums of `terms`, factors of these sizes."""
     total = torch.as_tensor(gamma(terms + 4), dtype=torch.float64)
     for size in sizes:

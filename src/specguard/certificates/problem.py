@@ -18,7 +18,7 @@ from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.linalg import UNIT
 
-Drops = Float[Tensor, "*point rival batch"]
+Drops = Float[Tensor, "*point other batch"]
 Term = tuple[Position, str]  # a step and what it adds; no step for what belongs to the whole
 WHOLE: Position = ()
 FROM_HERE = "first order from here on"
@@ -58,16 +58,16 @@ class Backward:
 class Problem:
     """Images at which a network is looked at, margins there, and the functionals of all other classes taken back.
 
-    `rivals[r, b]` is the r-th other class of image b. `tail` has gone through the last linear layer only, for every
-    one of them; `whole` goes through the network, for those that need it.
+    `other_classes[r, b]` is the r-th other class of image b. `tail` has gone through the last linear layer, with
+    all of them; `whole` goes through the network, for those that need it.
     """
 
     path: Path
     names: Mapping[Position, str]  # of all steps, each another
     labels: Int[Tensor, " batch"]
     predicted: Int[Tensor, " batch"]
-    rivals: Int[Tensor, "rival batch"]
-    margins: Float[Tensor, "rival batch"]  # as computed, lowered by the rounding of the difference
+    other_classes: Int[Tensor, "other batch"]
+    margins: Float[Tensor, "other batch"]  # as computed, lowered by the rounding of the difference
     tail: BackwardPass
     whole: Backward | None
 
@@ -76,39 +76,41 @@ def problem(
     path: Path,
     output: Float[Tensor, "batch class_"],
     labels: Int[Tensor, " batch"],
-    some_rivals: int,
+    classes_at_once: int,
     proved: Bool[Tensor, "batch class_"] | None = None,
 ) -> Problem:
-    """The margins of every rival, those first that the local bound leaves the least room.
+    """The margins of every other class, those first that the local bound leaves the least room.
 
-    `some_rivals` of them at a time are taken back through the whole network; zero leaves the adjoint out. Those
+    `classes_at_once` of them at a time are taken back through the whole network; zero leaves the adjoint out. Those
     that are `proved` already come last, and no more at a time are taken back than some image has open.
     """
     if output.ndim != 2 or output.shape[1] < 2:
         raise ConfigError(f"a classifier gives at least two logits for every image, not {tuple(output.shape[1:])}")
     count, classes = output.shape
     others = torch.arange(classes, device=output.device).expand(count, -1)
-    rivals = others[others != labels[:, None]].view(count, classes - 1).mT
-    chosen, given = output.gather(1, labels[:, None]), output.gather(1, rivals.mT)
+    other_classes = others[others != labels[:, None]].view(count, classes - 1).mT
+    chosen, given = output.gather(1, labels[:, None]), output.gather(1, other_classes.mT)
     margins = (chosen - given - 2 * UNIT * (chosen.abs() + given.abs())).mT
     tail = _tail(path)
-    g = _functionals(rivals, labels, classes)
+    g = _functionals(other_classes, labels, classes)
     size = backward_pass(tail, g).before[0][1] if tail else length(g, 2)
     room = margins / torch.where(size > 0, size, 1.0)
     if proved is not None:
-        shut = proved.gather(1, rivals.mT).mT
+        shut = proved.gather(1, other_classes.mT).mT
         room = torch.where(shut, torch.inf, room)
-        some_rivals = min(some_rivals, max(int((~shut).sum(0).amax()), 1))
+        classes_at_once = min(classes_at_once, max(int((~shut).sum(0).amax()), 1))
     order = room.argsort(0)
-    rivals, margins = rivals.gather(0, order), margins.gather(0, order)
+    other_classes, margins = other_classes.gather(0, order), margins.gather(0, order)
     g = g.gather(0, order[..., None].expand_as(g))
-    whole = Backward(path, g, some_rivals) if some_rivals else None
-    return Problem(path, names(path), labels, output.argmax(1), rivals, margins, backward_pass(tail, g), whole)
+    whole = Backward(path, g, classes_at_once) if classes_at_once else None
+    return Problem(
+        path, names(path), labels, output.argmax(1), other_classes, margins, backward_pass(tail, g), whole
+    )
 
 
-def _functionals(rivals: Tensor, labels: Tensor, classes: int) -> Float[Tensor, "rival batch class_"]:
+def _functionals(other_classes: Tensor, labels: Tensor, classes: int) -> Float[Tensor, "other batch class_"]:
     eye = torch.eye(classes, dtype=torch.float64, device=labels.device)
-    return eye[labels] - eye[rivals]
+    return eye[labels] - eye[other_classes]
 
 
 def described(term: Term, names: Mapping[Position, str]) -> str:
@@ -135,18 +137,18 @@ class MarginLoss:
 Losses = Callable[[Radius], MarginLoss]  # at these radii, one for every image
 
 
-def contributions(pulls: BackwardPass, radii: Radii) -> dict[Term, Drops]:
+def contributions(backward: BackwardPass, radii: Radii) -> dict[Term, Drops]:
     """Every remainder, and every layer's rounding."""
     found: dict[Term, Drops] = {}
-    for step, pull in pulls.pulls.items():
-        for term, value in pull.remainder(radii.at[step]).items():
+    for step, vjp in backward.vjps.items():
+        for term, value in vjp.remainder(radii.at[step]).items():
             if term in _OURS:
                 raise ConfigError(f"a rule calls what it leaves out {term!r}, which is the name of another term")
             found[step, term] = value
-    for step, (forward, backward) in pulls.rounding.items():
-        wrong = forward + backward * radii.at[step][..., None, :]
-        if step in pulls.scaling:
-            wrong = wrong + pulls.scaling[step] * radii.ends[step][..., None, :]
+    for step, (forward, from_behind) in backward.rounding.items():
+        wrong = forward + from_behind * radii.at[step][..., None, :]
+        if step in backward.scaling:
+            wrong = wrong + backward.scaling[step] * radii.ends[step][..., None, :]
         found[step, "rounding"] = up(wrong)
     return found
 
@@ -203,7 +205,7 @@ def lower_radius(
 
 
 def _first_guess(p: Problem) -> Float[Tensor, " batch"]:
-    """About where the first-order bound of the hardest rival ends: only where to look, not a bound."""
+    """About where the first-order bound of the hardest other class ends: only where to look, not a bound."""
     if p.whole is not None:
         size = p.whole.part(0).before[0][1]
     else:
@@ -212,10 +214,10 @@ def _first_guess(p: Problem) -> Float[Tensor, " batch"]:
     return ratio.amin(0).clamp(min=0)
 
 
-def by_class(p: Problem, values: Float[Tensor, "rival batch"]) -> Float[Tensor, "batch class_"]:
-    """Values of rivals in the places of their classes, infinity in the label's."""
+def by_class(p: Problem, values: Float[Tensor, "other batch"]) -> Float[Tensor, "batch class_"]:
+    """Values of other classes in the places of their classes, infinity in the label's."""
     whole = values.new_full((values.shape[1], values.shape[0] + 1), torch.inf)
-    return whole.scatter(1, p.rivals.mT, values.mT)
+    return whole.scatter(1, p.other_classes.mT, values.mT)
 
 
 def now(like: Tensor) -> float:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specguard.certificates import rules
-from specguard.certificates.node import LARGEST, Adjoint, Method, Node, Pull, Radius, accountable, length, up
+from specguard.certificates.node import LARGEST, VJP, Adjoint, Method, Node, Radius, accountable, length, up
 from specguard.errors import ConfigError
 from specguard.linalg import UNIT
 
@@ -30,13 +30,13 @@ class LayerAtPoint:
 
 @dataclass(frozen=True)
 class ResidualAtPoint:
-    """`z + scale branch(z)` at a point; `slack` is what adding may be wrong by."""
+    """`z + scale branch(z)` at a point; `error` is what adding may be wrong by."""
 
     position: Position
     name: str
     scale: float
     branch: "tuple[LayerAtPoint | ResidualAtPoint, ...]"
-    slack: Float[Tensor, " batch"]
+    error: Float[Tensor, " batch"]
 
 
 Path = tuple[LayerAtPoint | ResidualAtPoint, ...]
@@ -62,8 +62,8 @@ def forward_pass(
                 shapes = f"{tuple(x.shape[1:])} and {tuple(change.shape[1:])}"
                 raise ConfigError(f"{step.name} adds its input and its branch, which are of shapes {shapes}")
             total = x + step.scale * change
-            slack = up(2 * UNIT * (length(total) + abs(step.scale) * length(change)))
-            path.append(ResidualAtPoint(position, step.name, step.scale, branch, slack))
+            wrong = up(2 * UNIT * (length(total) + abs(step.scale) * length(change)))
+            path.append(ResidualAtPoint(position, step.name, step.scale, branch, wrong))
             x = total
         if not x.isfinite().all():
             raise ConfigError(f"{step.name} gives numbers that are not finite")
@@ -87,7 +87,7 @@ class Radii:
 def upper_radii(path: Path, radius: Radius, method: Method) -> Radii:
     """The radius at every layer, for inputs within `radius` of the computed one.
 
-    `radius_{k+1} = spread_k(radius_k) + slack_k`, and branches add.
+    `radius_{k+1} = propagate_k(radius_k) + error_k`, and branches add.
 
     Guarantee: upper bounds on the distance of the exact, perturbed value from the computed, clean one.
     Reference: LoFAST, section 5.2 (network propagation).
@@ -97,12 +97,12 @@ def upper_radii(path: Path, radius: Radius, method: Method) -> Radii:
     for place in path:
         at[place.position] = radius
         if isinstance(place, LayerAtPoint):
-            radius = up(place.node.spread(radius, method) + place.node.slack)
+            radius = up(place.node.propagate(radius, method) + place.node.error)
         else:
             branch = upper_radii(place.branch, radius, method)
             at |= branch.at
             ends |= {**branch.ends, place.position: branch.out}
-            radius = up(radius + abs(place.scale) * branch.out + place.slack)
+            radius = up(radius + abs(place.scale) * branch.out + place.error)
     return Radii(at, ends, radius)
 
 
@@ -113,45 +113,45 @@ class BackwardPass:
     `before` holds the length of the adjoint at the input of every step of the path, in order.
     """
 
-    pulls: dict[Position, Pull]
-    rounding: dict[Position, tuple[Float[Tensor, "rival batch"], Float[Tensor, "rival batch"]]]
-    scaling: dict[Position, Float[Tensor, "rival batch"]]
-    before: tuple[tuple[Position, Float[Tensor, "rival batch"]], ...]
+    vjps: dict[Position, VJP]
+    rounding: dict[Position, tuple[Float[Tensor, "other batch"], Float[Tensor, "other batch"]]]
+    scaling: dict[Position, Float[Tensor, "other batch"]]
+    before: tuple[tuple[Position, Float[Tensor, "other batch"]], ...]
     adjoint: Adjoint
 
 
 def backward_pass(path: Path, g: Adjoint) -> BackwardPass:
     """The functional g of the output taken back through the path.
 
-    `rounding[step]` is a pair: what the layer's forward slack costs, and what to multiply its radius by for the
+    `rounding[step]` is a pair: what the layer's forward error costs, and what to multiply its radius by for the
     backward one. `scaling[step]` is what to multiply the radius at the end of a fork's branch by.
     """
     scaling: dict[Position, Tensor] = {}
-    pulls: dict[Position, Pull] = {}
+    vjps: dict[Position, VJP] = {}
     rounding: dict[Position, tuple[Tensor, Tensor]] = {}
     before: list[tuple[Position, Tensor]] = []
     for place in reversed(path):
         size = length(g, 2)
         if isinstance(place, LayerAtPoint):
-            pull = place.node.pull(g)
-            pulls[place.position] = pull
-            rounding[place.position] = (up(size * place.node.slack), pull.slack)
-            g = pull.adjoint
+            vjp = place.node.vjp(g)
+            vjps[place.position] = vjp
+            rounding[place.position] = (up(size * place.node.error), vjp.error)
+            g = vjp.adjoint
             if g.shape[1:] != place.shape:
                 raise ConfigError(f"the rule of {place.name or 'the model'} gives an adjoint of another shape")
         else:
             inner = backward_pass(place.branch, g * place.scale)
-            pulls |= inner.pulls
+            vjps |= inner.vjps
             rounding |= inner.rounding
             total = g + inner.adjoint
-            rounding[place.position] = (up(size * place.slack), up(2 * UNIT * length(total, 2)))
+            rounding[place.position] = (up(size * place.error), up(2 * UNIT * length(total, 2)))
             factor = 0.0 if abs(place.scale) == 1 else 2 * UNIT * abs(place.scale)
             scaling |= {**inner.scaling, place.position: up(factor * size)}
             g = total
         if not g.isfinite().all():
             raise ConfigError(f"the derivative of {place.name} is not finite")
         before.append((place.position, length(g, 2)))
-    return BackwardPass(pulls, rounding, scaling, tuple(reversed(before)), g)
+    return BackwardPass(vjps, rounding, scaling, tuple(reversed(before)), g)
 
 
 def names(path: Path) -> dict[Position, str]:

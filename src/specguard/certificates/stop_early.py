@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specguard.certificates.methods import Method, Reach
-from specguard.certificates.pose import Clock, check_same_function, digest, pose
+from specguard.certificates.methods import LayerRadii, Method
+from specguard.certificates.prepare import Clock, check_same_function, digest, prepare_problem
 from specguard.certificates.problem import Problem, by_class, l2_radius, largest_entry
 from specguard.certificates.rules import Program
 from specguard.certificates.value import Certificate
@@ -27,7 +27,7 @@ class EarlyStop:
         self.failures: list[dict[str, str]] = [{} for _ in labels]
         self.clock = Clock(images)
         with self.clock.stage("forward"):
-            p = pose(about, images, labels, backward=False)
+            p = prepare_problem(about, images, labels, backward=False)
             check_same_function(about, images, torch.full_like(p.margins[0], l2_radius(ball, images[0].numel())))
         self.predicted, self.margins = p.predicted, by_class(p, p.margins)
         self.best = torch.full_like(self.margins, -torch.inf).scatter(1, labels[:, None], torch.inf)
@@ -80,13 +80,15 @@ class EarlyStop:
             p = self._posed(left, method.needs_backward)
         with self.clock.stage(method.name, p):
             radius = torch.full_like(p.margins[0], l2_radius(self.ball, self.images[0].numel()))
-            loss = method.upper_loss(p, Reach(p, radius, largest_entry(self.ball)))
+            loss = method.upper_loss(p, LayerRadii(p, radius, largest_entry(self.ball)))
             return by_class(p, p.margins - loss.total)
 
     def _posed(self, left: Tensor, backward: bool) -> Problem:
         if not torch.equal(left, self._at) or backward != (self._problem.whole is not None):
             proved = self.best[left] > 0
-            self._problem = pose(self.about, self.images[left], self.labels[left], backward=backward, proved=proved)
+            self._problem = prepare_problem(
+                self.about, self.images[left], self.labels[left], backward=backward, proved=proved
+            )
             self._at = left
         return self._problem
 

@@ -48,7 +48,7 @@ class Verifier(Protocol):
         ball: Ball,
         wanted: Bool[Tensor, "batch class_"],
     ) -> Attempt:
-        """Lower bounds on the margins of the wanted rivals of every image, in float64; the others may be -inf."""
+        """Lower bounds on the margins over the wanted classes, in float64; those over others may be -inf."""
 
 
 def check_verifiers(verifiers: tuple[Verifier, ...]) -> None:

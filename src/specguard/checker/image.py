@@ -1,4 +1,4 @@
-"""The proof for one image once more, from its pixels on: margins, and how far each can fall by each family."""
+"""The proof for one image once more, from its pixels on: margins, and how far each can fall by each method."""
 
 import math
 from collections.abc import Iterator
@@ -20,9 +20,9 @@ from specguard.checker.propagate import (
 )
 from specguard.checker.reading import Reading
 
-Terms = dict[tuple[Position, str], Array]  # (step, term): per rival; no step for what belongs to the whole
+Terms = dict[tuple[Position, str], Array]  # (step, term): per other class; no step for what belongs to the whole
 _WHOLE: Position = ()
-_SOME = 32  # rivals that are taken back through the whole network at a time
+_SOME = 32  # other classes that are taken back through the whole network at a time
 _NEAR = 1e-6  # of the logits: what is so close to being open is taken to be
 _METHODS = {"naive": "naive", "specformer": "specformer", "lofast": "lofast"}
 METHODS = (*_METHODS, "local", "adjoint", "mixed")
@@ -30,7 +30,7 @@ METHODS = (*_METHODS, "local", "adjoint", "mixed")
 
 @dataclass(frozen=True)
 class Image:
-    """A network at one image, and the margins of its label over every rival class."""
+    """A network at one image, and the margins of its label over every other class class."""
 
     reading: Reading
     pixels: Array
@@ -59,24 +59,24 @@ class Image:
         return names(self.path)
 
     @property
-    def rivals(self) -> list[int]:
+    def other_classes(self) -> list[int]:
         return [j for j in range(len(self.output)) if j != self.label]
 
     @cached_property
     def margins(self) -> Array:
         """`f_y - f_j` of the computed logits, from below."""
         logits = Box.exact(self.output)
-        difference = logits[self.label] - logits[self.rivals]
+        difference = logits[self.label] - logits[self.other_classes]
         return np.asarray(difference.mid - outward(difference.rad))
 
     @cached_property
     def _functionals(self) -> Array:
         eye = np.eye(len(self.output))
-        return np.asarray(eye[self.label] - eye[self.rivals])
+        return np.asarray(eye[self.label] - eye[self.other_classes])
 
     @cached_property
     def _order(self) -> Array:
-        """Rivals by the room that the last linear layer leaves them."""
+        """Other classes by the room that the last linear layer leaves them."""
         size = longest(Box.exact(self._functionals), 1) if self._tail is None else self._tail.before[0][1]
         return np.asarray(np.argsort(self.margins / np.where(size > 0, size, 1.0), kind="stable"))
 
@@ -85,7 +85,7 @@ class Image:
         return {}
 
     def _whole(self, begin: int) -> BackwardPass:
-        """Some rivals, in this order from `begin` on, taken back through the whole network."""
+        """Some other classes, in this order from `begin` on, taken back through the whole network."""
         if begin not in self._known:
             self._known[begin] = backward_pass(self.path, self._functionals[self._order[begin : begin + _SOME]])
         return self._known[begin]
@@ -99,35 +99,35 @@ class Image:
             else None
         )
 
-    def proof(self, radius: float, family: str, largest_entry: float = math.inf) -> "Proof":
-        """How far every margin can fall within `radius` by this family, and what that rests on.
+    def proof(self, radius: float, method: str, largest_entry: float = math.inf) -> "Proof":
+        """How far every margin can fall within `radius` by this method, and what that rests on.
 
         `largest_entry` bounds every entry of the perturbation as well, as in an linf ball. Where numbers overflow,
         margins can fall without end.
         """
         with np.errstate(over="ignore", invalid="ignore"):
-            found = self._proof(radius, family, largest_entry)
-        return replace(found, falls=np.where(np.isnan(found.falls), np.inf, found.falls))
+            found = self._proof(radius, method, largest_entry)
+        return replace(found, losses=np.where(np.isnan(found.losses), np.inf, found.losses))
 
     def losses(
-        self, radius: float, family: str, largest_entry: float, near: float
+        self, radius: float, method: str, largest_entry: float, near: float
     ) -> Iterator[dict[tuple[str, str], float]]:
         """What the margin that is closest to being lost may lose, by layer and term; of near ties, all of them.
 
-        Rivals are tied whose margins are left within `near` of the least, as a share of the logits, and steps from
-        which the identity, if `family` mixes, gives the same within that.
+        Other classes are tied whose margins are left within `near` of the least, as a fraction of the logits, and
+        steps from which the identity, if `method` mixes, gives the same within that.
         """
         with np.errstate(over="ignore", invalid="ignore"):
-            found = self.proof(radius, family, largest_entry)
-            left = self.margins - found.falls
+            found = self.proof(radius, method, largest_entry)
+            left = self.margins - found.losses
             close = near * (1 + np.abs(self.output).max())
             tied = [r for r in range(len(left)) if not left[r] > left.min() + close]
-            at, out = radii(self.path, radius, _METHODS.get(family, "local"))
+            at, out = radii(self.path, radius, _METHODS.get(method, "local"))
             ways: list[Terms] = []
-            if family in ("adjoint", "mixed"):
-                local = found.falls if self._tail is None else _sum(self._local(at))
+            if method in ("adjoint", "mixed"):
+                local = found.losses if self._tail is None else _sum(self._local(at))
                 ways = [{(_WHOLE, "local"): local}]
-            if family == "mixed":
+            if method == "mixed":
                 ways.append(self._at_the_output(out))
                 ways += self._ways(at, largest_entry)
             else:
@@ -136,56 +136,56 @@ class Image:
                 total = _sum(way)
                 named = {(self.names.get(step, ""), term): v for (step, term), v in way.items()}
                 for r in tied:
-                    if not total[r] > found.falls[r] + close:
+                    if not total[r] > found.losses[r] + close:
                         yield {key: float(v[r]) for key, v in named.items()}
 
     def _ways(self, at: dict[Position, float], largest_entry: float) -> list[Terms]:
-        """The identity from every step on, for all rivals that are taken back."""
+        """The identity from every step on, for all other classes that are taken back."""
         ways: list[Terms] = []
         for begin in self._known:
             rows = self._order[begin : begin + _SOME]
             for terms in self._parts(begin, at, self._whole(begin).before, largest_entry):
-                ways.append({key: np.full(len(self.rivals), np.inf) for key in terms})
+                ways.append({key: np.full(len(self.other_classes), np.inf) for key in terms})
                 for key, values in terms.items():
                     ways[-1][key][rows] = values
         return ways
 
-    def _proof(self, radius: float, family: str, largest_entry: float) -> "Proof":
-        at, out = radii(self.path, radius, _METHODS.get(family, "local"))
+    def _proof(self, radius: float, method: str, largest_entry: float) -> "Proof":
+        at, out = radii(self.path, radius, _METHODS.get(method, "local"))
         output = self._at_the_output(out)
-        if family in _METHODS or (family == "local" and self._tail is None):
-            falls, terms = _sum(output), output
-        elif family == "local":
+        if method in _METHODS or (method == "local" and self._tail is None):
+            losses, terms = _sum(output), output
+        elif method == "local":
             terms = self._local(at)
-            falls = _sum(terms)
+            losses = _sum(terms)
         else:
-            falls, terms = self._identity(at, output, family == "mixed", largest_entry)
+            losses, terms = self._identity(at, output, method == "mixed", largest_entry)
         named = {(self.names.get(step, ""), term): values for (step, term), values in terms.items()}
-        return Proof(falls, named, {self.names[step]: reached for step, reached in at.items()})
+        return Proof(losses, named, {self.names[step]: reached for step, reached in at.items()})
 
     def _identity(
         self, at: dict[Position, float], output: Terms, mixed: bool, largest_entry: float
     ) -> tuple[Array, Terms]:
-        """The identity for the rivals with the least room, and for all that the local bound leaves open."""
+        """The identity for the other classes with the least room, and for all that the local bound leaves open."""
         local = _sum(output if self._tail is None else self._local(at))
         near = _NEAR * (1 + np.abs(self.output).max())
-        falls = local.copy()
+        losses = local.copy()
         terms: Terms = {}
         for begin in range(0, len(self._order), _SOME):
             rows = self._order[begin : begin + _SOME]
-            lost = (self.margins - falls)[self._order[:begin]] < -near
+            lost = (self.margins - losses)[self._order[:begin]] < -near
             if begin and (lost.any() or not (self.margins - local)[rows].min() <= near):
                 break  # nothing is certified any more, or nothing is open
             best, some = self._part(begin, at, mixed, largest_entry)
-            falls[rows] = np.minimum(np.minimum(best, local[rows]), _sum(output)[rows]) if mixed else best
+            losses[rows] = np.minimum(np.minimum(best, local[rows]), _sum(output)[rows]) if mixed else best
             for key, values in some.items():
-                terms.setdefault(key, np.full(len(self.rivals), np.inf))[rows] = values
-        return falls, {} if mixed else terms
+                terms.setdefault(key, np.full(len(self.other_classes), np.inf))[rows] = values
+        return losses, {} if mixed else terms
 
     def _part(
         self, begin: int, at: dict[Position, float], mixed: bool, largest_entry: float
     ) -> tuple[Array, Terms]:
-        """How far some rivals can fall, from the best step on if `mixed`, and the terms from the first step on."""
+        """How much the margins over some classes can lose, from the best step on if `mixed`, and the terms."""
         whole = self._whole(begin)
         best, terms = np.full(len(whole.g), np.inf), Terms()
         for terms in self._parts(begin, at, whole.before if mixed else whole.before[:1], largest_entry):
@@ -199,7 +199,7 @@ class Image:
         before: tuple[tuple[Position, Array], ...],
         largest_entry: float,
     ) -> Iterator[Terms]:
-        """The terms of some rivals by the identity from each of these steps on, the last first."""
+        """The terms of some other classes by the identity from each of these steps on, the last first."""
         whole = self._whole(begin)
         remainders: Terms = {
             (step, term): value
@@ -217,7 +217,7 @@ class Image:
 
     def _at_the_output(self, out: float) -> Terms:
         """Two logits differ by `sqrt(2)` times how far all of them can move, at most."""
-        return {(_WHOLE, "output radius"): np.full(len(self.rivals), outward(math.sqrt(2) * out))}
+        return {(_WHOLE, "output radius"): np.full(len(self.other_classes), outward(math.sqrt(2) * out))}
 
     def _local(self, at: dict[Position, float]) -> Terms:
         """`||g|| r` before the last linear layer."""
@@ -231,7 +231,7 @@ class Image:
 class Proof:
     """How far every rival's margin can fall, the terms of that, by layer, and the radii at all layers."""
 
-    falls: Array
+    losses: Array
     terms: dict[tuple[str, str], Array]
     radii: dict[str, float]
 

@@ -15,12 +15,12 @@ Position = tuple[int, ...]
 
 @dataclass(frozen=True)
 class LayerAtPoint:
-    """A layer f at the computed activation z, taken as exact; `slack`: how far f(z) may be from the next one."""
+    """A layer f at the computed activation z, taken as exact; `error`: how far f(z) may be from the next one."""
 
     position: Position
     name: str
     point: Point
-    slack: float
+    error: float
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ResidualAtPoint:
     name: str
     scale: float
     branch: "tuple[LayerAtPoint | ResidualAtPoint, ...]"
-    slack: float
+    error: float
 
 
 Path = tuple[LayerAtPoint | ResidualAtPoint, ...]
@@ -66,11 +66,11 @@ def radii(path: Path, radius: float, method: str) -> tuple[dict[Position, float]
     for place in path:
         at[place.position] = radius
         if isinstance(place, LayerAtPoint):
-            radius = float(outward(place.point.spread(radius, method) + place.slack))
+            radius = float(outward(place.point.propagate(radius, method) + place.error))
         else:
             inside, end = radii(place.branch, radius, method)
             at |= inside
-            radius = float(outward(radius + abs(place.scale) * end + place.slack))
+            radius = float(outward(radius + abs(place.scale) * end + place.error))
     return at, radius
 
 
@@ -87,13 +87,13 @@ class BackwardPass:
 
 
 def backward_pass(path: Path, g: Array) -> BackwardPass:
-    """Functionals g of the output, one per rival, taken back through the path."""
+    """Functionals g of the output, one per other class, taken back through the path."""
     remainders: dict[Position, Remainder] = {}
     before: list[tuple[Position, Array]] = []
     for place in reversed(path):
         size = longest(Box.exact(g), 1)
         if isinstance(place, LayerAtPoint):
-            back, remainder = place.point.pull(Box.exact(g))
+            back, remainder = place.point.vjp(Box.exact(g))
         else:
             scaled = Box.exact(g) * place.scale
             inner = backward_pass(place.branch, scaled.mid)
@@ -104,7 +104,7 @@ def backward_pass(path: Path, g: Array) -> BackwardPass:
                 last = place.branch[-1]
                 remainders[last.position] = _with_end(remainders[last.position], lost, last)
         wrong = longest(Box.exact(back.rad), 1)
-        remainders[place.position] = _with(remainder, wrong, outward(size * place.slack))
+        remainders[place.position] = _with(remainder, wrong, outward(size * place.error))
         g = back.mid
         before.append((place.position, longest(Box.exact(g), 1)))
     return BackwardPass(remainders, tuple(reversed(before)), g)

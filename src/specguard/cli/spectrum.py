@@ -31,7 +31,7 @@ from specguard.models import untrained
 from specguard.nn import Network, ViT
 from specguard.records.base import About, BallRecord
 from specguard.records.io import each_record
-from specguard.records.shards import Place, Shard
+from specguard.records.shards import Shard, StudyFolder
 from specguard.records.spectrum import SpectrumRecord, SpectrumSettings, SpectrumSummary
 from specguard.records.study import Pending, Watcher
 from specguard.report import direction_figure, spectrum_lines, spectrum_table, spectrum_warnings, violin_figure
@@ -140,7 +140,7 @@ def spectrum_command(
                 results.append(_looked_at(study, settings, target, part, watch))
         if any(isinstance(result, Pending) for result in results):  # others may have finished meanwhile
             results = [_looked_at(study, settings, target, part) for study in studies]
-    with Place(studies[0].folder, part).together():  # two shards may be the last at once
+    with StudyFolder(studies[0].folder, part).together():  # two shards may be the last at once
         if pending := [result for result in results if isinstance(result, Pending)]:
             return tell_pending(pending[0], part)
         found: dict[str, list[SpectrumRecord]] = {}

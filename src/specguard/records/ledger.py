@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from specguard.errors import RunError
 from specguard.records.base import Count, Record, nearly_equal
 from specguard.records.io import RecordFile
-from specguard.records.shards import WHOLE, Place
+from specguard.records.shards import WHOLE, StudyFolder
 
 RECORDS = "records.jsonl"
 
@@ -27,7 +27,7 @@ RecordType = TypeVar("RecordType", bound=SampleRecord)
 class Ledger(Generic[RecordType]):
     """What is known of a study: `labels` by sample, in order, and the records that `fits` lets pass."""
 
-    place: Place
+    place: StudyFolder
     labels: dict[int, int]
     batch: int
     kind: type[RecordType]

@@ -46,7 +46,7 @@ WHOLE = Shard()
 
 
 @dataclass(frozen=True)
-class Place:
+class StudyFolder:
     """Where a process keeps its records (`own`) within the folder of a study."""
 
     folder: Path
@@ -76,7 +76,7 @@ class Place:
 
 
 @contextmanager
-def opened(place: Place, header: Record) -> Iterator[None]:
+def opened(place: StudyFolder, header: Record) -> Iterator[None]:
     """Hold the folder of a study, whose settings are these, alone or beside its other shards."""
     if place.alone:
         with locked(place.folder):

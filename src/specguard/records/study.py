@@ -24,7 +24,7 @@ from specguard.errors import RunError
 from specguard.records.base import Count, Environment, Record, Size, nearly_equal
 from specguard.records.io import RecordFile, read_record, write_record
 from specguard.records.ledger import RECORDS, Ledger, RecordType
-from specguard.records.shards import WHOLE, Place, Shard, opened
+from specguard.records.shards import WHOLE, Shard, StudyFolder, opened
 from specguard.records.store import record_start
 
 TIMING, SUMMARY = "timing.jsonl", "summary.json"
@@ -105,7 +105,7 @@ def complete(
     A `shard` does its own batches, and while others have some to do, returns how many are left. Without `resume`, a
     folder that holds records is refused. `device` is where the work is done, for the environment.
     """
-    place = Place(folder, shard)
+    place = StudyFolder(folder, shard)
     with opened(place, study.header):
         if not resume and any((each / name).exists() for each in place.folders() for name in (RECORDS, SUMMARY)):
             raise RunError(f"{folder} holds a check, which is not believed: resume it, or name another folder")
@@ -169,7 +169,7 @@ def check_summary(stored: Summary, expected: Summary, path: Path, apart: tuple[s
             raise RunError(f"{path} does not hold the summary of this study: {name} differs from its records")
 
 
-def _seconds(place: Place) -> dict[str, float]:
+def _seconds(place: StudyFolder) -> dict[str, float]:
     """Of every stage, over all batches; of the last time, if one was done twice."""
     batches = {
         line.begin: line for folder in place.folders() for line in RecordFile(folder / TIMING, Timing).read()

@@ -19,7 +19,7 @@ from specguard.records.attack import AttackRecord, AttackSettings, Gallery, Outc
 from specguard.records.files import folder_below, locked
 from specguard.records.io import each_record, write_record
 from specguard.records.ledger import RECORDS
-from specguard.records.shards import WHOLE, Place, Shard
+from specguard.records.shards import WHOLE, Shard, StudyFolder
 from specguard.records.store import write_tensors
 from specguard.studies.rollout import attention_rollout
 
@@ -44,7 +44,7 @@ def write_gallery(
     Random numbers belong to the image, so that the same perturbation is found again. Where sums that depend on the
     batch lead elsewhere, and nothing is broken, the image is left out. A gallery that is there is left as it is.
     """
-    place, study = folder / "gallery", Place(folder, shard)
+    place, study = folder / "gallery", StudyFolder(folder, shard)
     with locked(folder, shared=not study.alone), study.together(), torch.no_grad():
         if (place / "pictures.json").exists():
             return

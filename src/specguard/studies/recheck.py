@@ -63,7 +63,7 @@ def prove_again(
         for method, claimed in row.lower.items():
             if claimed is None and row.verdict != "broken":
                 continue
-            left = float((image.margins - image.proof(radius, method, entry).falls).min())
+            left = float((image.margins - image.proof(radius, method, entry).losses).min())
             right = row.verdict != "broken" or left <= 0
             agree(f"it is called broken at radius {row.radius:g}, which {method} certifies", right)
             if claimed is None:
@@ -76,7 +76,7 @@ def prove_again(
                 rooms.append(left)
     for method, radius in record.largest.items():
         if radius > 0:
-            left = float((image.margins - image.proof(radius, method).falls).min())
+            left = float((image.margins - image.proof(radius, method).losses).min())
             agree(f"{method} does not certify its largest radius {radius:g}", left > 0)
             rooms.append(left)
             claims += 1
@@ -101,15 +101,15 @@ def _farthest(record: CertificateRecord, method: MethodName) -> float:
 def _same_proof(image: Image, method: MethodName, stored: Proof, agree: Agree) -> int:
     """Every radius, every layer's terms and every class's bound of a proof are no better than the checker's own."""
     proof = image.proof(stored.radius, method)
-    agree(f"the proof of {method} names no rival", stored.other_class in image.rivals)
-    rival = image.rivals.index(stored.other_class)
+    agree(f"the proof of {method} names no rival", stored.other_class in image.other_classes)
+    other = image.other_classes.index(stored.other_class)
     size = 1 + np.abs(image.output).max()
-    same = abs(stored.margin - image.margins[rival]) <= CLOSE * size
+    same = abs(stored.margin - image.margins[other]) <= CLOSE * size
     agree(f"the proof of {method} claims another margin", same)
     agree(f"the proof of {method} does not hold", stored.loss < stored.margin)
-    agree(f"{method} claims a smaller fall", proof.falls[rival] <= stored.loss * (1 + CLOSE) + 1e-12 * size)
+    agree(f"{method} claims a smaller loss", proof.losses[other] <= stored.loss * (1 + CLOSE) + 1e-12 * size)
     total = sum(stored.terms.values())
-    agree(f"the terms of {method} are not its fall", abs(total - stored.loss) <= CLOSE * stored.loss + 1e-12)
+    agree(f"the terms of {method} are not its loss", abs(total - stored.loss) <= CLOSE * stored.loss + 1e-12)
     agree(f"the proof of {method} has other layers", stored.radii.keys() == proof.radii.keys())
     for layer, own in proof.radii.items():
         agree(f"{method} claims a smaller radius at {layer}", own <= stored.radii[layer] * (1 + CLOSE))
@@ -118,30 +118,30 @@ def _same_proof(image: Image, method: MethodName, stored: Proof, agree: Agree) -
         if term != "rounding":  # which two programs need not agree on
             layers.setdefault(layer, []).append(term)
     for layer, terms in layers.items():
-        found = sum(proof.terms[layer, term][rival] for term in terms)
+        found = sum(proof.terms[layer, term][other] for term in terms)
         claimed = sum(stored.terms.get(f"{layer}: {term}" if layer else term, 0.0) for term in terms)
         right = found <= claimed * (1 + CLOSE) + 1e-12 or np.isinf(found)
         agree(f"{method} claims a smaller {' + '.join(terms)} at {layer or 'the whole'}", right)
-    return 1 + len(proof.radii) + len(layers) + _same_bounds(image, method, stored, proof.falls, agree)
+    return 1 + len(proof.radii) + len(layers) + _same_bounds(image, method, stored, proof.losses, agree)
 
 
-def _same_bounds(image: Image, method: MethodName, stored: Proof, falls: Array, agree: Agree) -> int:
+def _same_bounds(image: Image, method: MethodName, stored: Proof, losses: Array, agree: Agree) -> int:
     """The bounds on the margins of all classes, nothing at the label, if a record has them."""
     if not stored.lower:
         return 0
     claimed = stored.lower
     agree(f"the proof of {method} has another number of classes", len(claimed) == len(image.output))
     agree(f"the proof of {method} bounds the label itself", claimed[image.label] is None)
-    for rival, margin, fall in zip(image.rivals, image.margins, falls, strict=True):
-        bound = claimed[rival]
-        agree(f"{method} has no bound for class {rival}", bound is not None)
+    for other, margin, loss in zip(image.other_classes, image.margins, losses, strict=True):
+        bound = claimed[other]
+        agree(f"{method} has no bound for class {other}", bound is not None)
         assert bound is not None
         near = CLOSE * (abs(bound) + np.abs(image.output).max())
         agree(
-            f"{method} claims a margin of {bound:.6g} over class {rival}",
-            bound > 0 and margin - fall >= bound - near,
+            f"{method} claims a margin of {bound:.6g} over class {other}",
+            bound > 0 and margin - loss >= bound - near,
         )
-    return len(falls)
+    return len(losses)
 
 
 def _same_losses(image: Image, record: CertificateRecord, size: int, norm: Norm, agree: Agree) -> int:
@@ -149,8 +149,8 @@ def _same_losses(image: Image, record: CertificateRecord, size: int, norm: Norm,
 
     A record keeps the largest terms only. Layers are compared, not their terms, among which two programs may divide
     a loss differently, and rounding not at all. No loss may be smaller than the checker's own; a larger one is a
-    weaker claim. Rivals may be equally close to winning, and steps equally good to begin at: one of them must be
-    the claimed one.
+    weaker claim. Other classes may be equally close to winning, and steps equally good to begin at: one of them
+    must be the claimed one.
     """
     method, losses, last = record.method, record.losses, record.radii[-1]
     assert method is not None  # it fits its study
@@ -225,12 +225,14 @@ def _prove_early(
         if row.verdict != "certified":
             continue
         radius, entry = l2_ball(row.radius, pixels.size, study.settings.norm)
-        shut = [rival for claim in row.proved for rival in claim.classes]
-        agree(f"not every rival is shut out once at radius {row.radius:g}", sorted(shut) == image.rivals)
+        shut = [other for claim in row.proved for other in claim.classes]
+        agree(
+            f"not every other class is shut out once at radius {row.radius:g}", sorted(shut) == image.other_classes
+        )
         for claim in (claim for claim in row.proved if claim.method not in study.verifiers):
-            falls = image.proof(radius, claim.method, entry).falls
-            at = [image.rivals.index(rival) for rival in claim.classes]
-            left = float((image.margins - falls)[at].min())
+            losses = image.proof(radius, claim.method, entry).losses
+            at = [image.other_classes.index(other) for other in claim.classes]
+            left = float((image.margins - losses)[at].min())
             near = CLOSE * (abs(claim.lower) + np.abs(image.output).max())
             agree(
                 f"{claim.method} does not shut out all of {list(claim.classes)} at radius {row.radius:g}", left > 0

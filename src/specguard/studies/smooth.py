@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from specguard.certificates.pose import digest
+from specguard.certificates.prepare import digest
 from specguard.certificates.smoothing import lower_probability, lower_smoothed_radius, smoothed
 from specguard.data import Dataset
 from specguard.nn import Network, ViT

@@ -18,7 +18,7 @@ from specguard.certificates.attention.norms import upper_spectral
 from specguard.certificates.attention.rule import AttentionNode
 from specguard.certificates.attention.softmax import upper_softmax_slope
 from specguard.certificates.attention.weights import Weights
-from specguard.certificates.node import Adjoint, Method, Pull, Radius, Rule, Terms, up
+from specguard.certificates.node import VJP, Adjoint, Method, Radius, Rule, Terms, up
 from specguard.errors import ConfigError
 from specguard.linalg import upper_length
 from specguard.nn import CoreAttention
@@ -98,8 +98,8 @@ def _apart(a: Tensor, b: Tensor, wrong_a: Tensor, wrong_b: Tensor) -> PerHead:
 class CoreNode:
     """The heads of attention side by side: the worst of them with the whole radius bounds all together.
 
-    Guarantee: `spread` and the remainders are upper bounds, rounding included; never above those of one attention
-    layer of all channels, but for what Gram iteration is above a norm.
+    Guarantee: `propagate` and the remainders are upper bounds, rounding included; never above those of one
+    attention layer of all channels, but for what Gram iteration is above a norm.
     """
 
     inner: CoreHead  # images are heads of images, those of one image in a row
@@ -113,17 +113,17 @@ class CoreNode:
         return each.transpose(1, 2).flatten(2)
 
     @property
-    def slack(self) -> Float[Tensor, " batch"]:
-        return up(upper_length(self.inner.slack.unflatten(0, (-1, self.heads))))
+    def error(self) -> Float[Tensor, " batch"]:
+        return up(upper_length(self.inner.error.unflatten(0, (-1, self.heads))))
 
-    def spread(self, radius: Radius, method: Method) -> Radius:
+    def propagate(self, radius: Radius, method: Method) -> Radius:
         """`max_l S_l(delta)`: all bounds on attention are delta times what grows with it."""
-        return self._worst(self.inner.spread(self._each(radius), method))
+        return self._worst(self.inner.propagate(self._each(radius), method))
 
-    def pull(self, g: Adjoint) -> Pull:
+    def vjp(self, g: Adjoint) -> VJP:
         """Every head's own; of its remainders, all of order delta^2 or more, the worst."""
         each = g.unflatten(3, (self.heads, -1)).transpose(2, 3)
-        through = self.inner.pull(pad(each, (0, 2 * each.shape[-1])).flatten(1, 2))
+        through = self.inner.vjp(pad(each, (0, 2 * each.shape[-1])).flatten(1, 2))
         parts = through.adjoint.unflatten(1, (-1, self.heads)).unflatten(4, (3, -1))  # ... head token part channel
         adjoint = parts.permute(0, 1, 3, 4, 2, 5).flatten(3)
 
@@ -133,7 +133,7 @@ class CoreNode:
             worst = torch.stack(list(found.values())).sum(0).argmax(-1, keepdim=True)
             return {name: term.gather(-1, worst)[..., 0] for name, term in found.items()}
 
-        return Pull(adjoint, up(upper_length(through.slack.unflatten(1, (-1, self.heads)))), remainder)
+        return VJP(adjoint, up(upper_length(through.error.unflatten(1, (-1, self.heads)))), remainder)
 
     def _each(self, radius: Radius) -> Tensor:
         return radius.repeat_interleave(self.heads, -1)

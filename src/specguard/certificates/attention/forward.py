@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specguard.certificates.attention.weights import Weights
-from specguard.certificates.node import length, product_slack, up
+from specguard.certificates.node import length, product_error, up
 from specguard.linalg import UNIT, gamma, upper_length
 
 PerHead = Float[Tensor, "batch head"]
@@ -67,25 +67,25 @@ class AttentionForward:
 
     def _projection_slack(self, size: Tensor, b: Tensor) -> PerHead:
         reach = length(self.X)[:, None] * size + math.sqrt(self.X.shape[1]) * upper_length(b)
-        return product_slack(self.X.shape[2], reach)
+        return product_error(self.X.shape[2], reach)
 
     @cached_property
-    def slack_q(self) -> PerHead:
+    def error_q(self) -> PerHead:
         return self._projection_slack(self.w.size_q, self.w.bq)
 
     @cached_property
-    def slack_k(self) -> PerHead:
+    def error_k(self) -> PerHead:
         return self._projection_slack(self.w.size_k, self.w.bk)
 
     @cached_property
-    def slack_v(self) -> PerHead:
+    def error_v(self) -> PerHead:
         return self._projection_slack(self.w.size_v, self.w.bv)
 
     @cached_property
     def logit_slack(self) -> PerHead:
         """How far any logit may be from the exact one."""
         q, k = (upper_length(t).amax(-1) for t in (self.q, self.k))
-        products = self.slack_q * k + q * self.slack_k + self.slack_q * self.slack_k
+        products = self.error_q * k + q * self.error_k + self.error_q * self.error_k
         wrong = self.w.tau * (products + gamma(self.q.shape[-1] + 8) * q * k)
         if self.w.bias is not None:  # its addition, and what sums and differences with such logits then lose
             wrong = wrong + 8 * UNIT * self.S.abs().amax((-1, -2))
@@ -97,14 +97,14 @@ class AttentionForward:
         return up(torch.expm1(2 * self.logit_slack.clamp(max=300)) + gamma(2 * self.X.shape[1] + 64))
 
     @cached_property
-    def slack_P(self) -> PerHead:
+    def error_P(self) -> PerHead:
         fixed = 0.0 if self.w.fixed is None else length(self.w.fixed(self.X.shape[1])) * self.w.fixed_error
         return up((self.relative_slack + 64 * UNIT) * length(self.softmax, 2) * self.w.mix + fixed)
 
     @cached_property
-    def slack(self) -> Float[Tensor, " batch"]:
+    def error(self) -> Float[Tensor, " batch"]:
         P, v = length(self.P, 2), length(self.v, 2)
-        mixed = self.slack_P * (v + self.slack_v) + P * self.slack_v + gamma(self.X.shape[1] + 4) * P * v
+        mixed = self.error_P * (v + self.error_v) + P * self.error_v + gamma(self.X.shape[1] + 4) * P * v
         mapped = mixed + gamma(self.w.Wo.shape[0] * self.w.Wo.shape[1] + 4) * P * v
         bias = math.sqrt(self.X.shape[1]) * float(upper_length(self.w.bo))
         total = (mapped * self.w.size_o).sum(1) + 4 * UNIT * (bias + length(self.output) + length(self.X))

@@ -14,7 +14,7 @@ from torch import Tensor
 from specguard.certificates.attention.forward import AttentionForward, PerHead
 from specguard.certificates.attention.norms import logit_operator, upper_spectral
 from specguard.certificates.attention.softmax import upper_softmax_slope
-from specguard.certificates.node import Radius, length, product_slack, up
+from specguard.certificates.node import Radius, length, product_error, up
 from specguard.linalg import UNIT, gamma, upper_cholesky, upper_length
 
 _NORMS = ("zeta", "derivative_norm", "mu", "mu_uncentered", "xi", "norm_cv", "norm_xvo", "norm_p")
@@ -31,8 +31,8 @@ class AttentionPoint(AttentionForward):
     def _a_and_b(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """`a = K W^Q^T` centered over the keys, `b = Q W^K^T`, and what each may be wrong by."""
         a, b = self.k @ self.w.Wq.mT, self.q @ self.w.Wk.mT
-        wrong_a = self.slack_k * self.w.size_q + gamma(self.k.shape[-1] + 4) * length(self.k, 2) * self.w.size_q
-        wrong_b = self.slack_q * self.w.size_k + gamma(self.q.shape[-1] + 4) * length(self.q, 2) * self.w.size_k
+        wrong_a = self.error_k * self.w.size_q + gamma(self.k.shape[-1] + 4) * length(self.k, 2) * self.w.size_q
+        wrong_b = self.error_q * self.w.size_k + gamma(self.q.shape[-1] + 4) * length(self.q, 2) * self.w.size_k
         wrong_a = wrong_a + gamma(self.X.shape[1] + 4) * length(a, 2)
         return a - a.mean(-2, keepdim=True), b, up(wrong_a), up(wrong_b)
 
@@ -95,13 +95,13 @@ class AttentionPoint(AttentionForward):
     def norm_cv(self) -> PerHead:
         """`||C V_l||`."""
         V = self.v - self.v.mean(-2, keepdim=True)
-        return up(upper_spectral(V) + self.slack_v + gamma(self.X.shape[1] + 4) * length(self.v, 2))
+        return up(upper_spectral(V) + self.error_v + gamma(self.X.shape[1] + 4) * length(self.v, 2))
 
     @cached_property
     def norm_xvo(self) -> PerHead:
         """`||X W_l^V W_l^O||`."""
         v, size = self.X[:, None] @ self.w.Wv, self.w.size_v * self.w.size_o
-        wrong = product_slack(self.X.shape[2] + v.shape[-1], length(self.X)[:, None], size)
+        wrong = product_error(self.X.shape[2] + v.shape[-1], length(self.X)[:, None], size)
         return up(upper_spectral(v @ self.w.Wo) + wrong)
 
     @cached_property
@@ -111,7 +111,7 @@ class AttentionPoint(AttentionForward):
     @cached_property
     def norm_p(self) -> PerHead:
         """`||P_l||`."""
-        return up(upper_spectral(self.P) + self.slack_P)
+        return up(upper_spectral(self.P) + self.error_P)
 
     @cached_property
     def lam_clean(self) -> PerHead:
@@ -133,7 +133,7 @@ class AttentionPoint(AttentionForward):
         if not self._small:
             return up(factored)
         wrong = (
-            (self.slack_P + gamma(self.v.shape[-1] + len(self.w.Wo) + 8) * length(self.P, 2))
+            (self.error_P + gamma(self.v.shape[-1] + len(self.w.Wo) + 8) * length(self.P, 2))
             * self.w.size_v
             * self.w.size_o
         )
@@ -147,7 +147,7 @@ class AttentionPoint(AttentionForward):
         part, wrong = self._softmax_part
         P = length(self.P, 2)
         wrong = wrong + (
-            (self.slack_P + gamma(self.v.shape[-1] + len(self.w.Wo) + 8) * P) * self.w.size_v * self.w.size_o
+            (self.error_P + gamma(self.v.shape[-1] + len(self.w.Wo) + 8) * P) * self.w.size_v * self.w.size_o
         ).sum(1)
         return up(_verified(self._linear_part + part) + wrong + 8 * UNIT)
 
@@ -170,16 +170,16 @@ class AttentionPoint(AttentionForward):
         own = torch.einsum("bhije,bhjd->bied", U, a) * tau
         index = torch.arange(n, device=U.device)
         whole[:, index, :, index] += own.transpose(0, 1)
-        size_v = length(self.v, 2) + self.slack_v
+        size_v = length(self.v, 2) + self.error_v
         share = self.relative_slack * 8 + gamma(8 * (n + self.v.shape[-1] + len(self.w.Wo)) + 64)
         # Every entry is a sum of products of p, v, W^O and a or b: absolute values bound what rounding can do.
         size_u = 2 * math.sqrt(n) * size_v * self.w.size_o
-        size_k, size_q = length(self.k, 2) + self.slack_k, length(self.q, 2) + self.slack_q
+        size_k, size_q = length(self.k, 2) + self.error_k, length(self.q, 2) + self.error_q
         reach = math.sqrt(n) * tau * size_u * (size_k * self.w.size_q + size_q * self.w.size_k)
-        slack_v = self.slack_v / torch.where(size_v > 0, size_v, 1.0)
-        slack_k = self.slack_k / torch.where(size_k > 0, size_k, 1.0)
-        slack_q = self.slack_q / torch.where(size_q > 0, size_q, 1.0)
-        wrong = (reach * (share + 2 * slack_v + slack_k + slack_q) * self.w.mix).sum(1)
+        error_v = self.error_v / torch.where(size_v > 0, size_v, 1.0)
+        error_k = self.error_k / torch.where(size_k > 0, size_k, 1.0)
+        error_q = self.error_q / torch.where(size_q > 0, size_q, 1.0)
+        wrong = (reach * (share + 2 * error_v + error_k + error_q) * self.w.mix).sum(1)
         return whole.reshape(b, n * d, n * d), up(wrong)
 
     # Over a ball ------------------------------------------------------------------------------------------------

@@ -21,19 +21,19 @@ from specguard.certificates.attention.point import AttentionPoint
 from specguard.certificates.node import up
 from specguard.linalg import gamma, upper_eigenvalue, upper_length
 
-FORMED = 512  # tokens x dim up to which the matrix of a form is made, one for every rival
+FORMED = 512  # tokens x dim up to which the matrix of a form is made, one for every other class
 _ENTRIES = 2**20  # of matrices that are made at once
-Rows = Float[Tensor, "rival batch head token"]
+Rows = Float[Tensor, "other batch head token"]
 
 
 def upper_form(
     node: AttentionPoint,
-    K: Float[Tensor, "rival batch head token key"],
-    N: Float[Tensor, "rival batch head token dim"],
+    K: Float[Tensor, "other batch head token key"],
+    N: Float[Tensor, "other batch head token dim"],
     weights: Rows,
-    wrong_k: Float[Tensor, "rival batch head"],
-    wrong_n: Float[Tensor, "rival batch head"],
-) -> Float[Tensor, "rival batch"]:
+    wrong_k: Float[Tensor, "other batch head"],
+    wrong_n: Float[Tensor, "other batch head"],
+) -> Float[Tensor, "other batch"]:
     """`lambda` with curvature + values + product, all to second order, at most `lambda ||D||^2`.
 
     The matrix, tokens m and m' outer, with `omega_i = w_i + alpha_i / 4`, summed over the heads:
@@ -43,7 +43,7 @@ def upper_form(
     `wrong_k` and `wrong_n` are what K and N may be wrong by, in the Frobenius norm; `weights` are w, from above.
 
     Guarantee: upper bound, rounding included.
-    Cost: a matrix of (token dim)^2 and a factorization of it for every rival.
+    Cost: a matrix of (token dim)^2 and a factorization of it for every other class.
     Reference: certificates, section 3; the inequality of means for the values; ours.
     """
     w, tau = node.w, node.w.tau
@@ -70,7 +70,7 @@ def upper_form(
 
 def _matrices(
     node: AttentionPoint, K: Tensor, N: Tensor, omega: Rows, share: Rows
-) -> tuple[Float[Tensor, "rival batch entry entry"], Float[Tensor, "rival batch entry entry"]]:
+) -> tuple[Float[Tensor, "other batch entry entry"], Float[Tensor, "other batch entry entry"]]:
     """Half of the matrix of curvature and values, and of the product's: the transposes are the other halves."""
     w, tau = node.w, node.w.tau
     a, b, _, _ = node._a_and_b
@@ -88,11 +88,11 @@ def _matrices(
     return whole.flatten(4, 5).flatten(2, 3), product.flatten(4, 5).flatten(2, 3)
 
 
-def _both_signs(moves: Tensor, product: Tensor) -> Float[Tensor, "rival batch"]:
+def _both_signs(moves: Tensor, product: Tensor) -> Float[Tensor, "other batch"]:
     return torch.maximum(_top(moves + product), _top(moves - product))
 
 
-def _top(half: Tensor) -> Float[Tensor, "rival batch"]:
+def _top(half: Tensor) -> Float[Tensor, "other batch"]:
     """The largest eigenvalue of the sum with the transpose; infinite where that has overflowed."""
     matrix = half + half.mT
     finite = matrix.isfinite().all(-1).all(-1)

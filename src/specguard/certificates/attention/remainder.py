@@ -16,10 +16,10 @@ from specguard.linalg import gamma, upper_length
 
 def attention_remainder(
     node: AttentionPoint,
-    G: Float[Tensor, "rival batch head token head_dim"],
-    M: Float[Tensor, "rival batch head token key"],
-    K: Float[Tensor, "rival batch head token key"],
-    size_g: Float[Tensor, "rival batch"],
+    G: Float[Tensor, "other batch head token head_dim"],
+    M: Float[Tensor, "other batch head token key"],
+    K: Float[Tensor, "other batch head token key"],
+    size_g: Float[Tensor, "other batch"],
 ) -> Callable[[Radius], Terms]:
     """What linearizing attention leaves out, against the adjoint: three terms summed over heads, or all together.
 
@@ -37,7 +37,7 @@ def attention_remainder(
     w = node.w
     # M is right to this much, and so are K (as a share of it), the ranges of its rows and their lengths.
     v = length(node.v, 2)
-    wrong_m = (gamma(2 * (node.X.shape[1] + node.X.shape[2]) + 64) * v + node.slack_v) * w.size_o * w.mix
+    wrong_m = (gamma(2 * (node.X.shape[1] + node.X.shape[2]) + 64) * v + node.error_v) * w.size_o * w.mix
     wrong_m = up(wrong_m * size_g[..., None])
     size_m = upper_length(M.flatten(3))
     wrong_k = 2 * wrong_m + 4 * (node.relative_slack + gamma(node.X.shape[1] + 16)) * size_m
@@ -54,7 +54,7 @@ def attention_remainder(
     form = upper_form(node, K, N, steepest, wrong_k, wrong_n) if formed else None
 
     def terms(radius: Radius) -> Terms:
-        lam = node.lam(radius)[..., None, :, :, :]  # rivals come before the batch
+        lam = node.lam(radius)[..., None, :, :, :]  # other classes come before the batch
         delta = radius[..., None, :]
         s = node.logit_move(radius, node.mu)[..., None, :, :]
         weights = torch.minimum(lam * rows / 2, centered)

@@ -10,7 +10,7 @@ from specguard.certificates.attention import local, lofast, remainder
 from specguard.certificates.attention.point import AttentionPoint
 from specguard.certificates.attention.weights import Weights
 from specguard.certificates.layers.affine import expect
-from specguard.certificates.node import Adjoint, Method, Pull, Radius, Rule, length, up
+from specguard.certificates.node import VJP, Adjoint, Method, Radius, Rule, length, up
 from specguard.errors import ConfigError
 from specguard.linalg import UNIT, gamma
 from specguard.nn import Attention, GatedPositionalAttention, SkipAttention
@@ -25,7 +25,7 @@ class AttentionNode(AttentionPoint):
 
     affine = False
 
-    def spread(self, radius: Radius, method: Method) -> Radius:
+    def propagate(self, radius: Radius, method: Method) -> Radius:
         match method:
             case "naive":
                 return lofast.naive(self, radius)
@@ -38,10 +38,10 @@ class AttentionNode(AttentionPoint):
             case "local":
                 return local.smallest(self, radius)
 
-    def pull(self, g: Adjoint) -> Pull:
+    def vjp(self, g: Adjoint) -> VJP:
         """Back through P V and through the softmax; the three remainders of attention."""
         w, tau = self.w, self.w.tau
-        G = (g[:, :, None] @ w.Wo.mT).contiguous()  # rival batch head token head_dim
+        G = (g[:, :, None] @ w.Wo.mT).contiguous()  # other batch head token head_dim
         M = G @ self.v.mT * w.mix[:, None, None]
         K = self.softmax * (M - (self.softmax * M).sum(-1, keepdim=True))
         to_q, to_k, to_v = tau * (K @ self.k), tau * (K.mT @ self.q), self.P.mT @ G
@@ -50,14 +50,14 @@ class AttentionNode(AttentionPoint):
             adjoint = adjoint + g
         size_g = length(g, 2)
         q, k, v, P = (length(t, 2) for t in (self.q, self.k, self.v, self.P))
-        through_p = 2 * w.mix * tau * (v + self.slack_v) * (k * w.size_q + q * w.size_k)
+        through_p = 2 * w.mix * tau * (v + self.error_v) * (k * w.size_q + q * w.size_k)
         terms = 4 * (self.X.shape[1] + self.X.shape[2] + self.q.shape[-1]) + 64
         share = gamma(terms) + 4 * self.relative_slack
-        wrong = share * (through_p + P * w.size_v) + self.slack_P * w.size_v
-        wrong = wrong + 2 * w.mix * tau * self.slack_v * (k * w.size_q + q * w.size_k)
-        wrong = wrong + 2 * w.mix * tau * (v + self.slack_v) * (self.slack_k * w.size_q + self.slack_q * w.size_k)
-        slack = up(size_g * (wrong * w.size_o).sum(1) + (2 * UNIT * size_g if w.skip else 0.0))
-        return Pull(adjoint, slack, remainder.attention_remainder(self, G, M, K, size_g))
+        wrong = share * (through_p + P * w.size_v) + self.error_P * w.size_v
+        wrong = wrong + 2 * w.mix * tau * self.error_v * (k * w.size_q + q * w.size_k)
+        wrong = wrong + 2 * w.mix * tau * (v + self.error_v) * (self.error_k * w.size_q + self.error_q * w.size_k)
+        error = up(size_g * (wrong * w.size_o).sum(1) + (2 * UNIT * size_g if w.skip else 0.0))
+        return VJP(adjoint, error, remainder.attention_remainder(self, G, M, K, size_g))
 
 
 def attention(layer: AnyAttention, residual: float | None = None) -> Rule:

@@ -16,7 +16,7 @@ _VANISHING = 1e-290  # more than all probabilities together that underflow to no
 
 def upper_softmax_slope(
     S: Float[Tensor, "batch head token key"],
-    slack: Float[Tensor, "batch head"],
+    error: Float[Tensor, "batch head"],
     length_a: Float[Tensor, "batch head key"],
     length_b: Float[Tensor, "batch head token"],
     length_ab: Float[Tensor, "batch head token"],
@@ -42,7 +42,7 @@ def upper_softmax_slope(
     s = eps * (length_a[..., None, :].square() + length_b[..., :, None].square()).sqrt() + B * eps * eps / 2
     own = eps[..., 0] * length_ab + B[..., 0] * eps[..., 0].square()
     same = torch.eye(S.shape[-2], dtype=torch.bool, device=S.device)
-    s = up(tau * torch.where(same, own[..., None], s) + slack[..., None, None])
+    s = up(tau * torch.where(same, own[..., None], s) + error[..., None, None])
     high = S + s
     top = high.amax(-1, keepdim=True)
     numerator = (high - top).exp()

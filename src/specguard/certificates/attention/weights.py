@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specguard.certificates.node import product_slack, up
+from specguard.certificates.node import product_error, up
 from specguard.linalg import upper_frobenius, upper_gram
 
 
@@ -76,10 +76,10 @@ class Weights:
     @cached_property
     def norm_b(self) -> Tensor:
         """`||W_l^Q (W_l^K)^T||`."""
-        wrong = product_slack(self.Wq.shape[2], self.size_q, self.size_k)
+        wrong = product_error(self.Wq.shape[2], self.size_q, self.size_k)
         return torch.minimum(up(upper_gram(self.Wq @ self.Wk.mT) + wrong), up(self.norm_q * self.norm_k))
 
     @cached_property
     def norm_vo(self) -> Tensor:
         """`||W_l^V W_l^O||`."""
-        return up(upper_gram(self.Wv @ self.Wo) + product_slack(self.Wv.shape[2], self.size_v, self.size_o))
+        return up(upper_gram(self.Wv @ self.Wo) + product_error(self.Wv.shape[2], self.size_v, self.size_o))

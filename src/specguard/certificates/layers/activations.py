@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from specguard.certificates.layers.affine import Affine, linear, upper_norm
 from specguard.certificates.layers.curves import Activation
-from specguard.certificates.node import Adjoint, Method, Pull, Radius, Rule, length, up
+from specguard.certificates.node import VJP, Adjoint, Method, Radius, Rule, length, up
 from specguard.errors import ConfigError
 from specguard.linalg import UNIT, gamma, lifted, upper_length
 from specguard.nn import MaxMin
@@ -69,25 +69,25 @@ class Neurons:
         return self.phi.value(self.before.output)
 
     @property
-    def slack(self) -> Float[Tensor, " batch"]:
+    def error(self) -> Float[Tensor, " batch"]:
         H = self.before.output
         rounding = gamma(self.phi.roundings) * (length(H) + self.phi.scale * math.sqrt(H[0].numel()))
-        return up(self.phi.steepest * self.before.slack + rounding)
+        return up(self.phi.steepest * self.before.error + rounding)
 
-    def spread(self, radius: Radius, method: Method) -> Radius:
+    def propagate(self, radius: Radius, method: Method) -> Radius:
         return up(self.phi.steepest * self.map.norm * radius)
 
-    def pull(self, g: Adjoint) -> Pull:
-        """`(g phi'(H)) W`; H is off by the map's slack, so its slopes are by that times the curvature.
+    def vjp(self, g: Adjoint) -> VJP:
+        """`(g phi'(H)) W`; H is off by the map's error, so its slopes are by that times the curvature.
 
         At a kink, any slope between the two will do: the remainder holds for each.
         """
-        through = self.before.pull(g * self.phi.slope(self.before.output))
+        through = self.before.vjp(g * self.phi.slope(self.before.output))
         smooth = math.isfinite(self.phi.curvature)
-        wrong = self.phi.curvature * self.before.slack if smooth else 0.0
+        wrong = self.phi.curvature * self.before.error if smooth else 0.0
         terms = self._smooth(g) if smooth else self._kinked(g)
-        slack = through.slack + self.map.norm * length(g, 2) * (wrong + gamma(self.phi.roundings + 4))
-        return Pull(through.adjoint, up(slack), terms)
+        error = through.error + self.map.norm * length(g, 2) * (wrong + gamma(self.phi.roundings + 4))
+        return VJP(through.adjoint, up(error), terms)
 
     def _smooth(self, g: Adjoint) -> Callable[[Radius], dict[str, Tensor]]:
         """`1/2 sum |g_i| kappa_i D_i^2 <= 1/2 max over tokens of ||W^T diag(|g| kappa) W|| delta^2`.
@@ -105,7 +105,7 @@ class Neurons:
 
         return terms
 
-    def _bending(self, weights: Tensor) -> Float[Tensor, "*point rival batch"]:
+    def _bending(self, weights: Tensor) -> Float[Tensor, "*point other batch"]:
         """The largest over the tokens of `||W^T diag(weights) W||`."""
         most = weights.amax(-1) * self.map.norm**2
         if self.map.sizes is not None:
@@ -120,13 +120,13 @@ class Neurons:
         assert self.phi.bend is not None
         H = self.before.output.abs()
         delta = radius.view(*radius.shape, *[1] * (H.ndim - 1))
-        reach = up(delta * self.map.rows + self.before.slack.view(-1, *[1] * (H.ndim - 1)))
+        reach = up(delta * self.map.rows + self.before.error.view(-1, *[1] * (H.ndim - 1)))
         bend = self.phi.bend((H - reach).clamp(min=0) * (1 - 4 * UNIT), (H + reach) * (1 + 4 * UNIT))
         return (bend + gamma(self.phi.roundings) * self.phi.curvature).clamp(max=self.phi.curvature)
 
     def _kinked(self, g: Adjoint) -> Callable[[Radius], dict[str, Tensor]]:
         """ReLU: `|<g, r>| <= ||W|| delta ||g_S||`, S the neurons that can change sign, `|H_i| <= ||w_i|| delta`."""
-        H = self.before.output.abs() - self.before.slack.view(-1, *[1] * (self.before.output.ndim - 1))
+        H = self.before.output.abs() - self.before.error.view(-1, *[1] * (self.before.output.ndim - 1))
 
         def terms(radius: Radius) -> dict[str, Tensor]:
             return {"kink": _crossing(g, H, self.map.rows, self.map.norm, radius)}
@@ -149,13 +149,13 @@ class MaxMinNode:
         return torch.cat([torch.maximum(first, second), torch.minimum(first, second)], -1)
 
     @property
-    def slack(self) -> Float[Tensor, " batch"]:
-        return self.before.slack
+    def error(self) -> Float[Tensor, " batch"]:
+        return self.before.error
 
-    def spread(self, radius: Radius, method: Method) -> Radius:
+    def propagate(self, radius: Radius, method: Method) -> Radius:
         return up(self.map.norm * radius)
 
-    def pull(self, g: Adjoint) -> Pull:
+    def vjp(self, g: Adjoint) -> VJP:
         """A permutation; a pair that may change its order adds `t (1, -1)` with `|t| <= |D_i - D_j|`.
 
         All these differences together are `(W_top - W_bottom) D`.
@@ -165,23 +165,23 @@ class MaxMinNode:
         first, second = self.before.output.chunk(2, -1)
         upper, lower = g.chunk(2, -1)
         swapped = first < second
-        through = self.before.pull(
+        through = self.before.vjp(
             torch.cat([torch.where(swapped, lower, upper), torch.where(swapped, upper, lower)], -1)
         )
-        blur = self.before.slack.view(-1, *[1] * (first.ndim - 1))
+        blur = self.before.error.view(-1, *[1] * (first.ndim - 1))
         gap = (first - second).abs() - 2 * blur
 
         def terms(radius: Radius) -> dict[str, Tensor]:
             return {"kink": _crossing(upper - lower, gap, self.pairs.lengths, self.pairs.norm, radius)}
 
-        return Pull(through.adjoint, through.slack, terms)
+        return VJP(through.adjoint, through.error, terms)
 
 
 def _crossing(g: Adjoint, distance: Tensor, rates: Tensor | float, norm: float, radius: Radius) -> Tensor:
     """`norm delta ||g_S||`, S the entries whose `distance` to the kink is at most `rates delta`."""
     delta = radius.view(*radius.shape, *[1] * (distance.ndim - 1))
     reached = distance <= up(delta * rates)
-    held = torch.where(reached.unsqueeze(-distance.ndim - 1), g, 0.0)  # rivals come before the batch
+    held = torch.where(reached.unsqueeze(-distance.ndim - 1), g, 0.0)  # other classes come before the batch
     size = upper_length(held.flatten(-distance.ndim + 1))
     return up(norm * size * radius[..., None, :])
 

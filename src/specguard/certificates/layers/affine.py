@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import fold, interpolate, unfold
 
-from specguard.certificates.node import Adjoint, Method, Pull, Radius, Rule, length, product_slack, up
+from specguard.certificates.node import VJP, Adjoint, Method, Radius, Rule, length, product_error, up
 from specguard.errors import ConfigError
 from specguard.linalg import UNIT, gamma, upper_gram, upper_length, upper_svd
 from specguard.nn import (
@@ -26,24 +26,24 @@ from specguard.nn.settings import bias_of, count, number, patch_side
 
 @dataclass(frozen=True)
 class Affine:
-    """`f(z + D) = f(z) + A D` with `||A|| <= norm`; A^T g is computed up to `error ||g||`."""
+    """`f(z + D) = f(z) + A D` with `||A|| <= norm`; A^T g is computed up to `transpose_error ||g||`."""
 
     output: Tensor
-    slack: Float[Tensor, " batch"]
+    error: Float[Tensor, " batch"]
     norm: float
     transpose: Callable[[Adjoint], Adjoint]
-    error: float
+    transpose_error: float
     affine = True
 
     @property
     def norms(self) -> dict[str, Tensor]:
-        return {"norm": self.slack.new_full(self.slack.shape, self.norm)}
+        return {"norm": self.error.new_full(self.error.shape, self.norm)}
 
-    def spread(self, radius: Radius, method: Method) -> Radius:
+    def propagate(self, radius: Radius, method: Method) -> Radius:
         return up(radius * self.norm)
 
-    def pull(self, g: Adjoint) -> Pull:
-        return Pull(self.transpose(g), up(self.error * length(g, 2)), lambda radius: {})
+    def vjp(self, g: Adjoint) -> VJP:
+        return VJP(self.transpose(g), up(self.transpose_error * length(g, 2)), lambda radius: {})
 
 
 def upper_norm(W: Float[Tensor, "row column"]) -> float:
@@ -93,8 +93,8 @@ def linear(layer: nn.Linear) -> Rule:
     def at(x: Tensor) -> Affine:
         expect(x, W.shape[1])
         rows = math.sqrt(x[0].numel() // x.shape[-1])
-        slack = product_slack(W.shape[1], length(x) * size + rows * bias)
-        return Affine(x @ W.mT + b, slack, norm, lambda g: g @ W, gamma(W.shape[0] + 4) * size)
+        error = product_error(W.shape[1], length(x) * size + rows * bias)
+        return Affine(x @ W.mT + b, error, norm, lambda g: g @ W, gamma(W.shape[0] + 4) * size)
 
     return at
 
@@ -139,8 +139,8 @@ def _diagonal(factor: Tensor, shift: Tensor, roundings: int, addends: tuple[Tens
         _keeping_shape(x, factor)
         one = torch.ones_like(x[:1])
         constant = sum((length(size * one) for size in sizes), start=x.new_zeros(1))
-        slack = product_slack(roundings, length(x * factor) + constant)
-        return Affine(x * factor + shift, slack, norm, lambda g: g * factor, gamma(roundings + 2) * norm)
+        error = product_error(roundings, length(x * factor) + constant)
+        return Affine(x * factor + shift, error, norm, lambda g: g * factor, gamma(roundings + 2) * norm)
 
     return at
 
@@ -166,13 +166,13 @@ def patch_embedding(layer: PatchEmbedding, before: Normalize | None = None) -> R
             raise ConfigError(f"patches of {channels} channels cannot be cut from {tuple(x.shape[1:])}")
         patches = unfold((x - mean) / std, side, stride=side).mT
         magnitude = length((x.abs() + mean.abs()) / std) * float(length(W[None])[0])
-        slack = product_slack(W.shape[1] + 4, magnitude + math.sqrt(patches.shape[1]) * bias)
+        error = product_error(W.shape[1] + 4, magnitude + math.sqrt(patches.shape[1]) * bias)
 
         def transpose(g: Adjoint) -> Adjoint:
             columns = (g @ W).flatten(0, 1).mT
             return (fold(columns, x.shape[-2:], side, stride=side) / std).unflatten(0, g.shape[:2])
 
-        return Affine(patches @ W.mT + b, slack, norm, transpose, gamma(W.shape[0] + 8) * size)
+        return Affine(patches @ W.mT + b, error, norm, transpose, gamma(W.shape[0] + 8) * size)
 
     return at
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specguard.certificates.layers.affine import Affine, expect, linear
-from specguard.certificates.node import Adjoint, Rule, length, product_slack, up
+from specguard.certificates.node import Adjoint, Rule, length, product_error, up
 from specguard.linalg import gamma, upper_gram, upper_length
 from specguard.nn import TokenConvolution
 from specguard.nn.settings import bias_of, kernel_width
@@ -28,11 +28,11 @@ def token_convolution(layer: TokenConvolution) -> Rule:
     def at(x: Tensor) -> Affine:
         expect(x, sum(W.shape[1] for W in kernels), 3)
         tokens, mixed = x.shape[1], []
-        slack = x.new_zeros(len(x))
+        error = x.new_zeros(len(x))
         for W, b, size, group in zip(kernels, biases, sizes, x.chunk(len(kernels), 2), strict=True):
             mixed.append(_windows(group, W.shape[2]) @ W.flatten(1).mT + b)
             reach = math.sqrt(W.shape[2]) * length(group) * size + math.sqrt(tokens) * float(upper_length(b))
-            slack = slack + product_slack(W[0].numel(), reach)
+            error = error + product_error(W[0].numel(), reach)
         norm = max(_convolution_norm(W, tokens) for W in kernels)
         last = out(torch.cat(mixed, 2))
         assert isinstance(last, Affine)
@@ -42,8 +42,10 @@ def token_convolution(layer: TokenConvolution) -> Rule:
             return torch.cat([_correlated(part, W) for part, W in zip(groups, kernels, strict=True)], 3)
 
         widest = max(math.sqrt(W.shape[2]) * size for W, size in zip(kernels, sizes, strict=True))
-        error = widest * (last.error + gamma(max(W[0].numel() for W in kernels) + 4) * last.norm)
-        return Affine(last.output, up(last.slack + slack * last.norm), norm * last.norm, transpose, error)
+        transpose_error = widest * (
+            last.transpose_error + gamma(max(W[0].numel() for W in kernels) + 4) * last.norm
+        )
+        return Affine(last.output, up(last.error + error * last.norm), norm * last.norm, transpose, transpose_error)
 
     return at
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from specguard.certificates.layers.activations import Map, mapped
 from specguard.certificates.layers.affine import Affine
 from specguard.certificates.layers.curves import Activation, silu
-from specguard.certificates.node import Adjoint, Method, Pull, Radius, Rule, Terms, length, up
+from specguard.certificates.node import VJP, Adjoint, Method, Radius, Rule, Terms, length, up
 from specguard.errors import ConfigError
 from specguard.linalg import gamma, lifted
 from specguard.nn import GatedUnit
@@ -28,8 +28,9 @@ from specguard.nn import GatedUnit
 class Gated:
     """`silu(h1) h2` at z: the map's result `[h1 | h2]`, known up to a blur, and what the unit makes of it.
 
-    Guarantee: `spread` and the remainder of `pull` are upper bounds, rounding included; the remainder's is attained
-    by one entry to second order in the radius where the gate is at 0, the curvature's largest, and h2 is large.
+    Guarantee: `propagate` and the remainder of `vjp` are upper bounds, rounding included; the remainder's is
+    attained by one entry to second order in the radius where the gate is at 0, the curvature is largest and h2 is
+    large.
     """
 
     before: Affine
@@ -43,26 +44,26 @@ class Gated:
         return self.phi.value(gate) * value
 
     @cached_property
-    def slack(self) -> Float[Tensor, " batch"]:
-        """What the map's slack spreads to, and the rounding of silu and of the product."""
+    def error(self) -> Float[Tensor, " batch"]:
+        """What the map's error spreads to, and the rounding of silu and of the product."""
         gate, value = self._parts
         wrong = gamma(self.phi.roundings + 4) * length((gate.abs() + self.phi.scale) * value.abs())
-        return up(self._move(self.before.slack, local=True) + wrong)
+        return up(self._move(self.before.error, local=True) + wrong)
 
-    def spread(self, radius: Radius, method: Method) -> Radius:
+    def propagate(self, radius: Radius, method: Method) -> Radius:
         return self._move(up(self.map.norm * radius), method == "local")
 
-    def pull(self, g: Adjoint) -> Pull:
+    def vjp(self, g: Adjoint) -> VJP:
         """`(g silu'(h1) h2, g silu(h1)) W`, both factors at a point that is off by the blur."""
         gate, value = self._parts
         slope, height = self.phi.slope(gate), self.phi.value(gate)
-        through = self.before.pull(torch.cat([g * slope * value, g * height], -1))
+        through = self.before.vjp(torch.cat([g * slope * value, g * height], -1))
         blur, (_, _, reach) = self._blur, self._sizes
         rounding = gamma(self.phi.roundings + 8)
         wrong = (self.phi.curvature * blur + rounding) * reach + self.phi.steepest * blur  # of silu'(h1) h2
         wrong = wrong + self.phi.steepest * blur + rounding * (gate.abs() + self.phi.scale)  # of silu(h1)
-        return Pull(
-            through.adjoint, up(through.slack + self.map.norm * length(g * wrong, 2)), self._bend(g.abs(), reach)
+        return VJP(
+            through.adjoint, up(through.error + self.map.norm * length(g * wrong, 2)), self._bend(g.abs(), reach)
         )
 
     @cached_property
@@ -73,7 +74,7 @@ class Gated:
     @cached_property
     def _blur(self) -> Tensor:
         """How far any entry of `[h1 | h2]` may be from the exact one."""
-        return self.before.slack.view(-1, *[1] * (self.before.output.ndim - 1))
+        return self.before.error.view(-1, *[1] * (self.before.output.ndim - 1))
 
     @cached_property
     def _sizes(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from specguard.certificates.layers.affine import expect
-from specguard.certificates.node import Adjoint, Method, Node, Pull, Radius, Rule, Terms, accountable, length, up
+from specguard.certificates.node import VJP, Adjoint, Method, Node, Radius, Rule, Terms, accountable, length, up
 from specguard.errors import ConfigError
 from specguard.linalg import UNIT, gamma, upper_length
 from specguard.nn import LayerProject, SmoothProject
@@ -22,11 +22,11 @@ Lengths = Float[Tensor, "batch token"]
 
 
 @dataclass(frozen=True)
-class Radial:
+class ScaledTokens:
     """`z -> gain (stretch p(C z)) + shift` per token, p hard or smooth of radius R, C the centering or nothing."""
 
     output: Tensor
-    slack: Float[Tensor, " batch"]
+    error: Float[Tensor, " batch"]
     unit: Tensor  # C z / sqrt(R^2 + |C z|^2), or C z / max(R, |C z|)
     length: Lengths  # of C z, as computed
     blur: Lengths  # how far that may be from the exact C z
@@ -37,7 +37,7 @@ class Radial:
     centered: bool
     affine = False
 
-    def spread(self, radius: Radius, method: Method) -> Radius:
+    def propagate(self, radius: Radius, method: Method) -> Radius:
         """Chords: `|p(x') - p(x)| <= R |x' - x| / sqrt(w(|x|) w(|x'|))`, w(t) `sqrt(R^2 + t^2)` or `max(R, t)`."""
         factor = self.stretch * float(self.gain.abs().amax()) * (1 + gamma(8))
         if method != "local":
@@ -47,7 +47,7 @@ class Radial:
         slope = (self.radius / (inner * outer).sqrt()).amax(-1).clamp(max=1.0)
         return up(factor * slope * radius)
 
-    def pull(self, g: Adjoint) -> Pull:
+    def vjp(self, g: Adjoint) -> VJP:
         """`Dp(x)^T h = (R / w) (h - <h, e> e)` with `e = x / w`; a hard projection inside its ball: h."""
         h = (g * self.gain).reshape(*g.shape[:2], *self.unit.shape[1:])
         width = self._width(self.length)
@@ -65,9 +65,9 @@ class Radial:
             bend = torch.where(bend.isinf(), 0.0, bend)
         steepest = (self.radius / self._width((self.length - self.blur).clamp(min=0))).amax(-1)
         wrong = gamma(3 * g.shape[-1] + 32) * steepest + bend.amax(-1)
-        return Pull(adjoint, up(length(h, 2) * self.stretch * wrong), lambda radius: self._bend(weight, radius))
+        return VJP(adjoint, up(length(h, 2) * self.stretch * wrong), lambda radius: self._bend(weight, radius))
 
-    def _bend(self, weight: Float[Tensor, "rival batch token"], radius: Radius) -> Terms:
+    def _bend(self, weight: Float[Tensor, "other batch token"], radius: Radius) -> Terms:
         """`sum_i |g_i| |r_i|`, where `|r_i| <= c_i |D_i|^2 / 2` and `|r_i| <= |D_i|`, 0 where a hard one stays in.
 
         The second because both projections are firmly non-expansive: p(x + D) - p(x) and Dp D lie in the ball
@@ -78,7 +78,7 @@ class Radial:
         change = (self._curvature(delta + self.blur) * delta / 2).nan_to_num(nan=0.0, posinf=torch.inf)
         if self.hard:
             change = torch.where(self.length + self.blur + delta <= self.radius * (1 - 8 * UNIT), 0.0, change)
-        change = change[..., None, :, :]  # rivals come before the batch
+        change = change[..., None, :, :]  # other classes come before the batch
         smooth = (weight * change).nan_to_num(nan=0.0, posinf=torch.inf).amax(-1)  # no weight, no change
         capped = upper_length(weight * change.clamp(max=1.0))
         return {"bend": up(torch.minimum(smooth, capped) * radius[..., None, :])}
@@ -144,7 +144,7 @@ def scaled_tokens(
     """`gain stretch p(C x) + shift` per token: p a projection of radius R, hard or smooth, C centering or none."""
     accountable("its radius", R)
 
-    def at(point: Tensor) -> Radial:
+    def at(point: Tensor) -> ScaledTokens:
         for constant in (weight, bias):
             if constant is not None:
                 expect(point, len(constant))
@@ -161,7 +161,9 @@ def scaled_tokens(
         slope = R / (low.clamp(min=R) if hard else (low.square() + R * R).sqrt())
         wrong = upper_length(slope.clamp(max=1.0) * blur) * stretch * float(gain.abs().amax())
         shifts = math.sqrt(x[0].numel() / x.shape[-1]) * float(upper_length(shift))
-        slack = up(2 * wrong + gamma(2 * x.shape[-1] + 32) * (length(output) + shifts))
-        return Radial(output.reshape(point.shape), slack, unit, size, up(blur), R, stretch, gain, hard, centered)
+        error = up(2 * wrong + gamma(2 * x.shape[-1] + 32) * (length(output) + shifts))
+        return ScaledTokens(
+            output.reshape(point.shape), error, unit, size, up(blur), R, stretch, gain, hard, centered
+        )
 
     return at

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specguard.certificates.layers.affine import Affine
-from specguard.certificates.node import Adjoint, Rule, length, product_slack
+from specguard.certificates.node import Adjoint, Rule, length, product_error
 from specguard.errors import ConfigError
 from specguard.linalg import UNIT, gamma, upper_length
 from specguard.nn import ClassAndMean, ClassPool, FirstTokens, MeanPool
@@ -38,12 +38,12 @@ def mean_pool(layer: MeanPool) -> Rule:
         if x.ndim != 3 or tokens < 1:
             raise ConfigError(f"there is no mean of the tokens behind {skip} of {tuple(x.shape[1:])}")
         norm = (1 + gamma(8)) / math.sqrt(tokens)
-        slack = product_slack(tokens, length(x) * norm)
+        error = product_error(tokens, length(x) * norm)
 
         def transpose(g: Adjoint) -> Adjoint:
             return pad((g / tokens)[:, :, None].expand(-1, -1, tokens, -1), (0, 0, skip, 0))
 
-        return Affine(x[:, skip:].mean(1), slack, norm, transpose, 2 * UNIT)
+        return Affine(x[:, skip:].mean(1), error, norm, transpose, 2 * UNIT)
 
     return at
 
@@ -88,7 +88,7 @@ def class_and_mean(layer: ClassAndMean) -> Rule:
             return spread + pad(first[:, :, None], (0, 0, 0, x.shape[1] - 1))
 
         output = torch.cat([x[:, 0], x[:, skip:].mean(1)], 1)
-        slack = product_slack(tokens, upper_length(x.flatten(1)))
-        return Affine(output, slack, norm, transpose, 8 * UNIT)
+        error = product_error(tokens, upper_length(x.flatten(1)))
+        return Affine(output, error, norm, transpose, 8 * UNIT)
 
     return at

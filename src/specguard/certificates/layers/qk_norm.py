@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specguard.certificates.layers.affine import expect
-from specguard.certificates.layers.norms import Radial, scaled_tokens
-from specguard.certificates.node import Adjoint, Method, Pull, Radius, Rule, up
+from specguard.certificates.layers.norms import ScaledTokens, scaled_tokens
+from specguard.certificates.node import VJP, Adjoint, Method, Radius, Rule, up
 from specguard.nn import HeadNorm
 from specguard.nn.settings import choice, count, positive
 
@@ -23,11 +23,11 @@ from specguard.nn.settings import choice, count, positive
 class HeadNorms:
     """[q | k | v] with every head of q and of k a token that is scaled by its own length, and v as it is.
 
-    Guarantee: `spread` and the remainder are upper bounds, rounding included.
+    Guarantee: `propagate` and the remainder are upper bounds, rounding included.
     """
 
-    q: Radial
-    k: Radial
+    q: ScaledTokens
+    k: ScaledTokens
     v: Float[Tensor, "batch token head channel"]
     affine = False
 
@@ -36,28 +36,28 @@ class HeadNorms:
         return torch.stack([self.q.output, self.k.output, self.v], 2).flatten(2)
 
     @property
-    def slack(self) -> Float[Tensor, " batch"]:
-        return up(self.q.slack + self.k.slack)
+    def error(self) -> Float[Tensor, " batch"]:
+        return up(self.q.error + self.k.error)
 
-    def spread(self, radius: Radius, method: Method) -> Radius:
+    def propagate(self, radius: Radius, method: Method) -> Radius:
         """Of q, of k or of v with the whole radius, whichever is the largest."""
-        normed = torch.maximum(self.q.spread(radius, method), self.k.spread(radius, method))
+        normed = torch.maximum(self.q.propagate(radius, method), self.k.propagate(radius, method))
         return up(torch.maximum(normed, radius))
 
-    def pull(self, g: Adjoint) -> Pull:
+    def vjp(self, g: Adjoint) -> VJP:
         """As of one layer with the heads of q and of k as its tokens; v hands its part on."""
         parts = g.unflatten(3, (3, *self.v.shape[2:])).movedim(3, 2)
-        through = self._together.pull(parts[:, :, :2])
+        through = self._together.vjp(parts[:, :, :2])
         adjoint = torch.cat([through.adjoint, parts[:, :, 2:]], 2).movedim(2, 3).flatten(3)
-        return Pull(adjoint, through.slack, through.remainder)
+        return VJP(adjoint, through.error, through.remainder)
 
     @cached_property
-    def _together(self) -> Radial:
+    def _together(self) -> ScaledTokens:
         """q and k as tokens of one, in this order, each with its gain."""
         return replace(
             self.q,
             output=torch.stack([self.q.output, self.k.output], 1),
-            slack=self.slack,
+            error=self.error,
             unit=torch.cat([self.q.unit, self.k.unit], 1),
             length=torch.cat([self.q.length, self.k.length], 1),
             blur=torch.cat([self.q.blur, self.k.blur], 1),
@@ -79,8 +79,8 @@ def head_norm(layer: HeadNorm) -> Rule:
         expect(x, 3 * heads * width, 3)
         q, k, v = x.unflatten(2, (3, heads, width)).unbind(2)
         normed_q, normed_k = of_q(q), of_k(k)
-        assert isinstance(normed_q, Radial)
-        assert isinstance(normed_k, Radial)
+        assert isinstance(normed_q, ScaledTokens)
+        assert isinstance(normed_k, ScaledTokens)
         return HeadNorms(normed_q, normed_k, v)
 
     return at

@@ -2,7 +2,7 @@
 
 W is the stored weight and `B = -2 W^T T^-1`, where T is a function of W and q. The claim of the construction is one
 about T in exact arithmetic, which the layer's exact function has; so it needs no check. What the computed B may
-differ from the exact one by enters the slacks.
+differ from the exact one by enters the errors.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from specguard.certificates.layers import curves
 from specguard.certificates.layers.activations import Neurons, mapped
 from specguard.certificates.layers.affine import upper_norm
-from specguard.certificates.node import Adjoint, Method, Pull, Radius, Rule, length, product_slack, up
+from specguard.certificates.node import VJP, Adjoint, Method, Radius, Rule, length, product_error, up
 from specguard.errors import ConfigError
 from specguard.linalg import UNIT, gamma
 from specguard.nn import SLL, Softplus, Squareplus
@@ -35,7 +35,7 @@ class SLLNode:
     """SLL at a point: its neurons there, the computed B, its norm, and `wrong >= ||B - exact B||_F`.
 
     Guarantee: outputs are as far apart as inputs at most, because `T >= W^T W` by Gershgorin and slopes lie in
-    [0, 1]; rounding of T, of B and of all products is in the slacks.
+    [0, 1]; rounding of T, of B and of all products is in the errors.
     Reference: Araujo et al. 2023, Theorem 3.
     """
 
@@ -51,28 +51,28 @@ class SLLNode:
         return self.x + self.neurons.output @ self.B.mT
 
     @property
-    def slack(self) -> Float[Tensor, " batch"]:
-        hidden, blur = length(self.neurons.output), self.neurons.slack
-        product = product_slack(self.B.shape[1], hidden * float(length(self.B[None])[0]))
+    def error(self) -> Float[Tensor, " batch"]:
+        hidden, blur = length(self.neurons.output), self.neurons.error
+        product = product_error(self.B.shape[1], hidden * float(length(self.B[None])[0]))
         added = 2 * UNIT * (length(self.output) + length(self.x))
         return up((self.norm + self.wrong) * blur + self.wrong * hidden + product + added)
 
-    def spread(self, radius: Radius, method: Method) -> Radius:
+    def propagate(self, radius: Radius, method: Method) -> Radius:
         return up(radius)
 
-    def pull(self, g: Adjoint) -> Pull:
+    def vjp(self, g: Adjoint) -> VJP:
         """`g + (B^T g)` taken back through the neurons, whose remainder, seen by `B^T g`, is all there is.
 
         The computed `B^T g` is off by a share of |g|. What it is off by meets the neurons' linear part, of norm
         `steepest ||W||`, and their remainder, at most twice that per distance: three times in all.
         """
-        inner = self.neurons.pull(g @ self.B)
+        inner = self.neurons.vjp(g @ self.B)
         adjoint = g + inner.adjoint
         size = float(length(self.B[None])[0])
         off = (self.wrong + gamma(self.B.shape[0] + 4) * size) * length(g, 2)
         steep = self.neurons.phi.steepest * self.neurons.map.norm
-        slack = inner.slack + 3 * steep * off + 2 * UNIT * length(adjoint, 2)
-        return Pull(adjoint, up(slack), inner.remainder)
+        error = inner.error + 3 * steep * off + 2 * UNIT * length(adjoint, 2)
+        return VJP(adjoint, up(error), inner.remainder)
 
 
 def residual(layer: SLL) -> Rule:

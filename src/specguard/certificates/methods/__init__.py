@@ -9,7 +9,7 @@ mixed                       the identity from the k-th step on and the local rad
 from collections.abc import Sequence
 
 from specguard.certificates.methods.adjoint import ADJOINT, MIXED
-from specguard.certificates.methods.base import Method, Reach, losses_of
+from specguard.certificates.methods.base import LayerRadii, Method, losses_of
 from specguard.certificates.methods.local import LOCAL
 from specguard.certificates.methods.radii import LOFAST, NAIVE, SPECFORMER
 from specguard.errors import ConfigError
@@ -22,8 +22,8 @@ __all__ = [
     "MIXED",
     "NAIVE",
     "SPECFORMER",
+    "LayerRadii",
     "Method",
-    "Reach",
     "losses_of",
     "named_methods",
 ]

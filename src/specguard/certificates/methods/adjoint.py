@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specguard.certificates.methods.base import Reach
+from specguard.certificates.methods.base import LayerRadii
 from specguard.certificates.methods.local import lost_locally
 from specguard.certificates.methods.radii import at_the_output
 from specguard.certificates.node import up
@@ -37,17 +37,17 @@ class AdjointIdentity:
     name: Literal["adjoint", "mixed"]
     needs_backward: bool = True
 
-    def upper_loss(self, problem: Problem, reach: Reach) -> MarginLoss:
-        radii = reach.by("local")
-        loss = _adjoint(problem, radii, reach.largest_entry, mixed=self.name == "mixed")
+    def upper_loss(self, problem: Problem, layer_radii: LayerRadii) -> MarginLoss:
+        radii = layer_radii.by("local")
+        loss = _adjoint(problem, radii, layer_radii.largest_entry, mixed=self.name == "mixed")
         return replace(loss, radii=radii.at)
 
 
 def _adjoint(p: Problem, radii: Radii, largest_entry: float, mixed: bool) -> MarginLoss:
-    """The identity for the rivals with the least room, and for every other that the local bound leaves open.
+    """The identity for the other classes with the least room, and for every other that the local bound leaves open.
 
-    An image of which one margin may be lost is not certified, whatever becomes of the rivals behind. All that are
-    not taken back fall as in `local`.
+    An image of which one margin may be lost is not certified, whatever becomes of the other classes behind.
+    The margins of those that are not taken back are bounded as by `local`.
     """
     if p.whole is None:
         raise ValueError("the functionals were not taken back through the network")
@@ -64,7 +64,7 @@ def _adjoint(p: Problem, radii: Radii, largest_entry: float, mixed: bool) -> Mar
         rows = p.whole.rows(number)
         alive = (p.margins > total)[..., : rows.start, :].all(-2)
         needed = alive & (p.margins <= rest.total)[..., rows, :].any(-2)
-        if not needed.any():  # rivals are in the order of their room
+        if not needed.any():  # other classes are in the order of their room
             break
         fall = _identity(p, number, radii, largest_entry, mixed)
         here = needed[..., None, :]
@@ -77,14 +77,14 @@ def _adjoint(p: Problem, radii: Radii, largest_entry: float, mixed: bool) -> Mar
 
 
 def _placed(term: Drops, like: Float[Tensor, "*point all batch"], rows: slice) -> Float[Tensor, "*point all batch"]:
-    """The values of these rivals among zeros for all others."""
+    """The values of these other classes among zeros for all others."""
     whole = torch.zeros_like(like)
     whole[..., rows, :] = term
     return whole
 
 
 def _identity(p: Problem, number: int, radii: Radii, largest_entry: float, mixed: bool) -> MarginLoss:
-    """The identity from the first step on, or from the best, for one part of the rivals."""
+    """The identity from the first step on, or from the best, for one part of the other classes."""
     assert p.whole is not None
     part = p.whole.part(number)
     terms = contributions(part, radii)

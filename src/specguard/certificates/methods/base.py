@@ -11,7 +11,7 @@ from specguard.certificates.propagate import Radii, upper_radii
 from specguard.records.certificate import MethodName
 
 
-class Reach:
+class LayerRadii:
     """The radii at all layers for inputs within `radius` of the images; each kind of propagation is done once."""
 
     def __init__(self, problem: Problem, radius: Radius, largest_entry: float = math.inf) -> None:
@@ -37,10 +37,10 @@ class Method(Protocol):
     @property
     def needs_backward(self) -> bool: ...
 
-    def upper_loss(self, problem: Problem, reach: Reach) -> MarginLoss:
-        """How much every margin can lose within reach of the images.
+    def upper_loss(self, problem: Problem, layer_radii: LayerRadii) -> MarginLoss:
+        """How much every margin can lose within the radius around the images.
 
-        `reach.largest_entry` bounds every entry of d as well, as in an linf ball whose l2 radius `radius` is.
+        `layer_radii.largest_entry` bounds every entry of d as well, as in an linf ball whose l2 radius `radius` is.
 
         Guarantee: upper bounds on `m_j(x) - m_j(x + d)` over `||d||_2 <= radius` and `||d||_inf <= largest_entry`,
         m_j(x) as computed and lowered, for the exact function of the stored weights; rounding included.
@@ -49,4 +49,4 @@ class Method(Protocol):
 
 def losses_of(method: Method, problem: Problem, largest_entry: float = math.inf) -> Callable[[Radius], MarginLoss]:
     """The losses of a method as a function of the radius."""
-    return lambda radius: method.upper_loss(problem, Reach(problem, radius, largest_entry))
+    return lambda radius: method.upper_loss(problem, LayerRadii(problem, radius, largest_entry))

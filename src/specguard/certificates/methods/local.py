@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from specguard.certificates.methods.base import Reach
+from specguard.certificates.methods.base import LayerRadii
 from specguard.certificates.methods.radii import at_the_output
 from specguard.certificates.node import up
 from specguard.certificates.problem import MarginLoss, Problem, contributions, sum_terms
@@ -20,8 +20,8 @@ class Local:
     name: Literal["local"] = "local"
     needs_backward: bool = False
 
-    def upper_loss(self, problem: Problem, reach: Reach) -> MarginLoss:
-        radii = reach.by("local")
+    def upper_loss(self, problem: Problem, layer_radii: LayerRadii) -> MarginLoss:
+        radii = layer_radii.by("local")
         return replace(lost_locally(problem, radii), radii=radii.at)
 
 

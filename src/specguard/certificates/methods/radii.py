@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from specguard.certificates.methods.base import Reach
+from specguard.certificates.methods.base import LayerRadii
 from specguard.certificates.node import up
 from specguard.certificates.problem import WHOLE, MarginLoss, Problem
 from specguard.certificates.propagate import Radii
@@ -20,8 +20,8 @@ class OutputRadius:
     name: Literal["naive", "specformer", "lofast"]
     needs_backward: bool = False
 
-    def upper_loss(self, problem: Problem, reach: Reach) -> MarginLoss:
-        radii = reach.by(self.name)
+    def upper_loss(self, problem: Problem, layer_radii: LayerRadii) -> MarginLoss:
+        radii = layer_radii.by(self.name)
         return replace(at_the_output(problem, radii), radii=radii.at)
 
 

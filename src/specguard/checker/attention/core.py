@@ -70,15 +70,15 @@ class Core:
     def output(self) -> Box:
         return joined([head.output[:, : self.width] for head in self.heads], 1)
 
-    def spread(self, radius: float, method: str) -> float:
-        return float(np.max([head.spread(radius, method) for head in self.heads]))
+    def propagate(self, radius: float, method: str) -> float:
+        return float(np.max([head.propagate(radius, method) for head in self.heads]))
 
-    def pull(self, g: Box) -> tuple[Box, Remainder]:
+    def vjp(self, g: Box) -> tuple[Box, Remainder]:
         back, remainders = [], []
         for i, head in enumerate(self.heads):
             own = g[..., i * self.width : (i + 1) * self.width]
             wide = own.moved(lambda a: np.pad(a, ((0, 0), (0, 0), (0, 2 * self.width))))
-            adjoint, remainder = head.pull(wide)
+            adjoint, remainder = head.vjp(wide)
             back.append(adjoint.moved(lambda a: a.reshape(*a.shape[:2], 3, 1, self.width)))
             remainders.append(remainder)
         whole = joined(back, 3).moved(lambda a: a.reshape(*a.shape[:2], -1))
@@ -86,8 +86,8 @@ class Core:
         def worst(radius: float) -> Terms:
             found = [remainder(radius) for remainder in remainders]
             hardest = np.argmax([np.sum(list(each.values()), axis=0) for each in found], axis=0)
-            rivals = np.arange(len(hardest))
-            return {term: np.stack([each[term] for each in found])[hardest, rivals] for term in found[0]}
+            other_classes = np.arange(len(hardest))
+            return {term: np.stack([each[term] for each in found])[hardest, other_classes] for term in found[0]}
 
         return whole, worst
 

@@ -21,7 +21,7 @@ class Attention(AttentionNorms):
 
     # Bounds -----------------------------------------------------------------------------------------------------
 
-    def spread(self, radius: float, method: str) -> float:
+    def propagate(self, radius: float, method: str) -> float:
         match method:
             case "naive":
                 first = outward((1.0 if self.w.skip else 0.0) + (self.w.vo * self.norm_p).sum())
@@ -99,11 +99,11 @@ class Attention(AttentionNorms):
 
     # The adjoint ------------------------------------------------------------------------------------------------
 
-    def pull(self, g: Box) -> tuple[Box, Remainder]:
-        """Back through P V and the softmax; g has a rival per row."""
+    def vjp(self, g: Box) -> tuple[Box, Remainder]:
+        """Back through P V and the softmax; g has a class per row."""
         w = self.w
         mix = w.mix[:, None, None]
-        G = g[:, None] @ w.Wo.T  # rival head token head_dim
+        G = g[:, None] @ w.Wo.T  # other head token head_dim
         M = G @ self.V.T * mix
         K = self.p * (M - (self.p * M).sum(-1, True))
         to_q, to_k = (K @ self.K) * w.tau, (K.T @ self.Q) * w.tau
@@ -152,7 +152,7 @@ class Attention(AttentionNorms):
         return terms
 
     def _form(self, K: Box, N: Box, weights: Array) -> float:
-        """The three remainders of second order for one rival: the largest eigenvalue of their quadratic form.
+        """The three remainders of second order for one other class: the largest eigenvalue of their quadratic form.
 
         Row i of the logits changes by `L_i D`, and `2 |L_i D| |C D N_i| <= alpha |L_i D|^2 + |C D N_i|^2 / alpha`.
         """

@@ -47,10 +47,10 @@ class Neurons:
     def output(self) -> Box:
         return self.H.through(self.phi.value, self.phi.steepest, self.phi.scale)
 
-    def spread(self, radius: float, method: str) -> float:
+    def propagate(self, radius: float, method: str) -> float:
         return float(outward(outward(self.phi.steepest * self.map.norm) * radius))
 
-    def pull(self, g: Box) -> tuple[Box, Remainder]:
+    def vjp(self, g: Box) -> tuple[Box, Remainder]:
         smooth = math.isfinite(self.phi.curvature)
         slope = (
             self.H.through(self.phi.slope, self.phi.curvature) if smooth else Box.exact(self.phi.slope(self.H.mid))
@@ -104,10 +104,10 @@ class MaxMin:
             np.concatenate([np.maximum(a.mid, b.mid), np.minimum(a.mid, b.mid)], -1), np.concatenate([rad, rad], -1)
         )
 
-    def spread(self, radius: float, method: str) -> float:
+    def propagate(self, radius: float, method: str) -> float:
         return float(outward(self.map.norm * radius))
 
-    def pull(self, g: Box) -> tuple[Box, Remainder]:
+    def vjp(self, g: Box) -> tuple[Box, Remainder]:
         (a, b), half = self._halves, self.H.shape[-1] // 2
         upper, lower = g[..., :half], g[..., half:]
         swapped = a.mid < b.mid

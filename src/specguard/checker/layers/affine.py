@@ -19,10 +19,10 @@ class Linear:
     transpose: Callable[[Box], Box]
     affine = True
 
-    def spread(self, radius: float, method: str) -> float:
+    def propagate(self, radius: float, method: str) -> float:
         return float(outward(self.norm * radius))
 
-    def pull(self, g: Box) -> tuple[Box, Remainder]:
+    def vjp(self, g: Box) -> tuple[Box, Remainder]:
         return self.transpose(g), lambda radius: {}
 
 

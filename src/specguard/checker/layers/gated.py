@@ -42,7 +42,7 @@ class Gated:
         c = SILU.curvature / 2 * self._parts[1].size
         return np.asarray(outward((c + np.sqrt(c * c + SILU.steepest**2)) / 2))
 
-    def spread(self, radius: float, method: str) -> float:
+    def propagate(self, radius: float, method: str) -> float:
         rho, value, height = outward(self.map.norm * radius), self._parts[1].size, self._silu.size
         chord = outward(np.hypot(SILU.steepest * value, height).max())
         bound = outward((chord + SILU.steepest / 2 * rho) * rho)
@@ -52,7 +52,7 @@ class Gated:
             bound = min(bound, outward((tangent + self._lam.max() * rho) * rho))
         return float(bound)
 
-    def pull(self, g: Box) -> tuple[Box, Remainder]:
+    def vjp(self, g: Box) -> tuple[Box, Remainder]:
         value = self._parts[1]
         back = self.map.back(joined([g * (self._slope * value), g * self._silu], -1))
         weight = outward(g.size * self._lam)

@@ -65,7 +65,7 @@ class Scaled:
     def _w(self, t: Array) -> Array:
         return np.asarray(np.maximum(t, self.R) if self.hard else np.hypot(t, self.R))
 
-    def spread(self, radius: float, method: str) -> float:
+    def propagate(self, radius: float, method: str) -> float:
         factor = outward(self.stretch * float(self.gain.size.max()))
         if method == "local":
             reach = np.maximum(self._low - outward(radius), 0.0)
@@ -73,7 +73,7 @@ class Scaled:
             factor = outward(factor * min(float(slope.max()), 1.0))
         return float(outward(factor * radius))
 
-    def pull(self, g: Box) -> tuple[Box, Remainder]:
+    def vjp(self, g: Box) -> tuple[Box, Remainder]:
         shape = g.shape
         h = g.moved(lambda a: a.reshape(len(a), *self.c.shape)) * self.gain
         along = (h * self.unit).sum(-1, True)

@@ -44,13 +44,13 @@ class HeadNorms:
     def output(self) -> Box:
         return joined([self._both.output, self._given[:, 2:]], 1).moved(lambda a: a.reshape(len(a), -1))
 
-    def spread(self, radius: float, method: str) -> float:
-        normed = [self._scaled(slice(i, i + 1)).spread(radius, method) for i in (0, 1)]
+    def propagate(self, radius: float, method: str) -> float:
+        normed = [self._scaled(slice(i, i + 1)).propagate(radius, method) for i in (0, 1)]
         return float(np.max([radius, *normed]))  # which hands on what is no number
 
-    def pull(self, g: Box) -> tuple[Box, Remainder]:
+    def vjp(self, g: Box) -> tuple[Box, Remainder]:
         parts = g.moved(lambda a: a.reshape(len(a), *self._given.shape))
-        back, remainder = self._both.pull(parts[:, :, :2])
+        back, remainder = self._both.vjp(parts[:, :, :2])
         whole = joined([back, parts[:, :, 2:]], 2)
         return whole.moved(lambda a: a.reshape(g.shape)), remainder
 

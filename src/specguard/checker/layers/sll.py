@@ -32,12 +32,12 @@ class SLL:
     def output(self) -> Box:
         return self.x - self.neurons.output @ self.B
 
-    def spread(self, radius: float, method: str) -> float:
+    def propagate(self, radius: float, method: str) -> float:
         return float(outward(radius))
 
-    def pull(self, g: Box) -> tuple[Box, Remainder]:
+    def vjp(self, g: Box) -> tuple[Box, Remainder]:
         """The neurons are all that bends, and `-B g` is how g sees them."""
-        through, remainder = self.neurons.pull(-(g @ self.B.T))
+        through, remainder = self.neurons.vjp(-(g @ self.B.T))
         return g + through, remainder
 
 

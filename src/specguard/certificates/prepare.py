@@ -18,7 +18,7 @@ _FAR = 1e6  # beyond any image: farther than this, the model and its program are
 _SOME_CLASSES = 32  # taken back through the whole network; of the rest, those that the local bound leaves open
 
 
-def pose(
+def prepare_problem(
     about: Program,
     images: Float[Tensor, "batch *shape"],
     labels: Int[Tensor, " batch"],
