@@ -139,6 +139,17 @@ def test_sections_of_docstrings_are_rendered_as_sections(site):
         assert "Guarantee: " not in text, path.name
 
 
+def test_docstrings_are_prepared_for_the_reference():
+    rendered = module_of("docstrings").rendered
+    assert rendered("The norm.\n\nGuarantee: upper bound.\nCost: one pass.") == (
+        "The norm.\n\n\n**Guarantee.** upper bound.\n\n**Cost.** one pass."
+    )
+    assert rendered("max <g, d>, `<g, d>`, 1 < 2") == "max &lt;g, d>, `<g, d>`, 1 < 2"
+    example = "Example:\n    >>> thing()\n    <thing>\n\nthe <end>"
+    assert rendered(example) == "Examples:\n    >>> thing()\n    <thing>\n\nthe &lt;end>"
+    assert rendered("Example: a word") == "Example: a word"
+
+
 @pytest.mark.slow
 def test_nothing_is_loaded_from_elsewhere_and_every_local_file_is_there(site):
     for path in sorted(site.rglob("*.html")):
