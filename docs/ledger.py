@@ -1,7 +1,7 @@
 """A hook of the site: theory pages show rows of the ledger, by key, so that they say what it says.
 
-A line `<!-- ledger: key, key -->` becomes a list of these rows, `<!-- ledger: rest -->` one of all rows that no
-page names. On the ledger's own page the table becomes such a list, with the tests. An unknown key is an error.
+A line `<!-- ledger: key, key -->` becomes a list of these rows. On the ledger's own page the table becomes such a
+list, with the tests. An unknown key is an error, and a test fails when a row is on no page.
 """
 
 import re
@@ -23,7 +23,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     place = page.file.src_uri
     if place == PAGE:
         markdown = _TABLE.sub(lambda _: _list(list(ledger()), place, tests=True), markdown)
-    whole = _MARK.sub(lambda found: _list(_keys(found[1]), place), markdown)
+    whole = _MARK.sub(lambda found: _list(found[1].split(", "), place), markdown)
     return _CODE.sub(lambda code: code[0].replace(r"\|", "|"), whole)
 
 
@@ -35,20 +35,10 @@ def ledger() -> dict[str, list[str]]:
     return {row[0]: row for row in cells}
 
 
-def named() -> set[str]:
-    """The keys that any theory page names."""
-    texts = [path.read_text() for path in sorted((DOCS / "theory").glob("*.md"))]
-    return {key for text in texts for mark in _MARK.findall(text) for key in mark.split(", ") if key != "rest"}
-
-
-def _keys(text: str) -> list[str]:
-    return [key for key in ledger() if key not in named()] if text == "rest" else text.split(", ")
-
-
 def _list(keys: list[str], place: str, *, tests: bool = False) -> str:
     if unknown := [key for key in keys if key not in ledger()]:
         raise PluginError(f"{place} names {unknown[0]!r}, which is not in the ledger")
-    return "\n\n".join(_entry(*ledger()[key], tests=tests) for key in keys) or "None."
+    return "\n\n".join(_entry(*ledger()[key], tests=tests) for key in keys)
 
 
 def _entry(key: str, statement: str, reference: str, function: str, test: str, *, tests: bool) -> str:

@@ -6,6 +6,7 @@ that it does not know is an error.
 
 import html
 import re
+from itertools import zip_longest
 from typing import Any
 from xml.etree import ElementTree
 
@@ -42,7 +43,7 @@ def mathml(latex: str, place: str, *, display: bool = False) -> str:
         raise PluginError(f"{place}: the formula {latex!r} has {unknown[0]!r}, which cannot be drawn")
     drawn = ElementTree.tostring(tree, encoding="unicode")
     if display:
-        return f'<div class="formula">{drawn}</div>'
+        return f'<div class="formula" data-search-exclude>{drawn}</div>'
     return f'<span class="wide">{drawn}</span>' if len(text) > _WIDE else drawn
 
 
@@ -50,10 +51,18 @@ def _set(tree: ElementTree.Element) -> None:
     """Limits below their operators; names of functions and transposition without the space of an operator."""
     for node in tree.iter():
         node.tag = node.tag.removeprefix(f"{{{_SPACE}}}")
-        text, first = node.text or "", next(iter(node), None)
-        if first is not None and (first.text or "") in _LIMITS and node.tag in _UNDER:
+    for node in tree.iter():
+        parts = list(node)
+        if parts and (parts[0].text or "") in _LIMITS and node.tag in _UNDER:
             node.tag = _UNDER[node.tag]
-            first.set("movablelimits", "true")
-        elif node.tag == "mo" and (text == "⊤" or (text.isalpha() and len(text) > 1 and text not in _LIMITS)):
-            node.tag = "mi"
+            parts[0].set("movablelimits", "true")
+        for part, following in zip_longest(parts, parts[1:]):
+            text = part.text or ""
+            name = len(text) > 1 and text.isalpha() and (text not in _LIMITS or _opens(following))
+            if part.tag == "mo" and (name or text == "⊤"):
+                part.tag = "mi"
     tree.set("xmlns", _SPACE)
+
+
+def _opens(node: ElementTree.Element | None) -> bool:
+    return node is not None and next(iter(node.itertext()), "") == "("
