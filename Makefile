@@ -37,6 +37,7 @@ bench: .venv/.dev
 tables: .venv/.dev
 	$(BIN)/python docs/tables.py
 	$(BIN)/python docs/formats.py
+	$(BIN)/python docs/models.py
 
 # PIP_CONSTRAINT reaches the isolated build environment too.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt

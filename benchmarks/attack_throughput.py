@@ -23,7 +23,8 @@ from msgspec import to_builtins
 from torch import Tensor, nn
 
 from specguard.attacks import APGD, PGD
-from specguard.cli.names import named_data, number
+from specguard.cli.names import named_data
+from specguard.cli.options import number
 from specguard.geometry import Ball
 from specguard.models import from_run
 from specguard.records.io import read_json

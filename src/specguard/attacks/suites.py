@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from specguard.attacks.apgd import APGD
 from specguard.attacks.autoattack import AutoAttack
@@ -12,9 +12,7 @@ from specguard.attacks.fab import FAB
 from specguard.attacks.pgd import FGSM, PGD
 from specguard.attacks.square import Square
 from specguard.errors import ConfigError
-
-AttackName = Literal["fgsm", "pgd", "cw", "apgd-ce", "apgd-dlr", "apgd-t", "fab", "square", "cw-l2", "autoattack"]
-SuiteName = Literal["quick", "full", "autoattack"]
+from specguard.records.attack import AttackName, SuiteName
 
 
 @dataclass(frozen=True)

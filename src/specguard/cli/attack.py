@@ -1,131 +1,131 @@
-"""`specguard attack`: a run directory, or a model from elsewhere, and names become an evaluation under attack."""
+"""`specguard attack`: the robust accuracy of a run, or of a model from elsewhere, under attacks."""
 
-import shlex
-import sys
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from specguard.attacks import Suite, named_attack, named_suite
-from specguard.attacks.model import Precision
-from specguard.attacks.suites import AttackName, SuiteName
-from specguard.cli.console import err, interruptible, option, out, plain_warnings, study_bar
-from specguard.cli.launch import ShardText, chosen_shard, own_device, tell_pending
-from specguard.cli.models import RUN_HELP, Classes, Elsewhere, ImageSize, Mean, Std, Weights, subject
-from specguard.cli.names import DATA_HELP, DataName, number, settings_hash
-from specguard.cli.subset import IMAGES_HELP, First, choice, taken, tell_of_first
-from specguard.data import Dataset
+from specguard.cli.console import err, out, study_progress
+from specguard.cli.groups import DATA_DEFAULTS, IMAGES, OUTPUT, DataOptions, DeviceGroup, ModelGroup, RunName
+from specguard.cli.options import Options, command
 from specguard.errors import ConfigError
-from specguard.geometry import Norm
-from specguard.records.attack import AttackSettings, AttackStudy
-from specguard.records.io import write_json
-from specguard.records.study import Pending
-from specguard.report import attack_table, attack_warnings, robustbench_record, subset_lines
-from specguard.studies import about_study, attack_study, balls_of, run_attack, write_gallery
+from specguard.records.attack import AttackName, AttackSettings, AttackStudy, SuiteName
+from specguard.records.base import Norm, Size, setting
 
-_WHAT, _HOW, _WHERE = "Attacks", "Images and arithmetic", "Output"
+if TYPE_CHECKING:  # the help of a command is printed without importing torch
+    from specguard.attacks import Suite
 
 
-def attack_command(
-    run: Annotated[Path, typer.Argument(help=RUN_HELP)],
-    attack: Annotated[
-        list[str], option(f"{', '.join(get_args(AttackName))}; may be given more than once", _WHAT)
-    ] = [],  # noqa: B006
-    suite: Annotated[SuiteName | None, option("several attacks at once [default: quick]", _WHAT)] = None,
-    norm: Annotated[Norm, option("norm of the perturbations", _WHAT)] = "linf",
-    radius: Annotated[
-        list[str], option("in pixels of [0, 1], such as 8/255; may be given more than once", _WHAT)
-    ] = ["8/255"],  # noqa: B006
-    steps: Annotated[int | None, option("of the attacks named by --attack", _WHAT)] = None,
-    step_size: Annotated[str | None, option("of the attacks named by --attack, in pixels", _WHAT)] = None,
-    restarts: Annotated[int | None, option("of the attacks named by --attack", _WHAT)] = None,
-    images: Annotated[int | None, option(f"{IMAGES_HELP} [default: all]", _HOW, min=1)] = None,
-    first: First = False,
-    data: Annotated[DataName | None, option(f"{DATA_HELP} [default: the one trained on]", _HOW)] = None,
-    data_root: Annotated[Path | None, option("where the data set lies [default: as in training]", _HOW)] = None,
-    verify_data: Annotated[bool, option("check the official checksums", _HOW)] = True,
-    batch: Annotated[int, option("images attacked together", _HOW, min=1)] = 250,
-    precision: Annotated[Precision, option("of the search; verdicts are always in full", _HOW)] = "full",
-    seed: Annotated[int, option("the only source of randomness", _HOW)] = 0,
-    device: Annotated[str, option("auto, cpu, cuda or cuda:N", _HOW)] = "auto",
-    diagnose: Annotated[bool, option("look for signs of obfuscated gradients", _HOW)] = True,
-    folder: Annotated[
-        Path | None, option("folder for the records [default: RUN/attacks/...]", _WHERE, "--out")
-    ] = None,
-    save_images: Annotated[bool, option("keep the adversarial images", _WHERE, "--save-images")] = False,
-    robustbench: Annotated[Path | None, option("write a leaderboard entry to this JSON file", _WHERE)] = None,
-    shard: ShardText = None,
-    weights: Weights = None,
-    classes: Classes = None,
-    image_size: ImageSize = None,
-    mean: Mean = None,
-    std: Std = None,
-) -> None:
-    """Attack a trained model; started again, it continues where it was."""
-    part = chosen_shard(shard)
-    about = subject(run, Elsewhere(weights, classes, image_size, mean, std), data, data_root, verify_data)
-    model, loaded = about.model, about.data
-    chosen = _suite(attack, suite, model.classes, steps=steps, step_size=step_size, restarts=restarts)
-    balls = balls_of(model, norm, tuple(number(text, "--radius") for text in radius))
-    settings = AttackSettings(
-        seed=seed, batch=batch, precision=precision, diagnose=diagnose, save_images=save_images
+class AttackOptions(Options, frozen=True):
+    """Which attacks, within which perturbations."""
+
+    attack: Annotated[tuple[AttackName, ...], setting("attacks")] = ()
+    suite: Annotated[SuiteName | None, setting("several attacks at once")] = None
+    norm: Annotated[Norm, setting("norm of the perturbations")] = "linf"
+    radii: Annotated[tuple[Size, ...], setting("their radii, in pixels of [0, 1], such as 8/255", "--radius")] = (
+        8 / 255,
     )
-    split = taken(loaded, len(loaded.test) if images is None else images, first)
-    known = about_study(model, loaded, split)
-    plan = attack_study(chosen, balls, settings, known)
-    where, of_first = (
-        folder or about.folder(f"attacks/{_folder_name(plan, [len(split), *more])}", None)
+    steps: Annotated[int | None, setting("steps of the attacks named by --attack", ge=1)] = None
+    step_size: Annotated[float | None, setting("their step size, in pixels of [0, 1]")] = None
+    restarts: Annotated[int | None, setting("their random restarts", ge=1)] = None
+
+
+class AttackOutput(Options, frozen=True):
+    """What an attack writes beside its records."""
+
+    out: Annotated[Path | None, setting("folder for the records")] = None
+    robustbench: Annotated[Path | None, setting("JSON file for an entry of RobustBench's leaderboard")] = None
+
+
+@command
+def attack_command(
+    run: RunName,
+    options: Annotated[AttackOptions, "Attacks", {"suite": "quick", "radius": "8/255"}],
+    settings: Annotated[AttackSettings, "Attacks"],
+    data: Annotated[DataOptions, IMAGES, DATA_DEFAULTS | {"images": "all"}],
+    output: Annotated[AttackOutput, OUTPUT, {"out": "RUN/attacks/..."}],
+    device: DeviceGroup,
+    model: ModelGroup,
+) -> None:
+    """Attack a trained model and measure its robust accuracy.
+
+    Started again, it continues where it was.
+    """
+    from specguard.cli.launch import chosen_shard, own_device, print_pending
+    from specguard.cli.samples import choice, chosen_samples, hint_at_first
+    from specguard.cli.source import load_source
+    from specguard.data import Dataset
+    from specguard.records.io import write_json
+    from specguard.records.study import Pending
+    from specguard.report import attack_table, attack_warnings, robustbench_record, subset_lines
+    from specguard.studies import about_study, attack_study, balls_of, run_attack, write_gallery
+
+    part = chosen_shard(device.shard)
+    source = load_source(run, model, data)
+    suite = _suite(options, source.model.classes)
+    balls = balls_of(source.model, options.norm, options.radii)
+    split = chosen_samples(source.data, data, None)
+    about = about_study(source.model, source.data, split)
+    plan = attack_study(suite, balls, settings, about)
+    folder, of_first = (
+        output.out or source.folder(f"attacks/{_folder_name(plan, [len(split), *more])}", None)
         for more in (choice(split), [])
     )
-    tell_of_first(where, of_first, split)
-    target = own_device(device)
-    err.print(f"{run} on {len(split)} images, {target}, records in {where}", markup=False, soft_wrap=True)
-    advice = f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"
-    with interruptible(advice), plain_warnings(), study_bar("batches") as watch:
+    hint_at_first(folder, of_first, split)
+    target = own_device(device.device)
+    err.print(f"{run} on {len(split)} images, {target}, records in {folder}", markup=False, soft_wrap=True)
+    with study_progress("batches") as watch:
         result = run_attack(
-            model.to(target),
+            source.model.to(target),
             split,
-            loaded.classes,
-            where,
-            chosen,
+            source.data.classes,
+            folder,
+            suite,
             balls,
             settings,
-            about=known,
+            about=about,
             device=target,
             shard=part,
             watch=watch,
         )
         if isinstance(result, Pending):
-            return tell_pending(result, part)
+            return print_pending(result, part)
         if isinstance(split, Dataset):
-            write_gallery(model, split, loaded.classes, where, chosen, balls, settings, device=target, shard=part)
+            write_gallery(
+                source.model, split, source.data.classes, folder, suite, balls, settings, device=target, shard=part
+            )
     out.print(attack_table(result))
     for line in subset_lines(result.study.about):
         out.print(line, soft_wrap=True)
     for line in attack_warnings(result):
         err.print(line, style="yellow", markup=False, soft_wrap=True)
-    if robustbench is not None:
-        entry = robustbench_record(result, name=about.label, architecture=about.architecture, dataset=loaded.name)
-        write_json(robustbench, entry)
-    out.print(f"summary in {where / 'summary.json'}", markup=False, soft_wrap=True)
+    if output.robustbench is not None:
+        entry = robustbench_record(
+            result, name=source.label, architecture=source.architecture, dataset=source.data.name
+        )
+        write_json(output.robustbench, entry)
+    out.print(f"summary in {folder / 'summary.json'}", markup=False, soft_wrap=True)
 
 
-def _suite(names: list[str], suite: SuiteName | None, classes: int, **changes: Any) -> Suite:
-    given = {name: value for name, value in changes.items() if value is not None}
-    if names and suite is not None:
+def _suite(options: AttackOptions, classes: int) -> "Suite":
+    from specguard.attacks import Suite, named_attack, named_suite
+
+    changes: dict[str, Any] = {
+        name: getattr(options, name)
+        for name in ("steps", "step_size", "restarts")
+        if getattr(options, name) is not None
+    }
+    if options.attack and options.suite is not None:
         raise ConfigError("--attack and --suite exclude each other")
-    if not names:
-        if given:
-            raise ConfigError(f"--{next(iter(given)).replace('_', '-')} has no effect without --attack")
-        return named_suite(suite or "quick", classes)
-    if "step_size" in given:
-        given["step_size"] = number(given["step_size"], "--step-size")
-    return Suite(tuple((name, named_attack(name, classes, **given)) for name in dict.fromkeys(names)))
+    if not options.attack:
+        if changes:
+            raise ConfigError(f"--{next(iter(changes)).replace('_', '-')} has no effect without --attack")
+        return named_suite(options.suite or "quick", classes)
+    return Suite(tuple((name, named_attack(name, classes, **changes)) for name in options.attack))
 
 
 def _folder_name(study: AttackStudy, samples: list[object]) -> str:
-    """Readable, and another one for other settings."""
+    """Readable, and different for different settings."""
+    from specguard.cli.names import settings_hash
+
     attacks = "+".join(attack.name for attack in study.attacks)
     radii = "+".join(f"{ball.radius:.4g}" for ball in study.balls)
     known = settings_hash([study.attacks, study.stop_early, study.balls, study.settings, *samples])

@@ -1,6 +1,7 @@
-"""What the commands share: two consoles, a progress bar, a device."""
+"""What the commands share: two consoles, progress bars, a device."""
 
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -34,7 +35,7 @@ if TYPE_CHECKING:  # a report is written without importing torch
 
 
 class Terminal(Console):
-    """Where words go: what a terminal would obey is written out, whoever chose the names."""
+    """A console that prints control characters of names as text."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **options)
@@ -46,14 +47,14 @@ err = Terminal(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def silence(stream: TextIO) -> None:
-    """Let what a stream has not taken go nowhere: Python would try again at its end."""
+    """Discard what a stream has not written: Python would try again at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
-class _Words:
-    """The standard output, whose refusal is told from that of any other file."""
+class _Output:
+    """The standard output, whose errors are distinguished from those of any other file."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -62,12 +63,12 @@ class _Words:
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
-        return int(self._asked(self.stream.write, text))
+        return int(self._attempt(self.stream.write, text))
 
     def flush(self) -> None:
-        self._asked(self.stream.flush)
+        self._attempt(self.stream.flush)
 
-    def _asked(self, request: "Callable[..., Any]", *words: str) -> Any:
+    def _attempt(self, request: "Callable[..., Any]", *words: str) -> Any:
         try:
             return request(*words)
         except OSError as error:
@@ -78,12 +79,12 @@ class _Words:
 
 
 @contextmanager
-def spoken() -> Iterator[None]:
-    """All words that are printed inside have left at the end; that they cannot is one sentence."""
+def flushed_output() -> Iterator[None]:
+    """Flush the standard output at the end; where it cannot be written, raise one sentence."""
     if sys.stdout is None:  # closed from the beginning
         yield
         return
-    words: Any = _Words(sys.stdout)
+    words: Any = _Output(sys.stdout)
     with redirect_stdout(words):
         try:
             yield
@@ -91,14 +92,9 @@ def spoken() -> Iterator[None]:
             words.flush()
 
 
-def option(help: str, panel: str, *flags: str, **more: Any) -> Any:
-    """An option of a command, shown under its panel's heading."""
-    return typer.Option(*flags, help=help, rich_help_panel=panel, **more)
-
-
 @contextmanager
 def interruptible(advice: str) -> Iterator[None]:
-    """Ctrl-C ends with one sentence on how to go on, and the customary exit code."""
+    """End on Ctrl-C with one sentence on how to continue, and exit code 130."""
     try:
         yield
     except KeyboardInterrupt:
@@ -108,9 +104,9 @@ def interruptible(advice: str) -> Iterator[None]:
 
 @contextmanager
 def interruptible_afterwards() -> Iterator[None]:
-    """Ctrl-C waits until the end: numpy and torch, half imported, turn it into errors of their own.
+    """Delay Ctrl-C until the end: numpy and torch, half imported, turn it into errors of their own.
 
-    A second one does not wait.
+    A second one takes effect at once.
     """
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or somebody else's
@@ -170,6 +166,20 @@ def study_bar(unit: str) -> "Iterator[Callable[[Piece], None]]":
         def watch(piece: "Piece") -> None:
             progress.update(task, completed=piece.done, total=piece.total, description=printable(piece.doing))
 
+        yield watch
+
+
+@contextmanager
+def interrupted_studies() -> Iterator[None]:
+    """Ctrl-C ends with the command that continues the studies; warnings are sentences."""
+    with interruptible(f"continue with: {shlex.join(['specguard', *sys.argv[1:]])}"), plain_warnings():
+        yield
+
+
+@contextmanager
+def study_progress(unit: str) -> "Iterator[Callable[[Piece], None]]":
+    """The progress bar of a study that can be interrupted."""
+    with interrupted_studies(), study_bar(unit) as watch:
         yield watch
 
 

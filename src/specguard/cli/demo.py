@@ -4,18 +4,23 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from specguard.cli.console import interruptible, out, progress_bar, study_bar
-from specguard.demo import demo
+from specguard.cli.options import Options, command
+from specguard.records.base import setting
 
 
-def demo_command(
-    run: Annotated[Path, typer.Option(help="directory for the runs; what is there is continued")] = Path(
-        "runs/demo"
-    ),
-    epochs: Annotated[int, typer.Option(help="passes over the 1,437 digits", min=1)] = 30,
-) -> None:
-    """Train ViTs on real digits, attack them, look at their blocks, certify one, and write a report of it all."""
+class DemoOptions(Options, frozen=True):
+    """Where the runs go, and how long they train."""
+
+    run: Annotated[Path, setting("directory for the runs; what is there is continued")] = Path("runs/demo")
+    epochs: Annotated[int, setting("passes over the 1,437 training digits", ge=1)] = 30
+
+
+@command
+def demo_command(options: Annotated[DemoOptions, "Demo"]) -> None:
+    """Train ViTs on real digits, attack them, analyze their blocks, certify one, and write a report of it all."""
+    from specguard.demo import demo
+
+    run, epochs = options.run, options.epochs
     with interruptible(f"continue with: specguard demo --run {shlex.quote(str(run))} --epochs {epochs}"):
         demo(run, epochs, out, progress_bar, study_bar)

@@ -2,19 +2,14 @@
 
 import os
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 
-from specguard.cli.console import chosen_device, err, option
+from specguard.cli.console import chosen_device, err
 from specguard.errors import ConfigError
 from specguard.records.shards import Shard
 from specguard.records.study import Pending
 
-ShardText = Annotated[
-    str | None,
-    option("do part I of N, such as 0/8; the last to finish sums up [default: as torchrun says]", "Many processes"),
-]
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
@@ -62,15 +57,15 @@ def own_device(name: str) -> torch.device:
 
 
 def only_one_process(verb: str) -> None:
-    """Refuse to do several times over what one process does."""
+    """Refuse to run a command of one process in several."""
     if launched() is not None:
-        raise ConfigError(f"{verb} is the work of one process; start it without torchrun")
+        raise ConfigError(f"{verb} runs in one process; start it without torchrun")
 
 
-def tell_pending(result: Pending, shard: Shard) -> None:
+def print_pending(result: Pending, shard: Shard) -> None:
     """Say that a study waits for other shards."""
     err.print(
         f"shard {shard.index}/{shard.count} is done; {result.left} of {result.of} batches are left to the "
-        "others, and the last to finish sums up",
+        "others, and the last to finish summarizes",
         soft_wrap=True,
     )

@@ -1,21 +1,18 @@
-"""Names on the command line as what they stand for: data sets, those of runs too, and numbers such as 8/255."""
+"""Names on the command line as what they stand for: data sets, and those of runs."""
 
 import hashlib
 import json
-import math
+from difflib import get_close_matches
 from pathlib import Path
 
 import msgspec
 
+from specguard.cli.groups import DATA
 from specguard.cli.text import TEXT_DATA, run_text
 from specguard.data import AnyData, Data, cifar10, cifar100, digits, image_folder, svhn
 from specguard.errors import ConfigError, RunError
 from specguard.nn import Classifier, TextEncoder
 from specguard.records import io
-
-DATA = ("digits", "cifar10", "cifar100", "svhn", "folder", *TEXT_DATA)
-DataName = str  # one of these, or the folder itself
-DATA_HELP = f"data set: {', '.join(DATA)}, or the folder itself, with `train` and `val`"
 
 
 def named_data(name: str, root: Path | None, verify: bool, size: int) -> Data:
@@ -26,32 +23,21 @@ def named_data(name: str, root: Path | None, verify: bool, size: int) -> Data:
         raise ConfigError(f"data {name!r} is text, which only a model of text takes, such as text_small")
     if name not in DATA:
         if not Path(name).is_dir():
-            raise ConfigError(f"--data {name!r} is no data set: none of {', '.join(DATA)}, and no folder")
+            near = get_close_matches(name, DATA, 1)
+            advice = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"--data {name!r} is no data set: none of {', '.join(DATA)}, and no folder{advice}")
         if root is not None:
             raise ConfigError(f"--data-root has no effect where --data is itself a folder, {name}")
         return image_folder(Path(name), size)
     if root is None:
         raise ConfigError(f"data {name!r} needs --data-root, the folder where it lies")
-    root = Path(root)  # some versions of typer hand out strings
     if name == "folder":
         return image_folder(root, size)
     loaders = {"cifar10": cifar10, "cifar100": cifar100, "svhn": svhn}
     return loaders[name](root, verify)
 
 
-def number(text: str, option: str) -> float:
-    """A number, or a quotient of two such as 8/255."""
-    above, slash, below = text.partition("/")
-    try:
-        value = float(above) / (float(below) if slash else 1.0)
-    except (ValueError, ZeroDivisionError):
-        raise ConfigError(f"{option} takes a number or a quotient such as 8/255, not {text!r}") from None
-    if not math.isfinite(value):
-        raise ConfigError(f"{option} must be finite, not {text}")
-    return value
-
-
-def run_data(run: Path, model: Classifier, name: DataName | None, root: Path | None, verify: bool) -> AnyData:
+def run_data(run: Path, model: Classifier, name: str | None, root: Path | None, verify: bool) -> AnyData:
     """The data a run was trained on, or the one named instead."""
     path = run / "arguments.json"
     stored = io.read_json(path) if path.exists() else {}

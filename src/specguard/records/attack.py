@@ -2,28 +2,43 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 from specguard.errors import ConfigError
 from specguard.records.accuracy import Accuracy
-from specguard.records.base import About, BallRecord, Count, Description, Fraction, Name, Norm, Record, Seed, Size
+from specguard.records.base import (
+    MOST,
+    About,
+    BallRecord,
+    Count,
+    Description,
+    Fraction,
+    Name,
+    Norm,
+    Record,
+    SeedSetting,
+    Size,
+    setting,
+)
 from specguard.records.ledger import SampleRecord
 from specguard.records.study import Summary
 
+AttackName = Literal["fgsm", "pgd", "cw", "apgd-ce", "apgd-dlr", "apgd-t", "fab", "square", "cw-l2", "autoattack"]
+SuiteName = Literal["quick", "full", "autoattack"]
 _QUANTILES = (10, 25, 50, 75, 90)
 Ball = tuple[Norm, float]
 
 
 class AttackSettings(Record, frozen=True):
-    """How to attack. `batch` images are attacked, and recorded, together; `diagnose` looks for signs of obfuscated
-    gradients; `save_images` keeps the adversarial images.
-    """
+    """How to attack."""
 
-    seed: Seed = 0
-    batch: Count = 250
-    precision: Literal["full", "bfloat16"] = "full"
-    diagnose: bool = True
-    save_images: bool = False
+    seed: SeedSetting = 0
+    batch: Annotated[int, setting("images attacked, and recorded, together", ge=1, le=MOST)] = 250
+    precision: Annotated[
+        Literal["full", "bfloat16"], setting("arithmetic of the search; verdicts are always in the model's own")
+    ] = "full"
+    diagnose: Annotated[bool, setting("look for signs of obfuscated gradients")] = True
+    save_images: Annotated[bool, setting("keep the adversarial images")] = False
 
     def __post_init__(self) -> None:
         if self.batch < 1:

@@ -11,13 +11,31 @@ from specguard.errors import ConfigError, RunError
 
 Json = dict[str, Any]
 Norm = Literal["l2", "linf"]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
+MOST = 2**53  # of anything that is counted
+Count = Annotated[int, Meta(ge=0, le=MOST)]
 Seed = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
 Size = Annotated[float, Meta(ge=0, le=1e300)]  # of a radius, a norm, a distance
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Name = Annotated[str, Meta(max_length=10_000)]
 Description = dict[str, Any]  # an object of the library: its type's name and its fields, see `store.described`
+
+
+def setting(text: str, *flags: str, **limits: Any) -> Meta:
+    """What a setting means, for readers of its schema and of the command line, whose option is made from it.
+
+    Args:
+        text: The meaning in a few words.
+        flags: Names of the option, where they are not `--` and the name of the field; "" makes none.
+        limits: Limits on the value, as `msgspec.Meta` takes them.
+
+    Returns:
+        An annotation for the field of a struct.
+    """
+    return Meta(description=text, extra={"flags": flags}, **limits)
+
+
+SeedSetting = Annotated[Seed, setting("seed of all random numbers")]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -27,9 +45,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class BallRecord(Record, frozen=True):
     """A ball of perturbations: its norm and radius, and whether pixels stay in [0, 1]."""
 
-    norm: Norm
-    radius: Size
-    box: bool = True
+    norm: Annotated[Norm, setting("norm")]
+    radius: Annotated[Size, setting("radius, in pixels of [0, 1],")]
+    box: Annotated[bool, setting("whether pixels stay in [0, 1]", "")] = True
 
 
 class Subset(Record, frozen=True):

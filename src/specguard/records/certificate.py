@@ -11,7 +11,19 @@ from msgspec import Meta
 
 from specguard.errors import ConfigError
 from specguard.records.accuracy import Accuracy
-from specguard.records.base import About, Count, Description, Finite, Name, Norm, Record, Seed, Size
+from specguard.records.base import (
+    MOST,
+    About,
+    Count,
+    Description,
+    Finite,
+    Name,
+    Norm,
+    Record,
+    SeedSetting,
+    Size,
+    setting,
+)
 from specguard.records.ledger import SampleRecord
 from specguard.records.study import Summary
 
@@ -24,19 +36,19 @@ LARGEST_LOSSES = 8  # of a margin that a record keeps, the largest first
 
 
 class CertifySettings(Record, frozen=True):
-    """What to prove. A norm of linf is certified through the l2 ball around the linf ball.
+    """What to certify."""
 
-    `search` also looks for the largest l2 radius of every image. With `stop_early`, one verdict per image is all
-    that is asked for: each method is tried on what the cheaper ones leave open.
-    """
-
-    radii: tuple[Size, ...] = (0.1,)
-    norm: Norm = "l2"
-    methods: tuple[MethodName, ...] = METHOD_NAMES
-    search: bool = True
-    stop_early: bool = False
-    batch: Count = 25
-    seed: Seed = 0
+    radii: Annotated[
+        tuple[Size, ...], setting("radii to certify at, in pixels of [0, 1], such as 36/255", "--radius", "--curve")
+    ] = (0.1,)
+    norm: Annotated[Norm, setting("norm of the perturbations; linf is certified by the l2 ball around it")] = "l2"
+    methods: Annotated[tuple[MethodName, ...], setting("methods to certify with")] = METHOD_NAMES
+    search: Annotated[bool, setting("also search for the largest certified l2 radius of every image")] = True
+    stop_early: Annotated[
+        bool, setting("one verdict per image: methods in order of cost, each on what the cheaper ones left open")
+    ] = False
+    batch: Annotated[int, setting("images certified together", ge=1, le=MOST)] = 25
+    seed: SeedSetting = 0
 
     def __post_init__(self) -> None:
         if self.batch < 1:

@@ -5,15 +5,15 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from specguard.records.base import About, Count, Description, Name, Record, Seed, Size
+from specguard.records.base import About, Count, Description, Name, Record, Seed, Size, setting
 from specguard.records.ledger import SampleRecord
 from specguard.records.study import Summary
 
 
 class CheckSettings(Record, frozen=True):
-    """The seed of the attack on every certified image."""
+    """How to check."""
 
-    seed: Seed = 1
+    seed: Annotated[Seed, setting("seed of the attack on every certified image")] = 1
 
 
 class CheckStudy(Record, frozen=True, tag_field="kind", tag="check"):

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 from specguard.errors import ConfigError
-from specguard.records.base import About, Count, Name, Record, Seed, Size
+from specguard.records.base import About, Count, Name, Record, SeedSetting, Size, setting
 from specguard.records.ledger import SampleRecord
 from specguard.records.study import Summary
 
@@ -15,25 +16,31 @@ ELEMENTS = ("q", "k", "v", "o", "x")  # what is changed in the last study: a mat
 
 
 class SensitivitySettings(Record, frozen=True):
-    """What to look at: the attention layer of that number, at what the images give it.
+    """Which changes of one attention layer to study, at the activations that the images give it.
 
     Four studies: the change of the output over `radii`; the two factors of LoFAST's second part, for the first
-    head, over the same radii; the first with inputs brought to the spectral norms `input_norms`; and bounds at
+    head, over the same radii; the first study with inputs scaled to the spectral norms `input_norms`; and bounds at
     `weight_radius`, at the first image, where a matrix or the input has moved in `samples` random directions by the
-    fractions `weight_changes` of its Frobenius norm. The largest change is sought in `steps` steps from the most
-    fragile direction, from its opposite and from `starts` random ones.
+    fractions `weight_changes` of its Frobenius norm. Gradient ascent of `steps` steps searches for the largest
+    change, from the most fragile direction, from its opposite and from `starts` random ones.
     """
 
-    layer: int = 0
-    radii: tuple[float, ...] = (0.01, 0.02, 0.03, 0.05, 0.07, 0.09, 0.1)
-    input_norms: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0)
-    weight_changes: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5, 1.0)
-    weight_radius: float = 0.1
-    samples: int = 10
-    steps: int = 60
-    starts: int = 2
-    batch: int = 8
-    seed: Seed = 0
+    layer: Annotated[int, setting("index of the attention layer, from 0")] = 0
+    radii: Annotated[
+        tuple[float, ...], setting("radii of the change of the input, in Frobenius norm", "--radius")
+    ] = (0.01, 0.02, 0.03, 0.05, 0.07, 0.09, 0.1)
+    input_norms: Annotated[
+        tuple[float, ...], setting("spectral norms that inputs are scaled to", "--input-norm")
+    ] = (1.0, 3.0, 10.0, 30.0)
+    weight_changes: Annotated[
+        tuple[float, ...], setting("changes of a matrix, as fractions of its norm", "--weight-change")
+    ] = (0.05, 0.1, 0.2, 0.5, 1.0)
+    weight_radius: Annotated[float, setting("radius of the bounds of changed matrices")] = 0.1
+    samples: Annotated[int, setting("random changes of each matrix and size", ge=1)] = 10
+    steps: Annotated[int, setting("steps of the ascent that searches for the largest change", ge=1)] = 60
+    starts: Annotated[int, setting("its random starts, besides the most fragile direction", ge=0)] = 2
+    batch: Annotated[int, setting("images computed together", ge=1)] = 8
+    seed: SeedSetting = 0
 
     def __post_init__(self) -> None:
         for name, least in (("samples", 1), ("steps", 1), ("starts", 0), ("batch", 1)):

@@ -3,10 +3,11 @@
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 from specguard.errors import ConfigError
 from specguard.records.accuracy import Accuracy, RadiusAccuracy
-from specguard.records.base import About, Count, Fraction, Name, Record, Seed, Size
+from specguard.records.base import MOST, About, Count, Fraction, Name, Record, SeedSetting, Size, setting
 from specguard.records.ledger import SampleRecord
 from specguard.records.study import Summary
 
@@ -15,15 +16,26 @@ ASSUMED = "noise that is exactly normal: it is pseudo-random, and rounded to the
 
 
 class Smoothing(Record, frozen=True):
-    """Noise of standard deviation `sigma` in pixels; `n0` draws choose a class, `n` others say how likely it is.
+    """The noise of randomized smoothing, and how often it is drawn.
 
-    `alpha` is the probability, for every image by itself, that what is returned is false.
+    Args:
+        sigma: Standard deviation of the noise, in pixels of [0, 1].
+        n0: Noisy copies of an image that choose its class.
+        n: Further noisy copies that bound the probability of this class.
+        alpha: Probability, for every image by itself, that its certificate is false.
+
+    Example:
+        >>> from specguard.certificates import Smoothing
+        >>> Smoothing(sigma=0.5, n=1000).n0
+        100
     """
 
-    sigma: Size = 0.25
-    n0: Count = 100
-    n: Count = 10_000
-    alpha: Fraction = 0.001
+    sigma: Annotated[Size, setting("standard deviation of the noise, in pixels of [0, 1]")] = 0.25
+    n0: Annotated[int, setting("noisy copies of an image that choose its class", "--select", ge=1, le=MOST)] = 100
+    n: Annotated[int, setting("further noisy copies that bound its probability", "--samples", ge=1, le=MOST)] = (
+        10_000
+    )
+    alpha: Annotated[Fraction, setting("failure probability of every certificate")] = 0.001
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.sigma) and self.sigma > 0):
@@ -36,12 +48,12 @@ class Smoothing(Record, frozen=True):
 
 
 class SmoothSettings(Record, frozen=True):
-    """How to smooth, and at which radii to count; `batch` noisy images go through the model at once."""
+    """How to smooth, and at which radii to count."""
 
-    smoothing: Smoothing = Smoothing()
-    radii: tuple[Size, ...] = (0.1, 0.25, 0.5)
-    batch: Count = 500
-    seed: Seed = 0
+    smoothing: Annotated[Smoothing, setting("")] = Smoothing()
+    radii: Annotated[tuple[Size, ...], setting("l2 radii to count at", "--radius", "--curve")] = (0.1, 0.25, 0.5)
+    batch: Annotated[int, setting("noisy images that go through the model together", ge=1, le=MOST)] = 500
+    seed: SeedSetting = 0
 
     def __post_init__(self) -> None:
         if self.batch < 1:

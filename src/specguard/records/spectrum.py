@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Meta
 
 from specguard.errors import ConfigError
-from specguard.records.base import About, BallRecord, Count, Finite, Name, Record, Seed, Size
+from specguard.records.base import About, BallRecord, Count, Finite, Name, Record, SeedSetting, Size, setting
 from specguard.records.ledger import SampleRecord
 from specguard.records.study import Summary
 
@@ -18,23 +18,29 @@ Length = Annotated[float, Meta(ge=0, lt=1e150)]  # its square is a number, too
 
 
 class SpectrumSettings(Record, frozen=True):
-    """How to look: the `top` singular values of J_F of each part, to a residual of `tolerance` of the largest.
+    """Which singular values of the Jacobians J_F to compute, and how exactly."""
 
-    `parts` names parts, or groups of them. `dense` is the largest number of entries of a part's input for which the
-    bound of Eq. (16) is computed too, which takes as many products. A PGD-20 perturbation in `ball` is followed
-    through the network; the most fragile directions of the first `directions` images are kept.
-    """
-
-    parts: Name = "all"
-    top: int = 1
-    tolerance: float = 1e-3
-    most: int = 100
-    dense: int = 0
-    ball: BallRecord = BallRecord(norm="l2", radius=0.25)
-    directions: int = 0
-    batch: int = 50
-    seed: Seed = 0
-    precision: Literal["float32", "float64"] = "float32"
+    parts: Annotated[
+        Name,
+        setting(
+            "all, or names (blocks.0) and groups (block, attention, mlp, ...) of parts, with commas", "--blocks"
+        ),
+    ] = "all"
+    top: Annotated[int, setting("singular values of each part", ge=1)] = 1
+    tolerance: Annotated[float, setting("residual at which a value has converged, relative to the largest")] = 1e-3
+    most: Annotated[int, setting("products with a Jacobian, at most", ge=1)] = 100
+    dense: Annotated[
+        int, setting("also the bound of Eq. (16), for parts of at most this many input entries", ge=0)
+    ] = 0
+    ball: Annotated[BallRecord, setting("of the PGD-20 perturbation followed through the blocks")] = BallRecord(
+        norm="l2", radius=0.25
+    )
+    directions: Annotated[
+        int, setting("images, the first ones, whose most fragile directions are kept and drawn", ge=0)
+    ] = 0
+    batch: Annotated[int, setting("images computed together", ge=1)] = 50
+    seed: SeedSetting = 0
+    precision: Annotated[Literal["float32", "float64"], setting("arithmetic")] = "float32"
 
     def __post_init__(self) -> None:
         for name, least in (("top", 1), ("most", 1), ("batch", 1), ("dense", 0), ("directions", 0)):

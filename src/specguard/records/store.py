@@ -154,6 +154,11 @@ def record_start(folder: Path, device: "torch.device", processes: int = 1) -> No
     starts.append([environment(device, processes)])
 
 
+def checks_beside(run: Path) -> Path:
+    """The folder of the checks of a run's certificates: beside the run, which no check writes to."""
+    return run.with_name(f"{run.name}.checks")
+
+
 def begun_by(folder: Path) -> str:
     """`; it was begun by version 0.0.9, and this is 0.2.0`, where another version began it, else nothing."""
     for start in RecordFile(folder / "environment.jsonl", Environment).read()[:1]:

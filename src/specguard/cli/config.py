@@ -1,0 +1,71 @@
+"""`--config FILE.toml`: options of a command from a file; what stands on the command line goes before."""
+
+import tomllib
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from specguard.errors import ConfigError
+from specguard.records.files import read_file
+
+CONFIG_HELP = "options from a TOML file, as epochs = 5; the command line goes before it"
+_LARGEST = 2**20
+
+
+def read_config(context: typer.Context, path: str | None) -> str | None:
+    """Make the entries of a TOML file the defaults of the command's options.
+
+    Options stand at the top level or in a table with the name of the command, with dashes or underscores.
+    """
+    if path is None or context.resilient_parsing:
+        return path
+    table = _parsed(Path(path))
+    verb = str(context.info_name)
+    own: Any = table.pop(verb, {})
+    if not isinstance(own, dict):
+        raise ConfigError(f"{path}: {verb} must be a table of options, not {own!r}")
+    whole = {name: value for name, value in table.items() if not isinstance(value, dict)}
+    context.default_map = _defaults(context, {**whole, **own}, path)
+    return path
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read_file(path, _LARGEST).decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        text = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ConfigError(f"{path} is not a TOML file: {text[:1].lower()}{text[1:]}") from None
+
+
+def _defaults(context: typer.Context, entries: dict[str, Any], path: str) -> dict[str, Any]:
+    """The entries by parameter, in the words of the command line."""
+    known: dict[str, Any] = {}
+    parameters: list[Any] = context.command.params
+    for parameter in parameters:
+        if parameter.param_type_name == "option" and parameter.name not in ("help", "config"):
+            for flag in (*parameter.opts, parameter.name):
+                known[flag.lstrip("-").replace("-", "_")] = parameter
+    found: dict[str, Any] = {}
+    for name, value in entries.items():
+        parameter = known.get(name.replace("-", "_"))
+        if parameter is None:
+            near = get_close_matches(name.replace("-", "_"), known, 1)
+            advice = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"{path}: {context.info_name} has no option {name!r}{advice}")
+        if parameter.name in found:
+            raise ConfigError(f"{path} names the option {parameter.name!r} twice")
+        listed, flag = parameter.multiple, getattr(parameter, "is_flag", False)
+        if isinstance(value, list) is not listed and isinstance(value, list):
+            raise ConfigError(f"{path}: {name} takes one value, not a list")
+        values = value if isinstance(value, list) else [value]
+        if any(
+            isinstance(each, bool) is not flag or not isinstance(each, bool | int | float | str) for each in values
+        ):
+            raise ConfigError(
+                f"{path}: {name} takes {'true or false' if flag else 'a number or a text'}, not {value!r}"
+            )
+        words = values if flag else [str(each) for each in values]
+        found[parameter.name] = words if listed else words[0]
+    return found

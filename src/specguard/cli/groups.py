@@ -1,0 +1,75 @@
+"""Groups of options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated, Literal, cast, get_args
+
+import typer
+
+from specguard.cli.options import Options
+from specguard.records.base import setting
+
+Kind = Literal["timm", "torchvision", "hf"]  # of libraries that models come from
+DATA = ("digits", "cifar10", "cifar100", "svhn", "folder", "sst2")
+DATA_HELP = f"data set: {', '.join(DATA)}, or a folder of images itself, with `train` and `val`"
+RUN_HELP = "directory of a finished training run, or a model: timm:NAME, torchvision:NAME, hf:FOLDER"
+IMAGES, DEVICE, OUTPUT, ELSEWHERE = "Images", "Computation", "Output", "Models that are no runs"
+
+RunName = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
+
+
+class DataOptions(Options, frozen=True):
+    """Which data, and which images of them."""
+
+    images: Annotated[
+        int | None,
+        setting("test images: the first N, or a subset of a folder of images with all classes in proportion", ge=1),
+    ] = None
+    first: Annotated[bool, setting("of a folder of images, too, take the first N, perhaps all of one class")] = (
+        False
+    )
+    data: Annotated[str | None, setting(DATA_HELP)] = None
+    data_root: Annotated[Path | None, setting("folder that holds the data set")] = None
+    verify_data: Annotated[bool, setting("check the official checksums")] = True
+
+
+class ModelOptions(Options, frozen=True):
+    """What a model that is no run needs to be loaded."""
+
+    weights: Annotated[Path | None, setting(".safetensors or .pt file with the weights of timm:NAME")] = None
+    classes: Annotated[int | None, setting("number of classes", ge=1)] = None
+    image_size: Annotated[int | None, setting("size of the images that the model takes, in pixels", ge=1)] = None
+    mean: Annotated[str | None, setting("mean of its pixels in [0, 1], per channel, with commas")] = None
+    std: Annotated[str | None, setting("standard deviation that goes with --mean")] = None
+
+
+class DeviceOptions(Options, frozen=True):
+    """Which device computes, and which part of the work this process does."""
+
+    device: Annotated[str, setting("auto, cpu, cuda or cuda:N")] = "auto"
+    shard: Annotated[str | None, setting("part I of N of the work, such as 0/8; the last to finish summarizes")] = (
+        None
+    )
+
+
+class OutOptions(Options, frozen=True):
+    """Where the records of a study go."""
+
+    out: Annotated[str | None, setting("folder for the records, within a run")] = None
+
+
+DATA_DEFAULTS = {"data": "that of the training", "data_root": "that of the training"}
+MODEL_DEFAULTS = {
+    "classes": "those of the data",
+    "image_size": "that of the architecture",
+    "mean": "that of the library",
+    "std": "that of the library",
+}
+DEVICE_DEFAULTS = {"shard": "as torchrun says"}
+ModelGroup = Annotated[ModelOptions, ELSEWHERE, MODEL_DEFAULTS]
+DeviceGroup = Annotated[DeviceOptions, DEVICE, DEVICE_DEFAULTS]
+
+
+def source_kind(name: str) -> Kind | None:
+    """The library that a model's name begins with; None for a run or a preset."""
+    prefix, colon, _ = name.partition(":")
+    return cast(Kind, prefix) if colon and prefix in get_args(Kind) else None

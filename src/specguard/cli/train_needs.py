@@ -1,0 +1,59 @@
+"""Options of `specguard train` that have an effect only beside others."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from specguard.cli.groups import ModelOptions, source_kind
+from specguard.cli.options import Given, options_of
+from specguard.errors import ConfigError
+
+Need = tuple[str, Callable[[dict[str, Any]], bool]]  # what is needed, in words, and whether it is there
+ATTACKING, _RAMPED = ("pgd", "trades", "nfgsm"), ("pgd", "trades", "nfgsm", "emma", "certified")
+
+
+def _among(*names: str) -> Need:
+    """An option that has no effect without one of these objectives."""
+    listed = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
+    return f"--objective {listed}", lambda o: o["objective"] in names
+
+
+_NEEDS: dict[str, Need] = {
+    **dict.fromkeys(
+        ("lambda_q", "lambda_k", "lambda_v", "lambda_o", "per_head"),
+        ("--penalty msvp", lambda o: "msvp" in o["penalty"]),
+    ),
+    "spectral": ("--penalty spectral", lambda o: "spectral" in o["penalty"]),
+    "sam_adaptive": ("--sam", lambda o: o["sam"] is not None),
+    "momentum": ("--optimizer sgd", lambda o: o["optimizer"] == "sgd"),
+    "warmup": ("--schedule cosine", lambda o: o["schedule"] == "cosine"),
+    "mix_probability": ("--mixup or --cutmix", lambda o: bool(o["mixup"] or o["cutmix"])),
+    **dict.fromkeys(
+        ("norm", "radius"),
+        ("--objective or --validate", lambda o: o["objective"] != "standard" or o["validate"] > 0),
+    ),
+    "ramp": _among(*_RAMPED),
+    **dict.fromkeys(("inner_steps", "inner_step_size"), _among("pgd", "trades")),
+    "clean_fraction": _among("pgd"),
+    "beta": _among("trades"),
+    "lipschitz": _among("emma", "la"),
+    **dict.fromkeys(("temperature", "offset", "focus"), _among("la")),
+    "label_smoothing": _among("standard", *ATTACKING),
+    "data_root": ("--data other than digits", lambda o: o["data"] != "digits"),
+    "set_": ("a model listed by `specguard models`", lambda o: source_kind(o["model"]) is None),
+    **dict.fromkeys(
+        options_of(ModelOptions),
+        ("--model timm:NAME, torchvision:NAME or hf:FOLDER", lambda o: source_kind(o["model"]) is not None),
+    ),
+}
+
+
+def check_options(options: dict[str, Any], given: Given) -> None:
+    """Refuse a number that is not finite, and an option that would have no effect."""
+    for name, value in options.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"--{name.replace('_', '-')} must be finite, not {value}")
+    for name, (switch, present) in _NEEDS.items():
+        if name in given and not present(options):
+            flag = "--per-head or --per-matrix" if name == "per_head" else f"--{name.strip('_').replace('_', '-')}"
+            raise ConfigError(f"{flag} has no effect without {switch}")

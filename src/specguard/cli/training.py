@@ -1,0 +1,115 @@
+"""The work of `specguard train`: options become a model, data and settings, and these a run."""
+
+import shlex
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from specguard.cli.console import err, interruptible, out, plain_warnings, progress_bar
+from specguard.cli.groups import ModelOptions, source_kind
+from specguard.cli.launch import launched, own_device
+from specguard.cli.names import named_data
+from specguard.cli.objectives import named_objective, named_validation
+from specguard.cli.options import options_of
+from specguard.cli.source import new_network
+from specguard.cli.text import changed_fields, new_text
+from specguard.data import AnyData, Augmentation
+from specguard.nn import (
+    CERTIFIABLE,
+    TEXT_PRESETS,
+    CertifiableConfig,
+    Classifier,
+    ViT,
+    ViTConfig,
+    certifiable,
+    dataclass_from_json,
+    preset,
+)
+from specguard.penalties import MSVP, SingularValuePenalty, SpectralNorm
+from specguard.records.store import derived_seed
+from specguard.train import SAM, SGD, AdamW, Cosine, OneCycle, Training, train
+from specguard.train.distributed import ALONE, joined
+
+Config = TypeVar("Config", ViTConfig, CertifiableConfig)
+_FROM_DATA = ("classes", "channels", "mean", "std")
+
+
+def run_training(run: Path, resume: bool, o: dict[str, Any]) -> None:
+    device, launch = own_device(o["device"]), launched()
+    training = _training(o)
+    model, data = _model_and_data(o, derived_seed(training.seed, "weights"))
+    arguments = {k: str(v) if isinstance(v, Path) else v for k, v in o.items() if k not in ("run", "resume")}
+    starter = "specguard train --run" if launch is None else "the same torchrun and -m specguard train --run-dir"
+    advice = f"continue with: {starter} {shlex.quote(str(run))} --resume"
+    with ExitStack() as stack:
+        for context in (interruptible(advice), plain_warnings()):
+            stack.enter_context(context)
+        distributed = ALONE if launch is None else stack.enter_context(joined(launch.rank, launch.count, device))
+        told: dict[str, Any] = {"distributed": distributed}
+        if distributed.is_main:
+            err.print(f"{o['model']} on {data.name}, {device}, run directory {run}", markup=False, soft_wrap=True)
+            told["watch"] = stack.enter_context(progress_bar())
+        result = train(model, data, run, training, device=device, resume=resume, arguments=arguments, **told)
+    if distributed.is_main:
+        out.print(f"test accuracy {result.test_accuracy}", markup=False)
+        out.print(f"result in {run / 'result.json'}", markup=False, soft_wrap=True)
+
+
+def _model_and_data(o: dict[str, Any], seed: int) -> tuple[Classifier, AnyData]:
+    """A preset with the data's classes and statistics, or a network from elsewhere; weights come from the seed."""
+    if source_kind(o["model"]) is not None:
+        given = ModelOptions(**{name: o[name] for name in options_of(ModelOptions)})
+        return new_network(o["model"], given, o["data"], o["data_root"], o["verify_data"], seed)
+    if o["model"] in TEXT_PRESETS:
+        return new_text(o["model"], o["set_"], o["data"], o["data_root"], seed)
+    generator = torch.Generator().manual_seed(seed)
+    if o["model"] in CERTIFIABLE:
+        own = _changed(CERTIFIABLE[o["model"]], o["set_"])
+        data = named_data(o["data"], o["data_root"], o["verify_data"], own.image)
+        mean, std = data.pixel_statistics()
+        # Of the statistics only the mean is used: rescaled pixels would change no certificate, only the numbers.
+        ones = (1.0,) * len(std)
+        return certifiable(
+            replace(own, channels=data.shape[0], classes=len(data.classes), mean=mean, std=ones), generator
+        ), data
+    config = _changed(preset(o["model"]), o["set_"])
+    data = named_data(o["data"], o["data_root"], o["verify_data"], config.image)
+    mean, std = data.pixel_statistics()
+    config = replace(config, channels=data.shape[0], classes=len(data.classes), mean=mean, std=std)
+    return ViT(config, generator), data
+
+
+def _training(o: dict[str, Any]) -> Training:
+    rates = {k: o[k] for k in ("lr", "weight_decay") if o[k] is not None}
+    optimizer = SGD(momentum=o["momentum"], **rates) if o["optimizer"] == "sgd" else AdamW(**rates)
+    penalties: dict[str, SingularValuePenalty] = {
+        "msvp": MSVP(o["lambda_q"], o["lambda_k"], o["lambda_v"], o["lambda_o"], o["per_head"]),
+        "spectral": SpectralNorm(o["spectral"]),
+    }
+    return Training(
+        epochs=o["epochs"],
+        batch=o["batch"],
+        accumulate=o["accumulate"],
+        optimizer=optimizer,
+        schedule=Cosine(o["warmup"]) if o["schedule"] == "cosine" else OneCycle(),
+        sam=SAM(o["sam"], o["sam_adaptive"]) if o["sam"] is not None else None,
+        augmentation=Augmentation(
+            o["crop"], o["flip"], o["jitter"], o["hue"], o["mixup"], o["cutmix"], o["mix_probability"]
+        ),
+        objective=named_objective(o),
+        validation=named_validation(o),
+        penalties=tuple(penalties[name] for name in dict.fromkeys(o["penalty"])),
+        ema=o["ema"],
+        clip=o["clip"] or None,
+        precision=o["precision"],
+        compile=o["compile"],
+        checkpoint_steps=o["checkpoint_steps"],
+        seed=o["seed"],
+    )
+
+
+def _changed(config: Config, changes: list[str]) -> Config:
+    return dataclass_from_json(type(config), changed_fields(asdict(config), changes, _FROM_DATA))
