@@ -14,8 +14,8 @@ from specguard.cli import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md"))
-VERBS = {name: command for name in typer.main.get_command(app).list_commands(None)
-         if (command := typer.main.get_command(app).get_command(None, name))}  # fmt: skip
+GROUP = typer.main.get_command(app)
+VERBS = {name: GROUP.resolve_command(typer.Context(GROUP), [name])[1] for name in GROUP.list_commands(None)}
 
 
 def commands(text: str) -> list[list[str]]:
