@@ -1,4 +1,4 @@
-"""Write the table of `specguard models`, which is shown without importing torch; --check says whether it is current."""
+"""Write the table of `specguard models`, shown without importing torch; --check says whether it is current."""
 
 import argparse
 import sys
