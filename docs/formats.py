@@ -22,7 +22,7 @@ KINDS: dict[str, tuple[Any, Any, Any, str]] = {
         certificate.CertificateSummary,
         "specguard certify",
     ),
-    "check": (check.CheckStudy, check.CheckRecord, check.CheckSummary, "specguard verify-certificates"),
+    "check": (check.CheckStudy, check.CheckRecord, check.CheckSummary, "specguard check"),
     "smooth": (smoothing.SmoothStudy, smoothing.SmoothRecord, smoothing.SmoothSummary, "specguard smooth"),
     "spectrum": (spectrum.SpectrumStudy, spectrum.SpectrumRecord, spectrum.SpectrumSummary, "specguard spectrum"),
     "sensitivity": (

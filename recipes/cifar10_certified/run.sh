@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # CIFAR-10, 64 tokens, three blocks of dot-product attention whose skip lies inside the value space, orthogonal maps and
-# MaxMin, trained by EMMA: certified on the first 1,000 test images and checked by the second program. Beside it the
+# MaxMin, trained by EMMA: certified on the first 1,000 test images and checked by the independent checker. Beside it the
 # same network without attention, and the trained one with every attention map replaced by its mean over the data.
 # Usage: run.sh DATA_ROOT [RUNS [ROW...]]     a ROW is attention or none; none given: both.
 # DATA_ROOT holds cifar-10-batches-py. PYTHON names the interpreter that has specguard. Killed, it continues.
@@ -20,7 +20,7 @@ for row in "${rows[@]}"; do
     specguard certify "$run" --data-root "$data" --curve 0.02,0.05,0.1,36/255,0.25 --methods lofast,local \
         --no-search --baseline linear --images 1000 --batch 100 --out proofs
     again=$([ -e "$run/checked/records.jsonl" ] && echo --resume || true)
-    specguard check "$run/proofs" --model "$run" --data-root "$data" --out checked $again
+    specguard check "$run/proofs" --model "$run" --data-root "$data" --out "$run/checked" $again
 done
 if [ -e "$runs/attention/result.json" ]; then
     "${PYTHON:-python3}" "$here/attention_use.py" "$runs/attention" "$data" "$runs/mean_attention"

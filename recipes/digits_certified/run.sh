@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Embedded digits, one smooth block of dot-product attention with its spectral norms penalized, weakly and strongly:
-# proofs of every family beside an attack on all 360 test images, all of them checked by the second program, and a
+# proofs of every method beside an attack on all 360 test images, all of them checked by the independent checker, and a
 # linear classifier, certified exactly, as the baseline that a certificate has to beat. Some minutes on two cores,
 # most of them the checker's.
 # Usage: run.sh [RUNS]     PYTHON names the interpreter that has specguard.
@@ -16,6 +16,6 @@ for row in weak strong; do
         --penalty spectral --spectral "$spectral" --device cpu --seed 0
     specguard certify "$runs/$row" --curve "$curve" --device cpu --out proofs
     again=$([ -e "$runs/$row/checked/records.jsonl" ] && echo --resume || true)
-    specguard check "$runs/$row/proofs" --model "$runs/$row" --device cpu --out checked $again
+    specguard check "$runs/$row/proofs" --model "$runs/$row" --device cpu --out "$runs/$row/checked" $again
 done
 "${PYTHON:-python3}" "$here/linear.py" "$curve" "$runs/linear.json"

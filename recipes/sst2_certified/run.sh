@@ -2,8 +2,8 @@
 # SST-2, LoFAST's appendix D: encoders of 64 dimensions and at most 32 words, 3 and 6 blocks, the norm of W^V and W^O
 # held at 0.25, 0.5 and 0.75, trained from scratch with their word embeddings. LoFAST's and the local proofs beside an
 # attack on the embeddings of the first IMAGES dev sentences (872, all of them, if not set); then the proofs of the first
-# CHECKED sentences (20) once more by the second program. FAMILIES=lofast,local,adjoint,mixed takes four times as long
-# and certified no sentence more. Some minutes on one core for each, and as long for the second program. Killed, it
+# CHECKED sentences (20) once more by the independent checker. METHODS=lofast,local,adjoint,mixed takes four times as long
+# and certified no sentence more. Some minutes on one core for each, and as long for the independent checker. Killed, it
 # continues where it was.
 # Usage: run.sh SST2 [RUNS] [NAME...]     SST2 holds train.tsv and dev.tsv; PYTHON names the interpreter that has
 # specguard; a NAME is BLOCKS-NORM-HEADS, such as 3-0.25-4; without blocks it is a linear classifier.
@@ -16,7 +16,7 @@ names=("$@")
 specguard() { "${PYTHON:-python3}" -m specguard "$@"; }
 certify() { # RUN SENTENCES
     specguard certify "$1" --data-root "$data" --curve 0.02,0.05,0.1,0.2,0.4 --no-search \
-        --methods "${FAMILIES:-lofast,local}" --images "$2" --batch 218 --out "proofs-$2"
+        --methods "${METHODS:-lofast,local}" --images "$2" --batch 218 --out "proofs-$2"
 }
 for name in "${names[@]}"; do
     IFS=- read -r depth norm heads <<<"$name"
@@ -35,6 +35,6 @@ for name in "${names[@]}"; do
     [ "$checked" -gt 0 ] || continue
     certify "$run" "$checked"
     again=$([ -e "$run/checked/records.jsonl" ] && echo --resume || true)
-    specguard check "$run/proofs-$checked" --model "$run" --data-root "$data" --out checked $again
+    specguard check "$run/proofs-$checked" --model "$run" --data-root "$data" --out "$run/checked" $again
     cp "$run/checked/summary.json" "$here/$name/checked.json"
 done

@@ -1,37 +1,42 @@
 """The documentation says what the program does: its commands exist, with these options; its pages are found."""
 
-import importlib.util
 import re
 import shlex
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import typer
 from mkdocs.exceptions import PluginError
 
+from helpers.documentation import module_of
 from specguard.cli import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md"))
-VERBS = {name: command for name in typer.main.get_command(app).list_commands(None)
-         if (command := typer.main.get_command(app).get_command(None, name))}  # fmt: skip
+GROUP = typer.main.get_command(app)
+VERBS = {name: GROUP.resolve_command(typer.Context(GROUP), [name])[1] for name in GROUP.list_commands(None)}
 
 
 def commands(text: str) -> list[list[str]]:
-    """Every call of the program within blocks of code, as words."""
-    blocks = "\n".join(re.findall(r"```\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
-    return [shlex.split(line) for line in blocks.splitlines() if line.startswith("specguard ")]
+    """Every call of the program within blocks of code and within a line, as words."""
+    blocks = "\n".join(re.findall(r"```\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ").splitlines()
+    inline = re.findall(r"`(specguard [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    found = [shlex.split(line) for line in blocks + inline if line.startswith("specguard ")]
+    return [words for words in found if words[1].split("|")[0] in VERBS or words[1].islower()]
 
 
 def options(verb: str) -> set[str]:
     return {flag for parameter in VERBS[verb].params for flag in (*parameter.opts, *parameter.secondary_opts)}
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *PAGES], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [ROOT / "README.md", *PAGES], ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_command_that_is_shown_exists_with_its_options(path):
     for words in commands(path.read_text()):
         for verb in words[1].split("|"):
+            if verb.startswith("-"):  # of the program itself, such as --install-completion
+                continue
+            assert verb in VERBS, verb
             flags = {flag for word in words[2:] for flag in re.findall(r"--[a-z][a-z-]*", word)}
             assert flags <= options(verb), (verb, flags - options(verb))
 
@@ -45,7 +50,7 @@ def test_theory_pages_show_every_row_of_the_ledger_and_refuse_others():
     hook = module_of("ledger")
     page = SimpleNamespace(file=SimpleNamespace(src_uri="a page"))
     texts = [hook.on_page_markdown(path.read_text(), page) for path in sorted((ROOT / "docs/theory").glob("*.md"))]
-    shown = re.findall(r"^\| \*\*(.+?)\*\* \|", "\n".join(texts), re.MULTILINE)
+    shown = re.findall(r"^\*\*(\S+)\*\*\n\n:   ", "\n".join(texts), re.MULTILINE)
     assert sorted(shown) == sorted(hook.ledger())
     with pytest.raises(PluginError, match="names 'nothing', which is not in the ledger"):
         hook.on_page_markdown("<!-- ledger: nothing -->", page)
@@ -54,13 +59,6 @@ def test_theory_pages_show_every_row_of_the_ledger_and_refuse_others():
 def test_every_page_is_in_the_navigation():
     listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
     assert {str(path.relative_to(ROOT / "docs")) for path in PAGES} == listed
-
-
-def module_of(name: str) -> ModuleType:
-    specification = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
 
 
 def test_the_page_of_formats_is_that_of_the_types():

@@ -1,31 +1,67 @@
-"""The README tells the truth: its numbers are the committed ones, its code runs, its links lead somewhere."""
+"""The README and the pages of results: their numbers are the committed ones, code runs, links lead somewhere."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
 
 import pytest
 
+from helpers.documentation import module_of
+
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text()
+HEADS = ("The number", "What it is compared with", "What was won, and what was lost", "The command")
 
 
 def tables():
-    specification = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return module_of("tables")
 
 
-def test_its_tables_and_its_figure_are_those_of_the_committed_results():
+def test_all_tables_and_figures_are_those_of_the_committed_results():
     assert tables().stale() == [], "run make tables"
 
 
-def test_a_number_that_was_changed_by_hand_is_noticed():
-    changed = TEXT.replace("n = 10,000", "n = 10,001", 1)
-    assert changed != TEXT
-    assert tables().with_tables(changed) != changed
+def test_a_number_that_was_changed_by_hand_is_noticed_on_every_page():
+    module = tables()
+    for page, parts in module.PAGES.items():
+        text = page.read_text()
+        assert module.with_tables(text, parts) == text
+        for name in parts:
+            begin = text.index(f"<!-- {name} -->")
+            digit = re.compile(r"\d").search(text, begin + len(name) + 9)
+            changed = f"{text[: digit.start()]}{(int(digit[0]) + 1) % 10}{text[digit.end() :]}"
+            assert module.with_tables(changed, parts) != changed, (page.name, name)
+
+
+def test_every_page_of_results_says_what_was_compared_won_and_lost_and_by_which_command():
+    module = tables()
+    pages = set((ROOT / "docs" / "results").glob("*.md"))
+    assert pages == {page for page in module.PAGES if page != module.README}
+    for page in pages - {module.RESULTS / "index.md"}:
+        text = page.read_text()
+        places = [text.index(f"## {head}") for head in HEADS]
+        assert places == sorted(places)
+        assert "**Won.**" in text
+        assert "**Lost.**" in text
+        (command,) = re.findall(r"## The command\n\n```\n(.+?)\n```", text)
+        script = next(word for word in command.split() if word.startswith(("recipes/", "benchmarks/")))
+        assert (ROOT / script).exists(), script
+
+
+def test_every_figure_of_a_page_is_drawn_from_results_and_every_drawn_one_is_shown():
+    drawn = {figure.path.name for figure in tables().FIGURES}
+    shown = {
+        name
+        for page in (ROOT / "docs").rglob("*.md")
+        for name in re.findall(r"figures/(\w+\.svg)", page.read_text())
+    }
+    assert drawn == shown == {path.name for path in (ROOT / "docs" / "figures").iterdir()}
+
+
+def test_it_can_be_read_as_text():
+    lines = TEXT.splitlines()
+    assert len(lines) <= 150
+    assert max(map(len, lines)) <= 120
 
 
 def test_its_python_code_runs(tmp_path, monkeypatch):
@@ -38,7 +74,9 @@ def test_its_python_code_runs(tmp_path, monkeypatch):
 
 
 def test_its_links_to_files_lead_somewhere():
-    for target in re.findall(r"\]\(([^)#]+)\)", TEXT):
+    targets = re.findall(r"\]\(([^)#]+)\)", TEXT) + re.findall(r"^\[\w+\]: (\S+)$", TEXT, re.MULTILINE)
+    assert len(targets) > 20
+    for target in targets:
         assert target.startswith("http") or (ROOT / target).exists(), target
 
 

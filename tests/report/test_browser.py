@@ -1,22 +1,17 @@
 """The report in a real browser: complete, quiet, sealed, usable, and readable in the light and in the dark."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from helpers.chromium import CHROMIUM, FLAGS
 from helpers.sample_runs import sample_run
 from specguard.report import write_report
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="there is no Chromium here: apt-get install chromium, as CI does"
 )
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 HOSTILE = "</text><script>window.taken=1</script><img src=x onerror=window.taken=1>"
 FIGURES = (
     *(f"curve-{run}-l2" for run in range(3)), "all-l2", "violin", "weights", "epochs",

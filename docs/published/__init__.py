@@ -1,0 +1,1 @@
+"""Tables and figures of the committed results: one module per kind of study."""
