@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from specguard.errors import ConfigError
-from specguard.records.files import read_file
+from specguard.records.files import read_file, reading
 
 CONFIG_HELP = "options from a TOML file, as epochs = 5; the command line goes before it"
 _LARGEST = 2**20
@@ -32,9 +32,11 @@ def read_config(context: typer.Context, path: str | None) -> str | None:
 
 
 def _parsed(path: Path) -> dict[str, Any]:
+    with reading(path, ConfigError):
+        content = read_file(path, _LARGEST)
     try:
-        return tomllib.loads(read_file(path, _LARGEST).decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        return tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:  # of syntax, of encoding, of a number with too many digits
         text = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ConfigError(f"{path} is not a TOML file: {text[:1].lower()}{text[1:]}") from None
 

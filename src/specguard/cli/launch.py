@@ -2,13 +2,15 @@
 
 import os
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from specguard.cli.console import chosen_device, err
 from specguard.errors import ConfigError
 from specguard.records.shards import Shard
 from specguard.records.study import Pending
+
+if TYPE_CHECKING:  # a command that refuses torchrun is explained without importing torch
+    import torch
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
@@ -48,8 +50,10 @@ def chosen_shard(text: str | None) -> Shard:
     return Shard(launch.rank, launch.count)
 
 
-def own_device(name: str) -> torch.device:
+def own_device(name: str) -> "torch.device":
     """The device of this process: the processes of one machine take its GPUs in turn."""
+    import torch
+
     device, launch = chosen_device(name), launched()
     if launch is None or device.type != "cuda" or ":" in name:
         return device

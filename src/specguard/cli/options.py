@@ -174,7 +174,7 @@ def _options(
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             yield from _options(kind, path, text, msgspec.structs.asdict(default))
         elif flags != ("",):
-            limits = next((meta for meta in metas if meta.ge is not None or meta.gt is not None), None)
+            limits = next((m for m in metas if {m.ge, m.gt, m.le, m.lt} != {None}), None)
             yield Option(path, kind, limits, default, flags, text)
 
 

@@ -5,7 +5,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from msgspec import Meta
 
 from specguard.errors import ConfigError
@@ -183,6 +182,8 @@ def distribution(values: Sequence[float]) -> Distribution:
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return Distribution(n=0, mean=None, std=None, quantiles=None)
+    import numpy as np  # which the help of a command does without
+
     quantiles = np.percentile(finite, _QUANTILES).tolist()
     return Distribution(
         n=len(finite),
