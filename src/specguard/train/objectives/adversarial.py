@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from specguard.attacks.model import Precision, QueriedModel, evaluating
-from specguard.attacks.pgd import ascended, check_counts, check_step_size, step_size
+from specguard.attacks.model import Precision, QueriedModel, eval_mode
+from specguard.attacks.pgd import ascent_step, check_counts, check_step_size, step_size
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.rng import Noise
@@ -69,8 +69,8 @@ class TRADES:
 
     def __call__(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Scalar:
         ball = _grown(self.ball, self.ramp, context)
-        with evaluating(unwrapped(model)):
-            still = log_softmax(_queried(model, images).searched(images), 1)
+        with eval_mode(unwrapped(model)):
+            still = log_softmax(_queried(model, images).search_logits(images), 1)
         # Not the image itself, where the divergence has no gradient.
         noise = _noise(len(images), context).normal(images.shape[1:], images.dtype)
         start, size = ball.project(images + 1e-3 * noise, images), step_size(self.step_size, self.steps, ball)
@@ -121,10 +121,10 @@ def _ascent(
 ) -> Images:
     """PGD for training: all images take all steps, and nothing waits for the device."""
     queried = _queried(model, x)
-    with torch.no_grad(), evaluating(unwrapped(model)):
+    with torch.no_grad(), eval_mode(unwrapped(model)):
         for _ in range(steps):
             gradient, _, _ = queried.gradient(x, loss)
-            x = ascended(x, gradient, center, ball, size)
+            x = ascent_step(x, gradient, center, ball, size)
     if x.is_cuda:
         torch.compiler.cudagraph_mark_step_begin()  # the training step that follows starts anew
     return x
