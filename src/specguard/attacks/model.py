@@ -86,7 +86,7 @@ class QueriedModel:
         if found is None:
             raise AttackError(
                 "the model has no gradient with respect to its input: it detaches, converts or rounds outside "
-                "of autograd; the Square attack needs no gradients"
+                "of autograd; the square attack needs no gradients"
             )
         if self.checked and not (found.isfinite().all() and not logits.isnan().any()):
             raise AttackError("the model's logits or gradients are not finite within the ball")

@@ -141,7 +141,7 @@ def _outputs(queried: QueriedModel, images: Tensor) -> Iterator[Flag]:
 
 
 def _gradients(queried: QueriedModel, images: Tensor, labels: Tensor) -> tuple[int, int, int]:
-    """Count the images without slope of the margin, without one of the cross-entropy alone, and with a wrong one."""
+    """Count the images where the margin has no slope, where only the cross-entropy has none, and wrong slopes."""
     goal = Goal(labels)
     gradient, logits, value = queried.gradient(images, lambda z: margin(z, goal))
     flat = gradient.flatten(1).norm(dim=1) == 0
