@@ -15,7 +15,7 @@ from torch import nn
 
 from helpers import companions
 from specguard.data import Augmentation, Dataset
-from specguard.data.lazy_images import Pictures
+from specguard.data.lazy_images import LazyImages
 from specguard.errors import ConfigError
 from specguard.records import io, store
 from specguard.train import Training
@@ -107,7 +107,7 @@ def test_shares_cover_a_batch_once(length, count):
 def test_of_images_on_the_disk_a_process_reads_its_own_unless_they_are_mixed(tmp_path, mixup, accumulate):
     for i in range(9):
         Image.new("RGB", (4, 4), (10 * i + 10, 0, 0)).save(tmp_path / f"{i}.png")
-    split = Dataset(Pictures(tuple(sorted(tmp_path.glob("*.png"))), 4), torch.arange(9))
+    split = Dataset(LazyImages(tuple(sorted(tmp_path.glob("*.png"))), 4), torch.arange(9))
     index = torch.tensor([8, 3, 1, 0, 5, 2, 7])
     training = Training(batch=7, accumulate=accumulate, augmentation=Augmentation(mixup=mixup))
     whole, _ = split.batch(index)

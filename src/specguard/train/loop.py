@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from specguard.data import AnyData, Dataset, Split
-from specguard.data.lazy_images import Pictures
+from specguard.data.lazy_images import LazyImages
 from specguard.errors import TrainingError
 from specguard.records.base import Json, convert
 from specguard.records.io import append_records
@@ -216,7 +216,7 @@ def load_batch(train: Split, index: Tensor, training: Training, distributed: Dis
 
     Images on the disk that other processes train on are zero, unless augmentation mixes images.
     """
-    on_disk = isinstance(train, Dataset) and isinstance(train.images, Pictures)
+    on_disk = isinstance(train, Dataset) and isinstance(train.images, LazyImages)
     if distributed.count == 1 or training.augmentation.mixes or not on_disk:
         return train.batch(index)
     parts = torch.arange(len(index), device=index.device).tensor_split(training.accumulate)
