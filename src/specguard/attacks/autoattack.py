@@ -51,7 +51,7 @@ class AutoAttack(Attack):
         classes = state.clean.shape[1]
         if classes < 4:
             raise AttackError(
-                f"AutoAttack needs at least 4 classes, not {classes}; the suite 'full' works with any number"
+                f"AutoAttack needs at least 4 classes, not {classes}; the full suite works with any number"
             )
         if state.goal.targets is not None or not state.ball.box:
             raise ConfigError("AutoAttack supports neither targets nor balls without the box [0, 1]")
