@@ -67,8 +67,8 @@ def find_flags(
         >>> import torch
         >>> from specguard import Ball
         >>> from specguard.attacks import find_flags
-        >>> rounded = lambda x: torch.stack([x.mean((1, 2, 3)).round(), 0.5 + 0 * x[:, 0, 0, 0]], 1)
-        >>> flags = find_flags(rounded, torch.full((4, 1, 2, 2), 0.8), torch.zeros(4).long(), Ball("linf", 0.1))
+        >>> rounded = lambda x: torch.stack([x.mean(1).round(), 0.5 + 0 * x[:, 0]], 1)
+        >>> flags = find_flags(rounded, torch.full((4, 3), 0.8), torch.zeros(4).long(), Ball("linf", 0.1))
         >>> flags[0].name
         'zero gradients'
     """

@@ -78,14 +78,16 @@ def train(
         >>> from tempfile import TemporaryDirectory
         >>> import torch
         >>> from specguard import ViT, preset
-        >>> from specguard.data import digits
+        >>> from specguard.data import Data, digits
         >>> from specguard.train import Training, train
         >>> model = ViT(preset("tiny"), torch.Generator().manual_seed(0))
-        >>> training, cpu = Training(epochs=1, batch=1437), torch.device("cpu")
+        >>> few = digits().test.select(slice(20))
+        >>> data = Data("few", few, few, digits().classes)
+        >>> training, cpu = Training(epochs=1, batch=20), torch.device("cpu")
         >>> with TemporaryDirectory() as run:
-        ...     result = train(model, digits(), Path(run), training, device=cpu)
+        ...     result = train(model, data, Path(run), training, device=cpu)
         >>> result.test_accuracy.n
-        360
+        20
     """
     _check_fit(model, data, training)
     distributed.check(model, training, data)
