@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 
 import pytest
+from torch import nn
 
 PACKAGES = (
     "specguard",
@@ -35,6 +36,7 @@ EXEMPT = {
     "specguard.certificates.METHODS": "constant",
     "specguard.certificates.Method": "protocol",
     "specguard.certificates.Node": "protocol",
+    "specguard.certificates.Smoothing": "settings record, documented with the formats on disk",
     "specguard.certificates.Verifier": "protocol",
     "specguard.data.AnyData": "type alias",
     "specguard.data.Split": "type alias",
@@ -45,6 +47,17 @@ EXEMPT = {
     "specguard.nn.TEXT_PRESETS": "constant",
     "specguard.testing.BrokenLawError": "exception",
     "specguard.train.Objective": "protocol",
+}
+# Examples that cannot run here; every other example has a line that does.
+SKIPPED = {
+    "specguard.models.convert": "needs a library of models",
+    "specguard.models.from_huggingface": "needs transformers",
+    "specguard.models.from_run": "needs the folder of a run",
+    "specguard.models.from_timm": "needs timm",
+    "specguard.models.from_torchvision": "needs torchvision",
+    "specguard.models.timm_model": "needs timm",
+    "specguard.models.untrained": "needs the folder of a run",
+    "specguard.studies.checked_study": "needs a finished study",
 }
 SECTIONS = ("Args", "Returns", "Yields", "Raises", "Example")
 
@@ -86,6 +99,8 @@ def undocumented(thing: Callable[..., object]) -> list[str]:
         return ["it has no docstring"]
     found, signature = sections(text), inspect.signature(thing)
     parameters = [name for name in signature.parameters if name != "self"]
+    if getattr(thing, "__init__", None) is nn.Module.__init__:  # a layer without settings
+        parameters = []
     named = documented(found.get("Args", ""))
     lacks = [f"Args: does not name {name}" for name in parameters if name not in named]
     lacks += [f"Args: names {name}, which is no parameter" for name in named if name not in parameters]
@@ -98,10 +113,14 @@ def undocumented(thing: Callable[..., object]) -> list[str]:
 
 
 def run_example(thing: object, name: str) -> tuple[int, str]:
-    """How many statements of the docstring of a function or class were run, and the report of those that failed."""
+    """How many statements of the docstring of a function or class were run, and the report of those that failed.
+
+    As with `python -m doctest`, they start from the names of the module that defines it.
+    """
     report: list[str] = []
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
-    test = doctest.DocTestParser().get_doctest(inspect.getdoc(thing) or "", {}, name, None, None)
+    names = dict(vars(importlib.import_module(thing.__module__)))
+    test = doctest.DocTestParser().get_doctest(inspect.getdoc(thing) or "", names, name, None, None)
     result = runner.run(test, out=report.append)
     return result.attempted - getattr(result, "skipped", 0), "".join(report) if result.failed else ""
 
@@ -115,13 +134,13 @@ def test_it_says_how_it_is_called_and_its_example_runs(name, thing, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPECGUARD_COMMIT", "test")
     attempted, failures = run_example(thing, name)
-    assert attempted, "every line of the example is skipped"
+    assert attempted or name in SKIPPED, "every line of the example is skipped"
     assert not failures, failures
     assert not list(tmp_path.iterdir()), "the example leaves files in the working directory"
 
 
 def test_every_exemption_is_of_a_public_name():
-    assert EXEMPT.keys() <= public().keys()
+    assert EXEMPT.keys() | SKIPPED.keys() <= public().keys()
 
 
 def area(width: float, height: float = 1.0) -> float:
@@ -146,5 +165,5 @@ def test_a_missing_and_a_stale_parameter_a_missing_section_and_a_wrong_output_ar
     ]
     attempted, failures = run_example(area, "area")
     assert attempted == 1
-    assert "NameError" in failures
+    assert "Expected:\n    3.0\nGot:\n    2.0" in failures
     assert undocumented(lambda: None) == ["it has no docstring"]
