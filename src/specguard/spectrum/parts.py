@@ -77,8 +77,8 @@ def parts(model: ViT | Network, images: Float[Tensor, "batch *shape"]) -> Iterat
         >>> found["blocks.0.mlp"].at.shape
         torch.Size([2, 17, 48])
     """
-    copy = explicit(model).eval()  # fused attention has no forward derivative
-    children = list(copy.named_children())
+    twin = explicit(model).eval()  # fused attention has no forward derivative
+    children = list(twin.named_children())
     holders = [i for i, (_, child) in enumerate(children) if _blocks(child)]
     if not holders:
         raise ConfigError("a model without a sequence of blocks cannot be divided into parts")
@@ -103,7 +103,7 @@ def parts(model: ViT | Network, images: Float[Tensor, "batch *shape"]) -> Iterat
         if not _blocks(child):
             done, z = [*done, child], child(z)
     yield Part("head", "head", "map", rest, nn.Sequential(*done), z)
-    yield Part("network", "network", "map", copy, nn.Identity(), images)
+    yield Part("network", "network", "map", twin, nn.Identity(), images)
 
 
 def part_names(model: ViT | Network, wanted: str = "all") -> tuple[str, ...]:
