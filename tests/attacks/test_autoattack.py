@@ -255,9 +255,9 @@ def test_fewer_than_four_classes_are_refused(real, classes):
 def test_targets_and_a_ball_without_a_box_are_refused(real):
     model, images = Smooth(), pictures()
     labels = labels_of(model, images)
-    with pytest.raises(ConfigError, match="neither targets nor images without a box"):
+    with pytest.raises(ConfigError, match="neither targets nor balls without the box"):
         AutoAttack()(model, images, labels, LARGE, targets=(labels + 1) % 5)
-    with pytest.raises(ConfigError, match="neither targets nor images without a box"):
+    with pytest.raises(ConfigError, match="neither targets nor balls without the box"):
         AutoAttack()(model, images, labels, Ball("linf", 0.1, box=False))
 
 

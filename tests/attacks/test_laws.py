@@ -1076,7 +1076,7 @@ class InBatchOrder(Noise):
 
 class DrawsInBatchOrder(PGD):
     def search(self, state):
-        state.noise = InBatchOrder(state.noise.keys)
+        state.rng = InBatchOrder(state.rng.keys)
         super().search(state)
 
 
@@ -1096,7 +1096,7 @@ class StepsTogether(PGD):
     def search(self, state):
         gradient, _, _ = state.gradient(state.center, self.loss)
         step = gradient / gradient.norm()
-        state.settle(state.ball.project(state.center + state.ball.radius * step, state.center))
+        state.store_iterates(state.ball.project(state.center + state.ball.radius * step, state.center))
 
 
 class StaysInEval(PGD):
@@ -1197,7 +1197,7 @@ class IgnoresTargets(PGD):
 class BelievesBfloat16(PGD):
     def __call__(self, *given, **more):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(QueriedModel, "logits", QueriedModel.searched)
+            patch.setattr(QueriedModel, "logits", QueriedModel.search_logits)
             return super().__call__(*given, **more)
 
 
@@ -1215,7 +1215,7 @@ class SeesNoFurtherThanTheBall(FAB):
 
 class ShowsWhatIsOutsideTheBox(PGD):
     def search(self, state):
-        state.model.searched(state.center + state.ball.radius)
+        state.model.search_logits(state.center + state.ball.radius)
         super().search(state)
 
 
@@ -1287,7 +1287,7 @@ def test_a_planted_wrong_attack_is_caught(wrong, law, as_shipped):
 def test_a_search_that_strays_is_noticed(norm):
     class Strays(PGD):
         def search(self, state):
-            state.settle(state.center + 1.001 * state.ball.radius * state.ball.steepest(0.3 - state.center))
+            state.store_iterates(state.center + 1.001 * state.ball.radius * state.ball.steepest(0.3 - state.center))
 
     for case in (case for case in ALL if case.ball.norm == norm and case.ball.radius > 0):
         with pytest.raises(AssertionError, match="an attack left its ball"):

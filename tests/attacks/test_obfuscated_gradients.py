@@ -97,7 +97,7 @@ def pictures(count: int = 20, *shape: int, seed: int = 1) -> Tensor:
 @pytest.mark.parametrize("norm", BALLS)
 @pytest.mark.parametrize("name", TRAININGS)
 def test_no_flag_is_raised_over_an_honest_model(honest, some_digits, name, norm):
-    assert find_flags(honest(name), *some_digits, BALLS[norm], most=60) == ()
+    assert find_flags(honest(name), *some_digits, BALLS[norm], max_images=60) == ()
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0])
@@ -178,7 +178,7 @@ ALSO_L2 = ("logits times 1e4", "noise on the pixels", "rounded pixels", "straigh
 
 @pytest.mark.parametrize("norm", BALLS)
 def test_the_model_that_defenses_are_planted_on_raises_no_flag(model, some_digits, norm):
-    assert find_flags(model, *some_digits, BALLS[norm], most=60) == ()
+    assert find_flags(model, *some_digits, BALLS[norm], max_images=60) == ()
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_the_model_that_defenses_are_planted_on_raises_no_flag(model, some_digit
 def test_a_planted_defense_is_flagged_in_one_sentence(model, some_digits, name, norm):
     defense, wanted = PLANTED[name]
     GENERATOR.manual_seed(7)
-    found = find_flags(lambda x: defense(model, x), *some_digits, BALLS[norm], most=20)
+    found = find_flags(lambda x: defense(model, x), *some_digits, BALLS[norm], max_images=20)
     assert wanted & {flag.name for flag in found}, found
     for flag in found:
         one_sentence(flag)
@@ -195,7 +195,7 @@ def test_a_planted_defense_is_flagged_in_one_sentence(model, some_digits, name, 
 
 
 def test_what_only_random_squares_break_is_flagged(model, some_digits):
-    found = find_flags(lambda x: model((4 * x).round() / 4), *some_digits, BALLS["l2"], most=20)
+    found = find_flags(lambda x: model((4 * x).round() / 4), *some_digits, BALLS["l2"], max_images=20)
     (flag,) = [flag for flag in found if flag.name == "black box"]
     broken, count = map(int, re.findall(r"\d+", flag.message)[:2])
     assert 1 < broken <= count == 20
@@ -210,7 +210,7 @@ def test_a_model_that_stands_even_in_the_largest_ball_is_flagged():
         return nn.functional.one_hot(labels[: len(v)], 4).to(v) + 1e-3 * model(v)
 
     found = {flag.name: flag.message for flag in find_flags(stubborn, x, labels, Ball("linf", 0.02))}
-    assert "stand even at linf 0.5" in found["large radius"]
+    assert "resist PGD even at linf 0.5" in found["large radius"]
     unboxed = find_flags(stubborn, x, labels, Ball("linf", 0.02, box=False))
     assert "large radius" not in {flag.name for flag in unboxed}
 
@@ -230,7 +230,9 @@ def test_only_so_many_images_are_looked_at_and_only_those_classified_rightly():
 
     wrong = rounded(x).argmax(1) != labels
     seen.clear()
-    (flag,) = [f for f in find_flags(rounded, x, labels, Ball("linf", 0.02), most=7) if f.name == "zero gradients"]
+    (flag,) = [
+        f for f in find_flags(rounded, x, labels, Ball("linf", 0.02), max_images=7) if f.name == "zero gradients"
+    ]
     assert flag.message == "the margin has no slope at 7 of 7 images"
     assert [len(v) for v in seen[:2]] == [30, 7]
     assert torch.equal(seen[1], x[~wrong][:7])
@@ -250,7 +252,7 @@ def test_the_same_seed_gives_the_same_flags_and_leaves_the_model_as_it_was(some_
     vit.train()
     before = {name: tensor.clone() for name, tensor in vit.state_dict().items()}
     state = torch.random.get_rng_state()
-    first, again = (find_flags(vit, images, labels, BALLS["linf"], most=5, seed=3) for _ in range(2))
+    first, again = (find_flags(vit, images, labels, BALLS["linf"], max_images=5, seed=3) for _ in range(2))
     assert first == again
     assert vit.training
     assert all(p.requires_grad and p.grad is None for p in vit.parameters())

@@ -141,7 +141,7 @@ def test_another_vocabulary_and_a_gradient_by_words_are_refused(data, tmp_path):
     for changed, training, said in (
         (replace(config, words=len(known) + 1), Training(), "another vocabulary"),
         (replace(config, vocabulary=""), Training(), "another vocabulary"),
-        (config, Training(objective=InputGradient(0.1)), "gradient by the input"),
+        (config, Training(objective=InputGradient(0.1)), "penalty on the input gradient"),
     ):
         with pytest.raises(ConfigError, match=said):
             train(text_encoder(changed), loaded, tmp_path / "run", training, device=torch.device("cpu"))

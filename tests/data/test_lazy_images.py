@@ -8,7 +8,7 @@ from PIL import Image
 from specguard.attacks import PGD, Suite
 from specguard.data import Data, image_folder
 from specguard.data import lazy_images as module
-from specguard.data.lazy_images import Pictures
+from specguard.data.lazy_images import LazyImages
 from specguard.errors import DataError
 from specguard.geometry import Ball
 from specguard.records.attack import AttackSettings
@@ -42,13 +42,13 @@ def streamed(root) -> Data:
 def read(monkeypatch) -> list[str]:
     """The names of the files that were read, from the class on."""
     names: list[str] = []
-    real = module._pixels
+    real = module._read_pixels
 
     def noted(path, size):
         names.append(f"{path.parent.name}/{path.name}")
         return real(path, size)
 
-    monkeypatch.setattr(module, "_pixels", noted)
+    monkeypatch.setattr(module, "_read_pixels", noted)
     return names
 
 
@@ -57,8 +57,8 @@ def test_pictures_beyond_the_budget_stay_on_the_disk(root, read):
     assert isinstance(within.train.images, torch.Tensor)
     assert len(read) == 14
     beyond = image_folder(root, SIZE, memory=14 * 3 * SIZE**2 - 1)
-    assert isinstance(beyond.train.images, Pictures)
-    assert isinstance(beyond.test.images, Pictures)
+    assert isinstance(beyond.train.images, LazyImages)
+    assert isinstance(beyond.test.images, LazyImages)
     assert len(read) == 14
 
 
@@ -134,7 +134,7 @@ def test_other_data_has_another_fingerprint(root, streamed, monkeypatch):
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # the content of one file
     assert again() == 2
-    monkeypatch.setattr(module, "_LOOKED_AT", 2)  # of the others, names and lengths
+    monkeypatch.setattr(module, "_HASHED", 2)  # of the others, names and lengths
     assert again() == 3
     path.write_bytes(content + b"x")
     assert again() == 4

@@ -131,7 +131,7 @@ def test_what_a_file_inflates_to_is_bounded_all_together(root, monkeypatch):
         root / "train_32x32.mat", {f"a{i}": np.zeros((1, 400), np.uint8) for i in range(9)}, do_compression=True
     )
     monkeypatch.setattr(matfile, "_LARGEST", 1000)
-    with pytest.raises(DataError, match="holds more than can be meant"):
+    with pytest.raises(DataError, match="larger than any valid file"):
         svhn(root, verify=False)
 
 
@@ -144,7 +144,7 @@ def test_an_array_is_not_widened_beyond_the_bound(root, monkeypatch):
     narrow[at : at + 8 + 3200] = (2).to_bytes(4, "little") + (400).to_bytes(4, "little") + bytes(400)
     narrow[132:136] = (int.from_bytes(narrow[132:136], "little") - 2800).to_bytes(4, "little")
     (root / "train_32x32.mat").write_bytes(narrow)
-    assert list(matfile.whole_arrays(bytes(narrow))) == ["a"]
+    assert list(matfile.integer_arrays(bytes(narrow))) == ["a"]
     monkeypatch.setattr(matfile, "_LARGEST", 3000)
-    with pytest.raises(DataError, match="larger than can be meant"):
+    with pytest.raises(DataError, match="larger than any valid one"):
         svhn(root, verify=False)

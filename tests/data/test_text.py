@@ -21,7 +21,7 @@ def test_the_vocabulary_is_by_frequency_then_by_the_alphabet_without_rare_words(
 
 def test_words_have_numbers_from_two_on_unknown_ones_one_and_padding_zero():
     known = Vocabulary(("film", "good"))
-    found = known.encoded(["Good film", "bad film good film", "good"], 3)
+    found = known.encode(["Good film", "bad film good film", "good"], 3)
     assert found.tolist() == [[3, 2, PADDING], [UNKNOWN, 2, 3], [3, PADDING, PADDING]]
     assert lengths(found).tolist() == [2, 3, 1]
 

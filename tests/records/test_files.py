@@ -23,7 +23,7 @@ from helpers import companions
 from helpers.sample_runs import sample_run
 from helpers.studies import STUDIES
 from specguard.data import cifar10, image_folder, sst2, svhn
-from specguard.data.lazy_images import Pictures
+from specguard.data.lazy_images import LazyImages
 from specguard.errors import RunError, SpecGuardError
 from specguard.models import from_run
 from specguard.models.checkpoint import load_weights
@@ -161,7 +161,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "SVHN": ("train_32x32.mat", lambda folder: svhn(folder, verify=False)),
     "SST-2": ("train.tsv", sst2),
     "a picture": ("x", pictures),
-    "the hash of pictures": ("x.png", lambda folder: Pictures((folder / "x.png",), 4).digest()),
+    "the hash of pictures": ("x.png", lambda folder: LazyImages((folder / "x.png",), 4).digest()),
     "a shard": (
         "shards/0-of-2/records.jsonl",
         lambda folder: Ledger(StudyFolder(folder), {0: 0}, 1, SpectrumRecord, lambda record: True).read(),

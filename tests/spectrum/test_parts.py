@@ -303,7 +303,7 @@ def with_branches_in_another_order(model: ViT) -> None:
 def test_a_model_with_more_than_blocks_of_two_branches_is_refused_with_one_sentence(change):
     model, images = made("norm=layernorm")
     change(model)
-    with pytest.raises(ConfigError, match="cannot be taken apart") as caught:
+    with pytest.raises(ConfigError, match="cannot be divided into parts") as caught:
         list(parts(model, images))
     assert "\n" not in str(caught.value)
 

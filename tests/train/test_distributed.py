@@ -15,12 +15,12 @@ from torch import nn
 
 from helpers import companions
 from specguard.data import Augmentation, Dataset
-from specguard.data.lazy_images import Pictures
+from specguard.data.lazy_images import LazyImages
 from specguard.errors import ConfigError
 from specguard.records import io, store
 from specguard.train import Training
 from specguard.train.distributed import ALONE, Distributed
-from specguard.train.loop import loaded
+from specguard.train.loop import load_batch
 from specguard.train.objectives import adversarial
 
 TESTS = Path(companions.__file__).parent
@@ -80,8 +80,8 @@ def test_two_processes_hold_the_same_bits(together, name):
 
 def test_noise_that_another_process_would_draw_is_noticed(together, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECGUARD_COMMIT", "test")
-    real = adversarial._noise
-    monkeypatch.setattr(adversarial, "_noise", lambda *given: real(*given).fold(1))
+    real = adversarial._rng
+    monkeypatch.setattr(adversarial, "_rng", lambda *given: real(*given).fold(1))
     companions.trained(tmp_path, "pgd")
     one, two = (
         store.read_checkpoint(f / "pgd", store.checkpoint_steps(f / "pgd")[-1])[0] for f in (tmp_path, together)
@@ -98,7 +98,7 @@ def test_the_first_process_alone_writes_and_the_number_of_them_is_recorded(toget
 @pytest.mark.parametrize("length", [1, 2, 7, 31, 32])
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_shares_cover_a_batch_once(length, count):
-    covered = [i for index in range(count) for i in range(length)[Distributed(index, count).share(length)]]
+    covered = [i for index in range(count) for i in range(length)[Distributed(index, count).own_slice(length)]]
     assert covered == list(range(length))
 
 
@@ -107,18 +107,18 @@ def test_shares_cover_a_batch_once(length, count):
 def test_of_images_on_the_disk_a_process_reads_its_own_unless_they_are_mixed(tmp_path, mixup, accumulate):
     for i in range(9):
         Image.new("RGB", (4, 4), (10 * i + 10, 0, 0)).save(tmp_path / f"{i}.png")
-    split = Dataset(Pictures(tuple(sorted(tmp_path.glob("*.png"))), 4), torch.arange(9))
+    split = Dataset(LazyImages(tuple(sorted(tmp_path.glob("*.png"))), 4), torch.arange(9))
     index = torch.tensor([8, 3, 1, 0, 5, 2, 7])
     training = Training(batch=7, accumulate=accumulate, augmentation=Augmentation(mixup=mixup))
     whole, _ = split.batch(index)
     seen = torch.zeros(7, dtype=torch.int64)
     for rank in range(3):
-        images, labels = loaded(split, index, training, Distributed(rank, 3))
+        images, labels = load_batch(split, index, training, Distributed(rank, 3))
         there = images.flatten(1).any(1)
         assert torch.equal(images[there], whole[there])
         assert torch.equal(labels, index)
         seen += there
-        own = [part[Distributed(rank, 3).share(len(part))] for part in torch.arange(7).tensor_split(accumulate)]
+        own = [part[Distributed(rank, 3).own_slice(len(part))] for part in torch.arange(7).tensor_split(accumulate)]
         assert there[torch.cat(own)].all()
     assert seen.tolist() == [3 if mixup else 1] * 7
 
@@ -135,8 +135,8 @@ class Idle(nn.Module):
 REFUSED = {
     "BatchNorm": (companions.model(Training(), norm="batchnorm"), Training()),
     "compile mode 'reduce-overhead'": (None, Training(compile="reduce-overhead")),
-    "a batch of 2 cannot be shared by 3": (None, Training(batch=2)),
-    "a batch of 8 in 4 parts cannot be shared by 3": (None, Training(batch=8, accumulate=4)),
+    "a batch of 2 cannot be divided among 3": (None, Training(batch=2)),
+    "a batch of 8 in 4 parts cannot be divided among 3": (None, Training(batch=8, accumulate=4)),
     "a batch of 96 in 48 parts": (None, Training(batch=2000, accumulate=48)),  # there are no more images
     "idle.weight": (Idle(), Training()),
 }

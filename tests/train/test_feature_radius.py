@@ -119,7 +119,7 @@ def test_zero_weights_reach_nothing_and_have_finite_derivatives():
 
 def test_what_training_does_not_know_is_refused():
     unknown = nn.Sequential(OrderedDict(flatten=nn.Flatten(), bend=nn.CELU(), head=nn.Linear(64, 3)))
-    with pytest.raises(ConfigError, match="behind a CELU is not known"):
+    with pytest.raises(ConfigError, match="behind a CELU is not implemented"):
         estimate_feature_radius(unknown, images(1), 0.1)
     with pytest.raises(ConfigError, match="no layer named 'head'"):
         estimate_feature_radius(nn.Sequential(nn.Flatten()), images(1), 0.1)

@@ -64,7 +64,7 @@ def test_sam_ascends_by_rho_along_the_gradient_and_comes_back_exactly(adaptive):
     model(torch.randn(7, 5)).square().sum().backward()
     before = [p.detach().clone() for p in model.parameters()]
     gradients = [p.grad.clone() for p in model.parameters()]
-    with SAM(rho=0.05, adaptive=adaptive).ascended(model):
+    with SAM(rho=0.05, adaptive=adaptive).ascend(model):
         moves = [p.detach() - w for p, w in zip(model.parameters(), before, strict=True)]
     # e = rho T^2 g / ||T g||, with T = |w| if adaptive and 1 otherwise: ||T^-1 e|| = rho.
     scales = [w.abs() if adaptive else torch.ones_like(w) for w in before]
@@ -84,7 +84,7 @@ def test_sam_comes_back_when_the_inner_step_fails_and_leaves_weights_without_gra
         moved = [not torch.equal(p, w) for p, w in zip(model.parameters(), before, strict=True)]
         raise ArithmeticError(moved)
 
-    with pytest.raises(ArithmeticError, match=r"\[True, True, False, False\]"), SAM().ascended(model):
+    with pytest.raises(ArithmeticError, match=r"\[True, True, False, False\]"), SAM().ascend(model):
         look_and_fail()
     for p, w in zip(model.parameters(), before, strict=True):
         assert torch.equal(p, w)
@@ -94,7 +94,7 @@ def test_sam_counts_every_batch_once_in_batch_norm():
     model = nn.Sequential(nn.Linear(5, 3), TokenBatchNorm(3))
     model(torch.randn(7, 5)).square().sum().backward()
     mean = model[1].norm.running_mean.clone()
-    with SAM().ascended(model):
+    with SAM().ascend(model):
         model(torch.randn(7, 5))
     assert torch.equal(model[1].norm.running_mean, mean)
     assert model[1].norm.num_batches_tracked == 1
@@ -106,7 +106,7 @@ def test_a_zero_gradient_moves_nothing():
     model = nn.Linear(3, 2)
     (model(torch.zeros(1, 3)).sum() * 0).backward()
     before = model.weight.detach().clone()
-    with SAM().ascended(model):
+    with SAM().ascend(model):
         assert torch.equal(model.weight, before)
 
 

@@ -1,4 +1,4 @@
-"""Searches for perturbations that change a model's answer. Any callable from images to logits will do."""
+"""Attacks: searches for perturbations that change the class. A model is any callable from images to logits."""
 
 from specguard.attacks.apgd import APGD
 from specguard.attacks.autoattack import AutoAttack

@@ -1,4 +1,4 @@
-"""AutoAttack (standard), by whichever of its two packages is installed: `pyautoattack` or `autoattack`."""
+"""AutoAttack (standard), through the package that is installed: `pyautoattack` or `autoattack`."""
 
 import importlib
 import inspect
@@ -25,11 +25,23 @@ _NORMS = {"linf": "Linf", "l2": "L2"}
 
 @dataclass(frozen=True)
 class AutoAttack(Attack):
-    """APGD-CE, APGD-T, FAB-T and Square, each on what the one before left (Croce and Hein 2020).
+    """APGD-CE, APGD-T, FAB-T and Square in turn, each on the images that are still classified correctly.
 
-    What the package warns of (randomness, probabilities for logits, zero gradients, a black box that beats the
-    white boxes) is repeated in the result. Its random numbers belong to the batch: unlike those of this package's
-    own attacks, they change when a batch is composed differently.
+    The package's warnings (randomness, probabilities instead of logits, zero gradients, a black-box attack that
+    outperforms the white-box ones) are in the result. Its random numbers depend on the composition of the batch,
+    unlike those of this package's own attacks. Needs `pip install pyautoattack`, images and at least 4 classes.
+
+    Reference: Croce and Hein 2020.
+
+    Args:
+        version: "standard", the only one
+        leave: leave out the images that the model misclassifies from the start
+
+    Example:
+        >>> from specguard import AutoAttack
+        >>> AutoAttack()
+        AutoAttack(version='standard', leave=True)
+        >>> result = AutoAttack()(model, images, labels, Ball("linf", 8 / 255))  # doctest: +SKIP
     """
 
     version: Literal["standard"] = "standard"
@@ -39,44 +51,44 @@ class AutoAttack(Attack):
         classes = state.clean.shape[1]
         if classes < 4:
             raise AttackError(
-                f"AutoAttack needs at least 4 classes, not {classes}; the full suite serves any number"
+                f"AutoAttack needs at least 4 classes, not {classes}; the full suite works with any number"
             )
         if state.goal.targets is not None or not state.ball.box:
-            raise ConfigError("AutoAttack knows neither targets nor images without a box")
+            raise ConfigError("AutoAttack supports neither targets nor balls without the box [0, 1]")
         if state.center.ndim != 4:
             raise DataError(f"AutoAttack needs images, not samples of shape {tuple(state.center.shape[1:])}")
         if state.ball.norm == "l2" and min(state.center.shape[2:]) < 5:
             raise DataError("AutoAttack's l2 attacks need images of at least 5 x 5 pixels")
-        state.model.gradient(state.center[:1], lambda z: z.amax(1))  # says so where there is none
+        state.model.gradient(state.center[:1], lambda z: z.amax(1))  # an error here if the model has no gradient
         device = state.center.device
-        seed = int(state.noise.keys[0]) % 2**31
-        # It seeds the global generators.
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), _heard() as said:
-            runner = _runner(_graded(state), state, seed)
+        seed = int(state.rng.keys[0]) % 2**31
+        # AutoAttack seeds torch's global generators.
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), _captured_warnings() as messages:
+            runner = _runner(_logits_function(state), state, seed)
             runner.apgd_targeted.n_target_classes = runner.fab.n_target_classes = min(9, classes - 1)
-            batch = "batch_size" if _takes(runner.run_standard_evaluation, "batch_size") else "bs"
+            batch = "batch_size" if _accepts(runner.run_standard_evaluation, "batch_size") else "bs"
             found = runner.run_standard_evaluation(
                 state.center.float(), state.goal.labels, **{batch: max(len(state), 1)}
             )
         x = (found[0] if isinstance(found, tuple) else found).to(state.center)
-        inside = state.ball.contains(x, state.center)  # its own projections round otherwise
-        state.settle(torch.where(per_sample(inside, x), x, state.ball.project(x, state.center)))
-        state.warn(*said)
+        inside = state.ball.contains(x, state.center)  # AutoAttack's projections round differently
+        state.store_iterates(torch.where(per_sample(inside, x), x, state.ball.project(x, state.center)))
+        state.warn(*messages)
 
 
 def _runner(model: Callable[[Tensor], Tensor], state: AttackState, seed: int) -> Any:
-    maker = _package().AutoAttack
+    attack_class = _package().AutoAttack
     options: dict[str, Any] = {"norm": _NORMS[state.ball.norm], "eps": state.ball.radius, "seed": seed}
     options |= {"version": "standard", "device": str(state.center.device)}
-    if _takes(maker, "verbose"):
+    if _accepts(attack_class, "verbose"):
         options["verbose"] = False
-    return maker(model, **options)
+    return attack_class(model, **options)
 
 
-def _graded(state: AttackState) -> Callable[[Tensor], Tensor]:
-    """The model as AutoAttack calls it: float32 in, logits out, on the tape where it is recording."""
+def _logits_function(state: AttackState) -> Callable[[Tensor], Tensor]:
+    """The model as AutoAttack calls it: float32 images in, float32 logits out, differentiable."""
     dtype = state.center.dtype
-    return lambda x: state.model.recorded(x.to(dtype)).float()
+    return lambda x: state.model.differentiable_logits(x.to(dtype)).float()
 
 
 def _package() -> Any:
@@ -86,39 +98,39 @@ def _package() -> Any:
         except ModuleNotFoundError as error:
             if error.name != name:
                 raise
-    raise ConfigError("AutoAttack needs a package of its own: pip install pyautoattack")
+    raise ConfigError("AutoAttack is not installed: pip install pyautoattack")
 
 
-def _takes(function: Callable[..., Any], name: str) -> bool:
+def _accepts(function: Callable[..., Any], name: str) -> bool:
     return name in inspect.signature(function).parameters
 
 
 @contextmanager
-def _heard() -> Iterator[list[str]]:
-    """Collect what the package warns of, through logging, warnings or by printing, each sentence once.
+def _captured_warnings() -> Iterator[list[str]]:
+    """Collect the package's warnings, whether logged, issued or printed, each once.
 
-    Whatever an application wants to see of logs: an unreliable result must not look reliable.
+    This does not depend on the application's logging configuration.
     """
-    said: dict[str, None] = {}
+    messages: dict[str, None] = {}
 
-    class Ear(logging.Handler):
+    class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said[record.getMessage()] = None
+            messages[record.getMessage()] = None
 
-    logger, ear = logging.getLogger("auto-attack"), Ear(logging.WARNING)
+    logger, collector = logging.getLogger("auto-attack"), Collector(logging.WARNING)
     result: list[str] = []
     level, printed, trace = logger.level, io.StringIO(), sys.gettrace()
-    logger.addHandler(ear)
+    logger.addHandler(collector)
     logger.setLevel(logging.WARNING)
     try:
         with warnings.catch_warnings(record=True) as caught, redirect_stdout(printed):
             warnings.simplefilter("always")
             yield result
     finally:
-        sys.settrace(trace)  # one of its checks takes a debugger's away
+        sys.settrace(trace)  # one of AutoAttack's checks resets the trace function
         logger.setLevel(level)
-        logger.removeHandler(ear)
-    said |= {str(w.message): None for w in caught}
+        logger.removeHandler(collector)
+    messages |= {str(w.message): None for w in caught}
     lines = printed.getvalue().splitlines()
-    said |= {line.removeprefix("Warning: "): None for line in lines if line.startswith("Warning: ")}
-    result.extend(said)
+    messages |= {line.removeprefix("Warning: "): None for line in lines if line.startswith("Warning: ")}
+    result.extend(messages)

@@ -1,4 +1,4 @@
-"""What an attack is, and what it returns: the checks before the search, and the call that every attack shares."""
+"""The base class of attacks and their result; all attacks share the input checks and the call."""
 
 import math
 from abc import ABC, abstractmethod
@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from specguard.attacks.losses import Goal
-from specguard.attacks.model import Model, Precision, QueriedModel, evaluating
+from specguard.attacks.model import Model, Precision, QueriedModel, eval_mode
 from specguard.errors import AttackError, DataError
 from specguard.geometry import Ball
 from specguard.rng import Noise
@@ -23,12 +23,24 @@ Images = Float[Tensor, "batch *shape"]
 
 @dataclass(frozen=True)
 class Adversarial:
-    """What an attack found. Every image lies in the ball and in the box, and `success` was verified on it.
+    """The result of an attack. Every image lies in the ball and in the box, and `success` was verified on it.
 
-    Where there was no success, the image is the last or best iterate. `closest` is the distance of the nearest
-    point that reached the goal, within the ball or not, and infinite where there was none; a minimal attack makes
-    it small. `before` and `predicted` are the model's classes for the clean image and for this one; `warnings` are
-    reasons to doubt the result.
+    Args:
+        images: the adversarial examples; where there was no success, the last or best iterate
+        success: whether the image is misclassified, or classified as its target
+        distance: from the clean image, in the ball's norm
+        closest: distance of the nearest point that reached the goal, in the ball or not; infinite if none did
+        before: the model's classes for the clean images
+        predicted: the model's classes for `images`
+        warnings: reasons to doubt the result
+
+    Example:
+        >>> import torch
+        >>> from specguard import FGSM, Ball
+        >>> brightness = lambda x: torch.stack([1 - x.mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
+        >>> result = FGSM(brightness, torch.full((1, 3, 4, 4), 0.45), torch.tensor([0]), Ball("linf", 0.1))
+        >>> result.success, result.before, result.predicted
+        (tensor([True]), tensor([0]), tensor([1]))
     """
 
     images: Images
@@ -41,10 +53,23 @@ class Adversarial:
 
 
 class Attack(ABC):
-    """A search for a perturbation within a ball. Attacks are frozen dataclasses; their fields are their settings.
+    """A search for an adversarial perturbation within a ball. Subclasses are frozen dataclasses of their settings.
 
-    With `leave`, an image leaves the batch as soon as it is misclassified. Without, all images take all steps and
-    the last iterate is returned, unless an earlier one was misclassified and the last is not.
+    With `leave`, an image leaves the batch as soon as it is misclassified. Without it, all images take all steps
+    and the last iterate is returned, unless only an earlier one was misclassified.
+
+    Example:
+        >>> import torch
+        >>> from specguard import Ball
+        >>> from specguard.attacks import Attack
+        >>> class RandomPoint(Attack):
+        ...     leave = True
+        ...     def search(self, state):
+        ...         state.store_iterates(state.ball.sample(state.center, state.rng))
+        >>> brightness = lambda x: torch.stack([1 - x.mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
+        >>> images, labels = torch.full((1, 3, 4, 4), 0.2), torch.tensor([0])
+        >>> RandomPoint()(brightness, images, labels, Ball("linf", 0.1)).success
+        tensor([False])
     """
 
     leave: bool
@@ -62,33 +87,43 @@ class Attack(ABC):
         seed: int = 0,
         precision: Precision = "full",
     ) -> Adversarial:
-        """Attack `model`, any callable from images to logits, around `images`.
+        """Attack `model` around `images`.
 
-        The goal is any class but the label, or the class in `targets`. Random numbers depend on `seed` and each
-        image's own number in `ids` (its place in the batch if not given), never on its neighbors. With precision
-        `bfloat16` the search runs under autocast; what it claims is verified in the model's own precision.
+        Args:
+            model: any callable from images to logits; a module is attacked in eval mode and left as it was
+            images: float32 or float64, in [0, 1] unless the ball has no box
+            labels: the correct classes
+            ball: the perturbations allowed around each image
+            targets: the classes to reach; by default any class but the label
+            ids: a number per image that selects its random numbers, which do not depend on the rest of the batch;
+                by default the index in the batch
+            seed: of the random numbers
+            precision: "bfloat16" searches under autocast; success is verified in the model's own precision
+
+        Returns:
+            The adversarial examples, and for which images they succeed.
         """
         from specguard.attacks.state import AttackState  # which builds the `Adversarial` above
 
         self.check(ball)
         _check_images(images, ball)
-        for name, numbers in (("labels", labels), ("targets", targets), ("ids", ids)):
-            _check_numbers(name, numbers, len(images))
-        with torch.inference_mode(False), torch.no_grad(), evaluating(model):
+        for name, values in (("labels", labels), ("targets", targets), ("ids", ids)):
+            _check_integers(name, values, len(images))
+        with torch.inference_mode(False), torch.no_grad(), eval_mode(model):
             images, queried = images.clone(), QueriedModel(model, precision)
             if len(images) == 0:
-                return _nothing(images)
+                return _empty_result(images)
             clean = queried.logits(images)
-            labels, targets = (_copied(numbers, images.device) for numbers in (labels, targets))
-            ids = _copied(torch.arange(len(images)) if ids is None else ids, images.device)
-            goal, noise = _goal(labels, targets, clean), Noise.of(ids, seed)
-            state = AttackState(queried, images, goal, ball, noise, clean, leave=self.leave or self.minimal)
+            labels, targets = (_copy_to(values, images.device) for values in (labels, targets))
+            ids = _copy_to(torch.arange(len(images)) if ids is None else ids, images.device)
+            goal, rng = _goal(labels, targets, clean), Noise.of(ids, seed)
+            state = AttackState(queried, images, goal, ball, rng, clean, leave=self.leave or self.minimal)
             if len(state):
                 self.search(state)
-            return state.verdict()
+            return state.result()
 
     def check(self, ball: Ball) -> None:  # noqa: B027 - most attacks take any ball
-        """Refuse a ball that this attack cannot search, before anything is done."""
+        """Raise ConfigError for a ball that this attack cannot search."""
 
     @abstractmethod
     def search(self, state: "AttackState") -> None:
@@ -108,14 +143,14 @@ def _check_images(images: Tensor, ball: Ball) -> None:
     ball.warn_of_units(math.prod(images.shape[1:]))
 
 
-def _check_numbers(name: str, numbers: Tensor | None, count: int) -> None:
-    if numbers is not None and (numbers.shape != (count,) or numbers.is_floating_point()):
-        raise DataError(f"{name} must be {count} integers, not {tuple(numbers.shape)} of {numbers.dtype}")
+def _check_integers(name: str, values: Tensor | None, count: int) -> None:
+    if values is not None and (values.shape != (count,) or values.is_floating_point()):
+        raise DataError(f"{name} must be {count} integers, not {tuple(values.shape)} of {values.dtype}")
 
 
-def _copied(numbers: Tensor | None, device: torch.device) -> Any:
-    """As int64 on the device, a tensor of its own: one made in inference mode cannot go on the tape."""
-    return None if numbers is None else numbers.to(device, torch.int64, copy=True)
+def _copy_to(values: Tensor | None, device: torch.device) -> Any:
+    """A copy as int64 on the device: autograd does not accept tensors made in inference mode."""
+    return None if values is None else values.to(device, torch.int64, copy=True)
 
 
 def _goal(labels: Tensor, targets: Tensor | None, logits: Tensor) -> Goal:
@@ -131,6 +166,6 @@ def _goal(labels: Tensor, targets: Tensor | None, logits: Tensor) -> Goal:
     return Goal(labels, targets)
 
 
-def _nothing(images: Tensor) -> Adversarial:
+def _empty_result(images: Tensor) -> Adversarial:
     none = images.new_zeros(0)
     return Adversarial(images, none.bool(), none, none, none.long(), none.long())

@@ -1,4 +1,4 @@
-"""The l2 attack of Carlini and Wagner 2017: the distance by descent, its weight by bisection."""
+"""The l2 attack of Carlini and Wagner 2017: minimize the distance by descent, find its weight by bisection."""
 
 import math
 from dataclasses import dataclass
@@ -17,12 +17,30 @@ from specguard.geometry import Ball, per_sample
 
 @dataclass(frozen=True)
 class CWL2(Attack):
-    """Minimize |x' - x|^2 + c max(-margin, -confidence) by Adam with a falling step, clamped to the box.
+    """Minimize |x' - x|^2 + c max(-margin, -confidence) by Adam with a decaying step, clamped to the box.
 
-    The paper's other way to keep the box, a tanh, hardly moves pixels that are black or white. c is searched for
-    every image on its own: upwards by tens until it succeeds, then by bisection. The radius of the ball decides on
-    success only; `closest` is the distance reached. With `leave`, images that were broken within the ball are let
-    go after each value of c.
+    The tanh reparametrization of the paper hardly moves black or white pixels. c is searched per image: multiplied
+    by ten until the attack succeeds, then by bisection. The radius of the ball only decides on success;
+    `Adversarial.closest` is the distance reached.
+
+    Reference: Carlini and Wagner 2017, Section VI-A.
+
+    Args:
+        steps: Adam steps for each value of c
+        searches: values of c that are tried
+        lr: learning rate of Adam at the first step, in pixels
+        first: the first value of c
+        confidence: the margin to reach, in logits
+        leave: after each value of c, drop the images that are misclassified within the ball
+
+    Example:
+        >>> import torch
+        >>> from specguard import CWL2, Ball
+        >>> brightness = lambda x: torch.stack([1 - x.mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
+        >>> images, labels = torch.full((1, 3, 4, 4), 0.45), torch.tensor([0])
+        >>> result = CWL2(steps=20, searches=2)(brightness, images, labels, Ball("l2", 1.0))
+        >>> result.success, bool(result.closest < 0.5)
+        (tensor([True]), True)
     """
 
     minimal: ClassVar[bool] = True
@@ -49,26 +67,26 @@ class CWL2(Attack):
         c = torch.full_like(state.closest(), self.first)
         low, high = torch.zeros_like(c), torch.full_like(c, torch.inf)
         for _ in range(self.searches):
-            broken = self._descend(state, c)
-            low, high = torch.where(broken, low, c), torch.where(broken, c, high)
+            reached = self._descend(state, c)
+            low, high = torch.where(reached, low, c), torch.where(reached, c, high)
             c = torch.where(high.isinf(), 10 * c, (low + high) / 2)
             if self.leave:
-                stay = state.release()
+                stay = state.drop_reached()
                 c, low, high = c[stay], low[stay], high[stay]
             if not len(state):
                 return
 
     def _descend(self, state: AttackState, c: Tensor) -> Tensor:
-        """One run of Adam for the trade-offs `c`; says which images it broke."""
+        """Run Adam with the weights `c`; whether each image was misclassified at some step."""
         center, x = state.center, state.center
-        first, second, broken = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(c, dtype=torch.bool)
+        first, second, reached = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(c, dtype=torch.bool)
         for step in range(1, self.steps + 1):
-            slope, logits, _ = state.model.gradient(
+            gradient, logits, _ = state.model.gradient(
                 x, lambda z: (-margin(z, state.goal)).clamp(min=-self.confidence)
             )
-            broken |= state.offer(x, logits)
-            slope = 2 * (x - center) + per_sample(c, x) * slope
-            first, second = 0.9 * first + 0.1 * slope, 0.999 * second + 0.001 * slope**2
+            reached |= state.record_closest(x, logits)
+            gradient = 2 * (x - center) + per_sample(c, x) * gradient
+            first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
             size = self.lr * math.sqrt(1 - 0.999**step) / (1 - 0.9**step) * (1 - (step - 1) / self.steps)
             x = state.ball.boxed(x - size * first / (second.sqrt() + 1e-8))
-        return broken
+        return reached

@@ -1,4 +1,4 @@
-"""What an attack wants, and the losses it climbs to get there. Every loss grows as the attack comes nearer."""
+"""The goal of an attack, and the losses that it maximizes to reach it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,25 +20,25 @@ LossName = Literal["ce", "margin", "dlr"]
 class Goal:
     """Any class but the label; or, with `targets`, those classes.
 
-    Where `insist` is False the targets are only what the losses aim at, and any wrong class will do.
+    Without `target_required`, the losses target `targets` but any wrong class reaches the goal.
     """
 
     labels: Int64[Tensor, " batch"]
     targets: Int64[Tensor, " batch"] | None = None
-    insist: bool = True
+    target_required: bool = True
 
     def reached(self, logits: Logits) -> Bool[Tensor, " batch"]:
         predicted = logits.argmax(1)
-        if self.targets is not None and self.insist:
+        if self.targets is not None and self.target_required:
             return predicted == self.targets
         return predicted != self.labels
 
-    def aimed(self, targets: Int64[Tensor, " batch"]) -> "Goal":
-        """The same wish, pursued through these classes."""
-        return Goal(self.labels, targets, insist=self.targets is not None and self.insist)
+    def aim_at(self, targets: Int64[Tensor, " batch"]) -> "Goal":
+        """The same goal with losses that target these classes."""
+        return Goal(self.labels, targets, target_required=self.targets is not None and self.target_required)
 
     def __getitem__(self, index: Shaped[Tensor, " ..."]) -> "Goal":
-        return Goal(self.labels[index], None if self.targets is None else self.targets[index], self.insist)
+        return Goal(self.labels[index], None if self.targets is None else self.targets[index], self.target_required)
 
 
 def cross_entropy(logits: Logits, goal: Goal) -> Values:
@@ -53,18 +53,18 @@ def margin(logits: Logits, goal: Goal) -> Values:
 
     Positive exactly where the goal is reached: the loss of Carlini and Wagner 2017, Section V, without its cap.
     """
-    wanted = goal.labels if goal.targets is None else goal.targets
-    own, rival = _at(logits, wanted), _largest_other(logits, wanted)
-    return rival - own if goal.targets is None else own - rival
+    reference = goal.labels if goal.targets is None else goal.targets
+    own, other = _at(logits, reference), _largest_other(logits, reference)
+    return other - own if goal.targets is None else own - other
 
 
 def dlr(logits: Logits, goal: Goal) -> Values:
-    """Difference of logits ratio (Croce and Hein 2020, Eqs. 3 and 4): the margin in units of the logits' spread."""
+    """Difference of logits ratio (Croce and Hein 2020, Eqs. 3 and 4): a margin invariant to scaling."""
     needed = 3 if goal.targets is None else 4
     if logits.shape[1] < needed:
         raise AttackError(
             f"the {'' if goal.targets is None else 'targeted '}DLR loss needs at least {needed} classes, "
-            f"not {logits.shape[1]}; the margin loss serves any number"
+            f"not {logits.shape[1]}; the margin loss works with any number"
         )
     top = logits.topk(needed, 1).values
     if goal.targets is None:
@@ -74,7 +74,7 @@ def dlr(logits: Logits, goal: Goal) -> Values:
     )
 
 
-_TINY = 1e-12  # keeps equal logits from dividing by zero; attacks only, no bound rests on it
+_TINY = 1e-12  # avoids a division by zero for equal logits; used in attacks only, not in bounds
 LOSSES: dict[str, Callable[[Logits, Goal], Values]] = {"ce": cross_entropy, "margin": margin, "dlr": dlr}
 
 

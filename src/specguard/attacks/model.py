@@ -1,4 +1,4 @@
-"""A model as an attack sees it: images in, logits and gradients of the input out, nothing left behind."""
+"""The model under attack: logits and input gradients of images, without side effects on the model."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -19,10 +19,10 @@ Precision = Literal["full", "bfloat16"]
 
 
 @contextmanager
-def evaluating(model: Model) -> Iterator[None]:
-    """Inside, a module is in eval mode and its weights ask for no gradients; outside, all is as it was.
+def eval_mode(model: Model) -> Iterator[None]:
+    """Put a module into eval mode without weight gradients, and restore it at the end.
 
-    A callable that is no module, nor a method of one, is taken as it is.
+    A callable that is neither a module nor a method of one is left alone.
     """
     module = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
     if not isinstance(module, nn.Module):
@@ -45,10 +45,10 @@ def evaluating(model: Model) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class QueriedModel:
-    """A model and the precision in which it is searched; verdicts are always given in full precision.
+    """A model and the precision of the search; success is always verified in full precision.
 
-    With `checked`, a gradient that is not finite is an error, for which the host waits at every step. Training does
-    not check: its loss becomes NaN.
+    With `checked`, a gradient that is not finite raises AttackError, which synchronizes host and device at every
+    step. Training does not check: its loss becomes NaN.
     """
 
     model: Model
@@ -60,33 +60,33 @@ class QueriedModel:
             raise ConfigError(f"precision {self.precision!r} is unknown; choose {', '.join(get_args(Precision))}")
 
     def logits(self, x: Images) -> Logits:
-        """In full precision, without gradients: what a verdict rests on."""
+        """Logits in full precision, without gradients, for verification."""
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            return _logits(self.model(x.clone()), len(x)).detach().clone()  # it may write on its input
+            return _logits(self.model(x.clone()), len(x)).detach().clone()  # a model may modify its input in place
 
-    def searched(self, x: Images) -> Logits:
-        """In the precision of the search, without gradients."""
+    def search_logits(self, x: Images) -> Logits:
+        """Logits in the precision of the search, without gradients."""
         with torch.no_grad():
-            return self.recorded(x.clone()).detach().to(x.dtype, copy=True)
+            return self.differentiable_logits(x.clone()).detach().to(x.dtype, copy=True)
 
-    def recorded(self, x: Images) -> Logits:
-        """In the precision of the search, on the tape wherever autograd is recording."""
+    def differentiable_logits(self, x: Images) -> Logits:
+        """Logits in the precision of the search, differentiable where gradients are enabled."""
         with self._autocast(x):
             return _logits(self.model(x), len(x))
 
     def gradient(self, x: Images, loss: Callable[[Logits], Values]) -> tuple[Images, Logits, Values]:
-        """The gradient of each sample's loss by its own pixels, the logits and the losses."""
+        """The gradient of each sample's loss with respect to its pixels, the logits and the losses."""
         x = x.detach().requires_grad_()
         with torch.enable_grad():
             if x.is_cuda:
-                torch.compiler.cudagraph_mark_step_begin()  # a compiled model may reuse what it returned before
-            logits = self.recorded(x).to(x.dtype)
+                torch.compiler.cudagraph_mark_step_begin()  # a compiled model may reuse its output buffers
+            logits = self.differentiable_logits(x).to(x.dtype)
             values = loss(logits)
             found = torch.autograd.grad(values.sum(), x, allow_unused=True)[0] if values.requires_grad else None
         if found is None:
             raise AttackError(
-                "the model has no gradient with respect to its input: somewhere it detaches, converts or rounds "
-                "outside of autograd; the square attack needs no gradients"
+                "the model has no gradient with respect to its input: it detaches, converts or rounds outside "
+                "of autograd; the square attack needs no gradients"
             )
         if self.checked and not (found.isfinite().all() and not logits.isnan().any()):
             raise AttackError("the model's logits or gradients are not finite within the ball")
@@ -97,7 +97,7 @@ class QueriedModel:
 
 
 def _logits(output: Any, count: int) -> Tensor:
-    """The tensor of logits in what a model returned; Hugging Face outputs hold it as `.logits`."""
+    """The logits in a model's output; Hugging Face outputs hold them as `.logits`."""
     logits = getattr(output, "logits", output)
     if not isinstance(logits, Tensor):
         kind = type(output).__name__

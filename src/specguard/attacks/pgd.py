@@ -1,4 +1,4 @@
-"""Projected gradient ascent, and the one-step attack that is its first step."""
+"""Projected gradient ascent (PGD) and the fast gradient sign method (FGSM), its one-step case."""
 
 import math
 from dataclasses import dataclass
@@ -15,11 +15,27 @@ Start = Literal["random", "center"]
 
 @dataclass(frozen=True)
 class PGD(Attack):
-    """Steps of fixed length in the steepest direction of the ball's norm, projected (Madry et al. 2018).
+    """Steps of fixed length in the direction of steepest ascent for the ball's norm, each projected onto the ball.
 
-    `step_size` is in pixels; without one it is 2.5 radius / steps, which can cross the ball. A restart goes on with
-    the images that still stand. `loss` ce is the common choice; margin is the attack of Carlini and Wagner as
-    SpecFormer's tables mean it (CW-20); dlr is insensitive to the scale of the logits.
+    Reference: Madry et al. 2018.
+
+    Args:
+        steps: gradient steps per restart
+        step_size: length of a step in pixels, by default 2.5 radius / steps
+        restarts: runs; with `leave`, each takes the images that the ones before did not misclassify
+        start: "random" point of the ball, or its "center"
+        loss: "ce"; "margin" (Carlini and Wagner, the CW-20 of SpecFormer's tables); or "dlr", which is invariant to
+            the scale of the logits
+        leave: drop an image from the batch as soon as it is misclassified
+
+    Example:
+        >>> import torch
+        >>> from specguard import PGD, Ball
+        >>> brightness = lambda x: torch.stack([1 - x.mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
+        >>> images, labels = torch.full((1, 3, 4, 4), 0.45), torch.tensor([0])
+        >>> result = PGD(steps=5)(brightness, images, labels, Ball("linf", 0.1))
+        >>> result.success, bool(result.distance < 0.11)
+        (tensor([True]), True)
     """
 
     steps: int = 20
@@ -41,29 +57,29 @@ class PGD(Attack):
         for restart in range(self.restarts):
             x = state.center
             if self.start == "random":
-                x = state.ball.sample(x, state.noise.fold(restart))
+                x = state.ball.sample(x, state.rng.fold(restart))
             for _ in range(self.steps):
                 gradient, logits, _ = state.gradient(x, self.loss)
                 if (stay := state.record(logits, x)) is not None:
                     x, gradient = x[stay], gradient[stay]
                 if not len(state):
                     return
-                x = ascended(x, gradient, state.center, state.ball, size)
-            state.settle(x)
+                x = ascent_step(x, gradient, state.center, state.ball, size)
+            state.store_iterates(x)
             if restart + 1 < self.restarts:
-                state.record(state.model.searched(x), x)
+                state.record(state.model.search_logits(x), x)
                 if not len(state):
                     return
 
 
-def ascended(x: Images, gradient: Images, center: Images, ball: Ball, size: float) -> Images:
-    """One step of length `size` up the gradient, and back into the ball."""
+def ascent_step(x: Images, gradient: Images, center: Images, ball: Ball, size: float) -> Images:
+    """Take a step of length `size` in the direction of steepest ascent and project it onto the ball."""
     return ball.project(x + size * ball.steepest(gradient), center)
 
 
-def step_size(given: float | None, steps: int, ball: Ball) -> float:
-    """The length of a step: the one asked for, or one with which `steps` steps can cross the ball."""
-    return 2.5 * ball.radius / steps if given is None else given
+def step_size(size: float | None, steps: int, ball: Ball) -> float:
+    """The length of a step: `size`, or 2.5 radius / steps, with which the steps can cross the ball."""
+    return 2.5 * ball.radius / steps if size is None else size
 
 
 def check_counts(attack: object, *names: str) -> None:
@@ -83,4 +99,4 @@ def check_targets(targets: int) -> None:
         raise ConfigError(f"targets must be a whole number of at least 0, not {targets!r}")
 
 
-FGSM = PGD(steps=1, start="center")  # Goodfellow et al. 2015: one step that crosses the ball, projected onto it
+FGSM = PGD(steps=1, start="center")  # Goodfellow et al. 2015: one step to the boundary of the ball

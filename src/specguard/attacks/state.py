@@ -14,121 +14,121 @@ from specguard.rng import Noise
 
 
 class AttackState:
-    """The images that are still searched, and what was found for all of them.
+    """The images still searched, and the adversarial examples found for all images.
 
-    `center`, `goal`, `noise` and `clean` hold those still searched; they shrink together.
+    `center`, `goal`, `rng` and `clean` (the clean logits) have one row for each image still searched.
     """
 
     def __init__(
-        self, model: QueriedModel, images: Tensor, goal: Goal, ball: Ball, noise: Noise, clean: Tensor, leave: bool
+        self, model: QueriedModel, images: Tensor, goal: Goal, ball: Ball, rng: Noise, clean: Tensor, leave: bool
     ) -> None:
         self.model, self.ball, self.leave = model, ball, leave
-        self._all, self._goal, self._before = images, goal, clean.argmax(1)
-        broken = goal.reached(clean)
-        self._found = images.clone()  # the latest iterate, or the one that broke the image
-        self._kept, self._broken = images.clone(), broken.clone()  # what broke it first, where it takes all steps
-        self._closest = torch.where(broken, 0.0, torch.inf).to(images.dtype)
+        self._images, self._goal, self._clean_classes = images, goal, clean.argmax(1)
+        reached = goal.reached(clean)
+        self._iterates = images.clone()  # the last iterate, or the first successful one
+        self._first_success, self._succeeded = images.clone(), reached.clone()  # where an image takes all steps
+        self._closest = torch.where(reached, 0.0, torch.inf).to(images.dtype)
         self.index = torch.arange(len(images), device=images.device)
-        self.center, self.goal, self.noise, self.clean = images, goal, noise, clean
+        self.center, self.goal, self.rng, self.clean = images, goal, rng, clean
         self._warnings: tuple[str, ...] = ()
         if leave:
-            self._narrow((~broken).nonzero().squeeze(1))
+            self._keep((~reached).nonzero().squeeze(1))
 
     def __len__(self) -> int:
         return len(self.index)
 
     def gradient(self, x: Tensor, loss: str, goal: Goal | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradient, logits and value of a loss at `x`, for this search's goal or another."""
-        function, wish = named_loss(loss), goal or self.goal
-        return self.model.gradient(x, lambda logits: function(logits, wish))
+        """Gradient, logits and value of a loss at `x`, for the goal of this search or another."""
+        function, aim = named_loss(loss), goal or self.goal
+        return self.model.gradient(x, lambda logits: function(logits, aim))
 
     def record(self, logits: Tensor, x: Tensor) -> Tensor | None:
-        """Record which iterates `x` reach the goal; the indices of the images that stay, or None if all do."""
-        broken = self._verified(x, logits)
+        """Record which iterates `x` reach the goal; the indices of the images that remain, or None if all do."""
+        reached = self._verify(x, logits)
         if not self.leave:
-            self._kept = torch.where(per_sample(broken & ~self._broken, x), x, self._kept)
-            self._broken |= broken
+            self._first_success = torch.where(per_sample(reached & ~self._succeeded, x), x, self._first_success)
+            self._succeeded |= reached
             return None
-        if not broken.any():
+        if not reached.any():
             return None
-        self._found[self.index[broken]] = x[broken]
-        stay = (~broken).nonzero().squeeze(1)
-        self._narrow(stay)
-        return stay
+        self._iterates[self.index[reached]] = x[reached]
+        remaining = (~reached).nonzero().squeeze(1)
+        self._keep(remaining)
+        return remaining
 
-    def offer(self, x: Tensor, logits: Tensor) -> Tensor:
-        """For minimal attacks: keep `x` where it reaches the goal nearer than before; True where it reaches it."""
-        broken, distance = self._verified(x, logits), self.ball.distance(x, self.center)
-        better = broken & (distance < self._closest[self.index])
+    def record_closest(self, x: Tensor, logits: Tensor) -> Tensor:
+        """For minimal attacks: record `x` where it is the closest success so far; where the goal is reached."""
+        reached, distance = self._verify(x, logits), self.ball.distance(x, self.center)
+        better = reached & (distance < self._closest[self.index])
         where = self.index[better]
-        self._found[where], self._closest[where] = x[better], distance[better]
-        return broken
+        self._iterates[where], self._closest[where] = x[better], distance[better]
+        return reached
 
     def closest(self) -> Tensor:
         """For each image still searched, the distance of the nearest point found so far."""
         return self._closest[self.index]
 
-    def release(self) -> Tensor:
-        """For minimal attacks: drop the images with a point within the ball; the indices of the others."""
-        stay = (self.closest() > self.ball.radius).nonzero().squeeze(1)
-        self._narrow(stay)
-        return stay
+    def drop_reached(self) -> Tensor:
+        """For minimal attacks: drop the images with a success within the ball; the indices of the others."""
+        remaining = (self.closest() > self.ball.radius).nonzero().squeeze(1)
+        self._keep(remaining)
+        return remaining
 
-    def settle(self, x: Tensor) -> None:
-        """Store the last iterates of a round, for the images still searched."""
-        self._found[self.index] = x
+    def store_iterates(self, x: Tensor) -> None:
+        """Store the last iterates of a run for the images still searched."""
+        self._iterates[self.index] = x
 
     def warn(self, *sentences: str) -> None:
         """Add sentences to the warnings of the result."""
         self._warnings += sentences
 
     def ranks(self, targets: int) -> list[int]:
-        """1 .. `targets`, as far as there are wrong classes to aim at; [0] where there is nothing to choose."""
+        """1 .. `targets`, at most the number of wrong classes; [0] for an untargeted loss or given targets."""
         if targets == 0 or self.goal.targets is not None:
             return [0]
         return list(range(1, min(targets, self.clean.shape[1] - 1) + 1))
 
-    def aim(self, rank: int) -> Goal:
-        """The goal by way of the rank-th most likely wrong class at the clean image; rank 0: the goal as it is."""
+    def goal_for_rank(self, rank: int) -> Goal:
+        """The goal with losses that target the rank-th most likely wrong class; rank 0: the goal itself."""
         if rank == 0:
             return self.goal
         others = self.clean.scatter(1, self.goal.labels.unsqueeze(1), -torch.inf)
-        return self.goal.aimed(others.topk(rank, 1).indices[:, -1])
+        return self.goal.aim_at(others.topk(rank, 1).indices[:, -1])
 
-    def verdict(self) -> Adversarial:
-        """Check everything that was found on the whole batch, in full precision."""
-        # A minimal attack may have found its point outside the ball; then the clean image is returned.
-        beyond = self._closest.isfinite() & (self._closest > self.ball.radius)
-        found = torch.where(per_sample(beyond, self._all), self._all, self._found)
+    def result(self) -> Adversarial:
+        """Verify all adversarial examples on the whole batch, in full precision."""
+        # Where a minimal attack succeeded only outside the ball, the clean image is returned.
+        outside = self._closest.isfinite() & (self._closest > self.ball.radius)
+        found = torch.where(per_sample(outside, self._images), self._images, self._iterates)
         logits = self.model.logits(found)
         success = self._goal.reached(logits)
-        lost = ~success & self._broken
-        if lost.any():  # misclassified before, and not at the end; only where all steps were taken
+        lost = ~success & self._succeeded
+        if lost.any():  # only an earlier iterate was misclassified (without `leave`)
             where = lost.nonzero().squeeze(1)
-            found[where] = self._kept[where]
+            found[where] = self._first_success[where]
             logits[where] = self.model.logits(found[where])
             success[where] = self._goal[where].reached(logits[where])
-        distance = self.ball.distance(found, self._all)
+        distance = self.ball.distance(found, self._images)
         if not (found.isfinite().all() and logits.isnan().logical_not().all()):
             raise AttackError("the model's logits or gradients are not finite within the ball")
-        if not self.ball.contains(found, self._all, self._rounding(found)).all():
+        if not self.ball.contains(found, self._images, self._rounding(found)).all():
             raise AssertionError("an attack left its ball")
         closest = torch.where(success, torch.minimum(distance, self._closest), self._closest)
-        return Adversarial(found, success, distance, closest, self._before, logits.argmax(1), self._warnings)
+        return Adversarial(found, success, distance, closest, self._clean_classes, logits.argmax(1), self._warnings)
 
     def _rounding(self, x: Tensor) -> float:
         """The rounding error of a distance between such images; for pixels in [0, 1] it is 1e-6."""
         unit = torch.finfo(x.dtype).eps * float(x.abs().max())
         return max(1e-6, unit * (math.sqrt(x[0].numel()) if self.ball.norm == "l2" else 1.0))
 
-    def _verified(self, x: Tensor, logits: Tensor) -> Tensor:
-        """Where the goal is reached; what a search in reduced precision found is verified in full precision."""
-        broken = self.goal.reached(logits)
-        if self.model.precision != "full" and broken.any():
-            where = broken.nonzero().squeeze(1)
-            broken[where] = self.goal[where].reached(self.model.logits(x[where]))
-        return broken
+    def _verify(self, x: Tensor, logits: Tensor) -> Tensor:
+        """Where the goal is reached; a success in reduced precision is verified in full precision."""
+        reached = self.goal.reached(logits)
+        if self.model.precision != "full" and reached.any():
+            where = reached.nonzero().squeeze(1)
+            reached[where] = self.goal[where].reached(self.model.logits(x[where]))
+        return reached
 
-    def _narrow(self, stay: Tensor) -> None:
-        self.index, self.center, self.clean = self.index[stay], self.center[stay], self.clean[stay]
-        self.goal, self.noise = self.goal[stay], self.noise[stay]
+    def _keep(self, remaining: Tensor) -> None:
+        self.index, self.center, self.clean = self.index[remaining], self.center[remaining], self.clean[remaining]
+        self.goal, self.rng = self.goal[remaining], self.rng[remaining]

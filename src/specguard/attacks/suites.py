@@ -1,4 +1,4 @@
-"""Attacks and groups of attacks by name."""
+"""Attacks and suites of attacks by name."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
@@ -17,16 +17,40 @@ from specguard.records.attack import AttackName, SuiteName
 
 @dataclass(frozen=True)
 class Suite:
-    """Named attacks. In a cascade each attacks only what the ones before did not break."""
+    """Named attacks, run in order.
+
+    Args:
+        attacks: pairs of a name and an attack
+        cascade: run each attack only on the images that no attack before it misclassified
+
+    Example:
+        >>> from specguard.attacks import PGD, Square, Suite
+        >>> suite = Suite((("pgd", PGD()), ("square", Square())), cascade=True)
+        >>> [name for name, attack in suite.attacks]
+        ['pgd', 'square']
+    """
 
     attacks: tuple[tuple[str, Attack], ...]
     cascade: bool = False
 
 
 def named_attack(name: str, classes: int, **changes: Any) -> Attack:
-    """The attack of that name with some of its settings changed.
+    """The attack of a name, with changed settings.
 
-    With fewer classes than a DLR loss needs, apgd-dlr and apgd-t climb the margin instead, as their settings show.
+    With fewer classes than the DLR loss needs, apgd-dlr and apgd-t use the margin loss.
+
+    Args:
+        name: fgsm, pgd, cw (PGD on the margin), apgd-ce, apgd-dlr, apgd-t, fab, square, cw-l2 or autoattack
+        classes: of the model
+        **changes: settings that differ from the defaults of the attack
+
+    Returns:
+        The attack.
+
+    Example:
+        >>> from specguard.attacks import named_attack
+        >>> named_attack("cw", classes=10, steps=40)
+        PGD(steps=40, step_size=None, restarts=1, start='random', loss='margin', leave=True)
     """
     attacks: dict[str, Attack] = {
         "fgsm": FGSM,
@@ -46,7 +70,7 @@ def named_attack(name: str, classes: int, **changes: Any) -> Attack:
     if unknown := changes.keys() - {f.name for f in fields(attack)}:
         raise ConfigError(f"the attack {name} has no {_words(unknown)}")
     if name == "fgsm" and changes:
-        raise ConfigError(f"the attack fgsm is one step from the image itself and has no {_words(changes)}")
+        raise ConfigError(f"the attack fgsm is a single step from the image and has no {_words(changes)}")
     return replace(attack, **changes)
 
 
@@ -55,7 +79,21 @@ def _words(names: Iterable[str]) -> str:
 
 
 def named_suite(name: str, classes: int) -> Suite:
-    """quick: a first look. full: the ingredients of AutoAttack, this package's own. autoattack: the original."""
+    """The suite of a name.
+
+    Args:
+        name: quick (FGSM, PGD and CW); full (this package's APGD-CE, APGD-T, FAB and Square as a cascade); or
+            autoattack, the original package
+        classes: of the model
+
+    Returns:
+        The suite.
+
+    Example:
+        >>> from specguard.attacks import named_suite
+        >>> [name for name, attack in named_suite("full", classes=10).attacks]
+        ['apgd-ce', 'apgd-t', 'fab', 'square']
+    """
     if name == "quick":
         return Suite(tuple((attack, named_attack(attack, classes)) for attack in ("fgsm", "pgd", "cw")))
     if name == "full":

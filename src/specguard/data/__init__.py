@@ -1,4 +1,4 @@
-"""Data sets: images as tensors in [0, 1], sentences as numbers of words; augmentation of images in batches."""
+"""Data sets: images as tensors in [0, 1], sentences as token indices; batched augmentation of images."""
 
 from specguard.data.augment import Augmentation
 from specguard.data.cifar import cifar10, cifar100

@@ -1,4 +1,4 @@
-"""Augmentation of whole batches on the device, with every draw taken from an explicit generator."""
+"""Batched augmentation on the device, with all random numbers from an explicit generator."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,14 +17,25 @@ Targets = Float[Tensor, "batch class_"]
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random changes of a batch of images in [0, 1]; every field at its default does nothing.
+    """Random changes of a batch of images in [0, 1]; the defaults change nothing.
 
-    crop:    pixels of zero padding, of which a window of the old size is cut at random
-    flip:    mirror each image, left to right, with probability 1/2
-    jitter:  width of the random factors of brightness, contrast and saturation (0.4: from 0.6 to 1.4)
-    hue:     largest rotation of the color circle, in turns (0.1: 36 degrees), in YIQ space
-    mixup, cutmix: parameter of the Beta distribution of the mixing weight (0: off)
-    mix_probability: the share of batches that are mixed at all; with both kinds on, each gets half
+    Args:
+        crop: pixels of zero padding, from which a random window of the original size is cut
+        flip: mirror each image, left to right, with probability 1/2
+        jitter: width of the random factors of brightness, contrast and saturation (0.4: from 0.6 to 1.4)
+        hue: largest rotation of the hue in turns (0.1: 36 degrees), in YIQ space
+        mixup: parameter of the Beta distribution of the mixing weight; 0 for no mixup
+        cutmix: the same for cutmix
+        mix_probability: fraction of batches that are mixed, half of them by each of mixup and cutmix if both are on
+
+    Example:
+        >>> import torch
+        >>> from specguard.data import Augmentation
+        >>> augmentation = Augmentation(crop=1, flip=True)
+        >>> images, labels = torch.rand(2, 3, 8, 8), torch.tensor([0, 1])
+        >>> changed, targets = augmentation(images, labels, classes=2, generator=torch.Generator().manual_seed(0))
+        >>> changed.shape, targets.tolist()
+        (torch.Size([2, 3, 8, 8]), [[1.0, 0.0], [0.0, 1.0]])
     """
 
     crop: int = 0
@@ -46,11 +57,11 @@ class Augmentation:
 
     @property
     def mixes(self) -> bool:
-        """Whether an image may come to depend on others of its batch."""
+        """Whether an image can depend on others of its batch."""
         return bool(self.mixup or self.cutmix)
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Refuse images, of channels x height x width, that these changes are not made for; of sentences, all."""
+        """Raise ConfigError for samples of a shape that these changes do not support; sentences support none."""
         if len(shape) == 1:
             if self != Augmentation():
                 raise ConfigError("crops, flips, colors and mixtures are for images, not for sentences")
@@ -58,14 +69,12 @@ class Augmentation:
         if (self.jitter or self.hue) and shape[0] != 3:
             raise ConfigError(f"color jitter needs 3 channels, not {shape[0]}")
         if self.crop > min(shape[1:]):
-            raise ConfigError(
-                f"a padding of {self.crop} pixels is more than an image of {shape[1]} x {shape[2]} takes"
-            )
+            raise ConfigError(f"a padding of {self.crop} pixels is too large for images of {shape[1]} x {shape[2]}")
 
     def __call__(
         self, images: Samples, labels: Int64[Tensor, " batch"], classes: int, generator: torch.Generator
     ) -> tuple[Samples, Targets]:
-        """The changed images, still in [0, 1], and their targets as probabilities; sentences as they are."""
+        """The changed images, in [0, 1], and their targets as probabilities; sentences are returned unchanged."""
         self.check(tuple(images.shape[1:]))
         if self.crop:
             images = random_crop(images, self.crop, generator)
@@ -75,19 +84,19 @@ class Augmentation:
             images = color_jitter(images, self.jitter, self.hue, generator)
         targets = one_hot(labels, classes).to(images.dtype if images.is_floating_point() else torch.float32)
         if self.mixes:
-            # Decided on the device: a batch that is not mixed gets weight 1, and the host need not wait.
+            # Decided on the device, without synchronization: a batch that is not mixed gets weight 1.
             draw = _uniform(1, generator, images)
-            share = self.mix_probability if not (self.mixup and self.cutmix) else self.mix_probability / 2
+            each = self.mix_probability if not (self.mixup and self.cutmix) else self.mix_probability / 2
             if self.mixup:
-                images, targets = mixup(images, targets, self.mixup, generator, draw < share)
+                images, targets = mixup(images, targets, self.mixup, generator, draw < each)
             if self.cutmix:
-                active = (draw >= self.mix_probability - share) & (draw < self.mix_probability)
+                active = (draw >= self.mix_probability - each) & (draw < self.mix_probability)
                 images, targets = cutmix(images, targets, self.cutmix, generator, active)
         return images, targets
 
 
 def random_crop(images: Images, padding: int, generator: torch.Generator) -> Images:
-    """A window of the old size, at a random place of the zero-padded image; a place for each image."""
+    """Cut a window of the original size at a random position of each zero-padded image."""
     batch, _, height, width = images.shape
     padded = pad(images, (padding,) * 4)
     options: dict[str, Any] = {"generator": generator, "device": images.device}
@@ -100,13 +109,13 @@ def random_crop(images: Images, padding: int, generator: torch.Generator) -> Ima
 
 
 def random_flip(images: Images, generator: torch.Generator) -> Images:
-    """Every image mirrored, left to right, with probability 1/2."""
+    """Mirror each image, left to right, with probability 1/2."""
     mirrored = _uniform(len(images), generator, images) < 0.5
     return torch.where(mirrored.view(-1, 1, 1, 1), images.flip(3), images)
 
 
 def color_jitter(images: Images, width: float, hue: float, generator: torch.Generator) -> Images:
-    """Brightness, contrast and saturation by random factors in [1 - width, 1 + width], then the hue."""
+    """Change brightness, contrast and saturation by random factors in [1 - width, 1 + width], then the hue."""
     factors = (1 + width * (2 * _uniform(3 * len(images), generator, images) - 1)).clamp(min=0)
     brightness, contrast, saturation = factors.view(3, -1, 1, 1, 1)
     images = (images * brightness).clamp(0, 1)
@@ -121,7 +130,7 @@ def color_jitter(images: Images, width: float, hue: float, generator: torch.Gene
 def mixup(
     images: Images, targets: Targets, alpha: float, generator: torch.Generator, active: Bool[Tensor, "1"]
 ) -> tuple[Images, Targets]:
-    """Every image blended with a random partner, where `active`: Zhang et al. 2018, one weight for the batch."""
+    """Where `active`, blend each image with a random partner, one weight per batch (Zhang et al. 2018)."""
     weight, partner = _beta(alpha, generator, images), _partners(images, generator)
     weight = torch.where(active, weight, 1.0)
     return images[partner].lerp(images, weight), targets[partner].lerp(targets, weight)
@@ -130,7 +139,7 @@ def mixup(
 def cutmix(
     images: Images, targets: Targets, alpha: float, generator: torch.Generator, active: Bool[Tensor, "1"]
 ) -> tuple[Images, Targets]:
-    """A rectangle of every image replaced by its partner's, where `active`: Yun et al. 2019, one for the batch."""
+    """Where `active`, replace a rectangle of each image by its partner's, one per batch (Yun et al. 2019)."""
     height, width = images.shape[2:]
     weight, partner = _beta(alpha, generator, images), _partners(images, generator)
     place = _uniform(2, generator, images)
@@ -138,7 +147,7 @@ def cutmix(
     rows = (torch.arange(height, device=images.device) + 0.5) / height
     columns = (torch.arange(width, device=images.device) + 0.5) / width
     inside = ((rows - place[0]).abs() < half).view(-1, 1) & ((columns - place[1]).abs() < half) & active
-    kept = 1 - inside.to(images.dtype).mean()  # the share that is really left after cutting at the border
+    kept = 1 - inside.to(images.dtype).mean()  # the fraction left, after clipping at the border
     return torch.where(inside, images[partner], images), targets[partner].lerp(targets, kept)
 
 

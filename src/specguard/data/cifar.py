@@ -27,7 +27,24 @@ _LARGEST = 2**28  # bytes of a file; the largest has 155 MB
 
 
 def cifar10(root: Path, verify: bool = True) -> Data:
-    """CIFAR-10 from `root`/cifar-10-batches-py (or `root` itself). `verify` checks the official checksums."""
+    """CIFAR-10 from the official Python archive, unpacked.
+
+    Args:
+        root: folder with cifar-10-batches-py, or that folder itself
+        verify: check the official checksums
+
+    Returns:
+        50,000 training and 10,000 test images of 3 x 32 x 32 pixels.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from specguard.data import cifar10
+        >>> len(cifar10(Path("/data")).test)  # doctest: +SKIP
+        10000
+        >>> cifar10(Path("nowhere"))
+        Traceback (most recent call last):
+        specguard.errors.DataError: the data file nowhere/data_batch_1 does not exist
+    """
     folder = _folder(root, "cifar-10-batches-py")
     return Data(
         "cifar10",
@@ -38,7 +55,24 @@ def cifar10(root: Path, verify: bool = True) -> Data:
 
 
 def cifar100(root: Path, verify: bool = True) -> Data:
-    """CIFAR-100, fine labels, from `root`/cifar-100-python (or `root` itself)."""
+    """CIFAR-100 with its fine labels, from the official Python archive, unpacked.
+
+    Args:
+        root: folder with cifar-100-python, or that folder itself
+        verify: check the official checksums
+
+    Returns:
+        50,000 training and 10,000 test images of 3 x 32 x 32 pixels.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from specguard.data import cifar100
+        >>> len(cifar100(Path("/data")).classes)  # doctest: +SKIP
+        100
+        >>> cifar100(Path("nowhere"))
+        Traceback (most recent call last):
+        specguard.errors.DataError: the data file nowhere/train does not exist
+    """
     folder = _folder(root, "cifar-100-python")
     return Data(
         "cifar100",
@@ -59,7 +93,7 @@ def _split(folder: Path, files: dict[str, str], key: str, verify: bool) -> Datas
         record = read_pickle(path, read_verified(path, md5 if verify else None, _LARGEST))
         data, targets = record.get("data"), record.get(key)
         if not (isinstance(data, np.ndarray) and data.shape[1] == 3072):
-            raise DataError(f"{path} holds no 'data' of 3072 bytes an image")
+            raise DataError(f"{path} holds no 'data' of 3072 bytes per image")
         if not isinstance(targets, list) or len(targets) != len(data):
             raise DataError(f"{path} holds no list of {key!r}, one for each image")
         if not all(type(t) is int and 0 <= t < 100 for t in targets):

@@ -1,4 +1,4 @@
-"""Images as tensors in [0, 1], and nothing else: normalization belongs to the model."""
+"""Data sets of images in [0, 1]; normalization is a layer of the model."""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,20 +8,30 @@ import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
-from specguard.data.lazy_images import Pictures
+from specguard.data.lazy_images import LazyImages
 from specguard.data.subset import Subset, stratified_order
 from specguard.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """One split. Pixels are stored as bytes (value / 255) where the source has bytes, else as floats in [0, 1].
+    """One split of a data set.
 
-    Images that are too many for the memory are `Pictures`, which stay on the disk. A split that is a `subset` knows
-    where in the data set its images stand.
+    Args:
+        images: as bytes (value / 255) or floats in [0, 1], or as `LazyImages`, which stay on the disk
+        labels: class indices
+        subset: which images of the data set these are, for a stratified subset
+
+    Example:
+        >>> import torch
+        >>> from specguard.data import Dataset
+        >>> split = Dataset(torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 0]))
+        >>> images, labels = split.batch(slice(0, 2))
+        >>> images.dtype, labels
+        (torch.float32, tensor([0, 1]))
     """
 
-    images: Shaped[Tensor, "sample channel height width"] | Pictures
+    images: Shaped[Tensor, "sample channel height width"] | LazyImages
     labels: Int64[Tensor, " sample"]
     subset: Subset | None = None
 
@@ -35,7 +45,7 @@ class Dataset:
             raise DataError("a data set needs at least one image")
         if self.subset is not None and self.subset.index.shape != self.labels.shape:
             raise DataError(f"a subset of {len(self.subset.index)} images cannot be these {len(self)}")
-        if isinstance(self.images, Pictures) or self.images.dtype == torch.uint8:
+        if isinstance(self.images, LazyImages) or self.images.dtype == torch.uint8:
             return
         if not self.images.is_floating_point():
             raise DataError(f"images must be uint8 or floating point, not {self.images.dtype}")
@@ -48,7 +58,7 @@ class Dataset:
 
     @property
     def samples(self) -> Int64[Tensor, " sample"]:
-        """The number by which records, and random numbers, know each image: of a subset, that in the data set."""
+        """The index of each image in records and random numbers; for a subset, its index in the data set."""
         if self.subset is None:
             return torch.arange(len(self), device=self.labels.device)
         return self.subset.index.to(self.labels.device)
@@ -56,20 +66,22 @@ class Dataset:
     def batch(
         self, index: Int64[Tensor, " batch"] | slice
     ) -> tuple[Float[Tensor, "batch channel height width"], Int64[Tensor, " batch"]]:
-        """Images in [0, 1] and labels, on the device where the data set lives."""
+        """Images in [0, 1] and labels, on the device of the data set."""
         images = self.images
-        pixels = images.select(index).read() if isinstance(images, Pictures) else images[index]
+        pixels = images.select(index).read() if isinstance(images, LazyImages) else images[index]
         return (pixels / 255 if pixels.dtype == torch.uint8 else pixels), self.labels[index]
 
     def select(self, index: Int64[Tensor, " some"] | slice) -> "Dataset":
-        """A split of some of the images, counted anew; a subset, whose images have their numbers, has none."""
+        """A split of some of the images, indexed from 0; DataError for a subset, whose indices are fixed."""
         if self.subset is not None:
-            raise DataError("a subset of a data set is not selected from again: take fewer images of the whole")
+            raise DataError("a subset cannot be selected from again: take fewer images of the whole")
         images = self.images
-        return Dataset(images.select(index) if isinstance(images, Pictures) else images[index], self.labels[index])
+        return Dataset(
+            images.select(index) if isinstance(images, LazyImages) else images[index], self.labels[index]
+        )
 
     def stratified(self, count: int, seed: int = 0) -> "Dataset":
-        """The subset of so many images in which every class has its share; those of fewer are among them."""
+        """The stratified subset of `count` images; it contains those of smaller counts."""
         index = torch.tensor(stratified_order(self.labels.tolist(), seed)[:count])
         return replace(self.select(index), subset=Subset(index, seed, len(self)))
 
@@ -79,7 +91,23 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Data:
-    """A named pair of splits with its class names; `by_class` if images stand class by class, as files do."""
+    """A named training and test split of images.
+
+    Args:
+        name: of the data set
+        train: training split
+        test: test split, with images of the same shape
+        classes: names of the classes
+        by_class: images are sorted by class, so that `take` selects a stratified subset
+
+    Example:
+        >>> import torch
+        >>> from specguard.data import Data, Dataset
+        >>> split = Dataset(torch.rand(4, 1, 8, 8), torch.tensor([0, 0, 1, 1]))
+        >>> data = Data("two", split, split, ("cat", "dog"), by_class=True)
+        >>> data.take(2).labels.sort().values
+        tensor([0, 1])
+    """
 
     name: str
     train: Dataset
@@ -102,9 +130,15 @@ class Data:
         return channels, height, width
 
     def take(self, count: int, *, first: bool = False, seed: int = 0) -> Dataset:
-        """`count` test images, the same whoever asks: the first, or where they are `by_class` a stratified subset.
+        """`count` test images: the first, or of data sorted `by_class` a stratified subset.
 
-        `first` takes the first of these too, which may all be of one class. All of them are the test split itself.
+        Args:
+            count: number of images; all of them are the test split itself
+            first: take the first images also of data sorted by class
+            seed: of the stratified subset
+
+        Returns:
+            The test images, always the same for the same arguments.
         """
         if not 0 < count <= len(self.test):
             raise ConfigError(f"{self.name} has {len(self.test)} test images, not {count}")
@@ -113,7 +147,7 @@ class Data:
         return self.test.stratified(count, seed) if self.by_class and not first else self.test.select(slice(count))
 
     def held_out(self, count: int, generator: torch.Generator) -> tuple["Data", Dataset]:
-        """The data without `count` training images, chosen at random, and these as a split of their own."""
+        """The data without `count` random training images, and these as a split."""
         if not 0 < count < len(self.train):
             raise DataError(f"{self.name} has {len(self.train)} training images; {count} cannot be held out")
         order = torch.randperm(len(self.train), generator=generator)
@@ -124,7 +158,7 @@ class Data:
     def pixel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation of every channel over the training images, to four digits.
 
-        Of images that stay on the disk, ten thousand, spread over all, are looked at.
+        Of images on the disk, at most ten thousand, evenly spaced, are read.
         """
         mean, std = [], []
         for values, weights in _distributions(self.train.images):
@@ -134,11 +168,11 @@ class Data:
         return tuple(mean), tuple(std)
 
     def fingerprint(self) -> str:
-        """SHA-256 over shapes, pixels and labels of both splits; for images on the disk see `Pictures.digest`."""
+        """SHA-256 over shapes, pixels and labels of both splits; for images on the disk see `LazyImages.digest`."""
         digest = hashlib.sha256()
         for split in (self.train, self.test):
             for tensor in (split.images, split.labels):
-                if isinstance(tensor, Pictures):
+                if isinstance(tensor, LazyImages):
                     digest.update(tensor.digest())
                     continue
                 digest.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -146,17 +180,17 @@ class Data:
         return digest.hexdigest()
 
 
-def _distributions(images: Tensor | Pictures) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each channel, pixel values in float64, and the share of each.
+def _distributions(images: Tensor | LazyImages) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each channel, pixel values in float64, and the fraction of each.
 
-    Bytes are counted, in portions: no large copy is made.
+    Bytes are counted in portions, without a large copy.
     """
     if isinstance(images, Tensor) and images.dtype != torch.uint8:
         for channel in images.unbind(1):
             values = channel.flatten().double()
             yield values, torch.full_like(values, 1 / len(values))
         return
-    portions = images.portions(10_000) if isinstance(images, Pictures) else iter(images.split(256))
+    portions = images.portions(10_000) if isinstance(images, LazyImages) else iter(images.split(256))
     counted = (torch.stack([c.flatten().bincount(minlength=256) for c in some.unbind(1)]) for some in portions)
     counts = next(counted)
     for more in counted:

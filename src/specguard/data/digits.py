@@ -7,9 +7,18 @@ from specguard.data.dataset import Data, Dataset
 
 
 def digits() -> Data:
-    """1,437 training and 360 test images in [0, 1]; every fifth image, from the first on, is a test image.
+    """The handwritten digits of scikit-learn, 1 x 8 x 8 pixels; every fifth image is a test image.
 
-    The split is fixed. The source lists many digits of one writer in a row, so writers appear on both sides.
+    Writers appear in both splits, because the source lists the digits of a writer in sequence.
+
+    Returns:
+        1,437 training and 360 test images.
+
+    Example:
+        >>> from specguard.data import digits
+        >>> data = digits()
+        >>> data.shape, len(data.train), len(data.test)
+        ((1, 8, 8), 1437, 360)
     """
     pixels, targets = load_digits(return_X_y=True)
     images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16

@@ -1,4 +1,4 @@
-"""Bytes from disk, with their checksum."""
+"""Reading files, with checksums."""
 
 import hashlib
 from pathlib import Path
@@ -8,7 +8,7 @@ from specguard.records.files import read_file, reading
 
 
 def read_verified(path: Path, md5: str | None, most: int) -> bytes:
-    """The content of `path`, of at most so many bytes; a missing, unreadable or altered file is refused by name."""
+    """The content of `path`; DataError if it is missing, unreadable, altered, or has more than `most` bytes."""
     with reading(f"the data file {path}", DataError):
         content = read_file(path, most)
     if md5 is not None and hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:

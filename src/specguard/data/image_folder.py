@@ -1,4 +1,4 @@
-"""A folder of images: one sub-folder for each class, below `train` and below `val` or `test`."""
+"""A folder of images: one sub-folder per class, below `train` and below `val` or `test`."""
 
 import os
 from pathlib import Path
@@ -6,17 +6,37 @@ from pathlib import Path
 import torch
 
 from specguard.data.dataset import Data, Dataset
-from specguard.data.lazy_images import Pictures, pictures
+from specguard.data.lazy_images import LazyImages, read_images
 from specguard.errors import ConfigError, DataError
 
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".ppm"})
 
 
 def image_folder(root: Path, size: int, memory: int = 2**31) -> Data:
-    """RGB images of `size` x `size`: the largest centered square of each picture, resized (bicubic).
+    """RGB images from a folder: the largest centered square of each, resized (bicubic).
 
-    Classes are the sub-folders of `root`/train, in alphabetical order; names that start with a dot do not count.
-    Pictures that take more than `memory` bytes together stay on the disk and are read when they are needed.
+    Classes are the sub-folders of `root`/train in alphabetical order, without those whose names start with a dot.
+
+    Args:
+        root: folder with train/CLASS/FILE and val/CLASS/FILE (or test/CLASS/FILE)
+        size: height and width of the images
+        memory: bytes; larger data sets stay on the disk, and images are read when needed
+
+    Returns:
+        Both splits, with the folder's name.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from PIL import Image
+        >>> from specguard.data import image_folder
+        >>> with TemporaryDirectory() as root:
+        ...     for split in ("train", "val"):
+        ...         (Path(root) / split / "cat").mkdir(parents=True)
+        ...         Image.new("RGB", (20, 10), "red").save(Path(root) / split / "cat" / "1.png")
+        ...     data = image_folder(Path(root), size=8)
+        >>> data.classes, data.shape
+        (('cat',), (3, 8, 8))
     """
     if size < 1:
         raise ConfigError(f"the size of images must be positive, not {size}")
@@ -26,20 +46,20 @@ def image_folder(root: Path, size: int, memory: int = 2**31) -> Data:
         if not os.path.isdir(split):
             raise DataError(f"the folder {split} does not exist")
     classes = tuple(p.name for p in _visible(train) if p.is_dir())
-    strange = [p.name for p in _visible(test) if p.is_dir() and p.name not in classes]
-    if strange:
-        raise DataError(f"the class {strange[0]!r} of {test} has no folder in {train}")
+    unknown = [p.name for p in _visible(test) if p.is_dir() and p.name not in classes]
+    if unknown:
+        raise DataError(f"the class {unknown[0]!r} of {test} has no folder in {train}")
     splits = [_files(folder, classes) for folder in (train, test)]
     streamed = sum(len(files) for files, _ in splits) * 3 * size**2 > memory
     found = []
     for files, labels in splits:
-        images = Pictures(files, size) if streamed else pictures(files, size)
+        images = LazyImages(files, size) if streamed else read_images(files, size)
         found.append(Dataset(images, torch.tensor(labels, dtype=torch.int64)))
     return Data(root.resolve().name, found[0], found[1], classes, by_class=True)
 
 
 def _files(folder: Path, classes: tuple[str, ...]) -> tuple[tuple[Path, ...], tuple[int, ...]]:
-    """The pictures of a split, and their labels."""
+    """The image files of a split, and their labels."""
     files = [
         (path, label)
         for label, name in enumerate(classes)
@@ -53,5 +73,5 @@ def _files(folder: Path, classes: tuple[str, ...]) -> tuple[tuple[Path, ...], tu
 
 
 def _visible(folder: Path) -> list[Path]:
-    """What a folder holds, in order, but for names that start with a dot."""
+    """The entries of a folder, sorted, without those whose names start with a dot."""
     return sorted(folder.glob("[!.]*"))

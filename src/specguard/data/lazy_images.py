@@ -1,4 +1,4 @@
-"""Pictures that stay on the disk: read, cut and resized when they are asked for. They need not fit in memory."""
+"""Images that stay on the disk, read, cropped and resized when they are used; they need not fit in memory."""
 
 import hashlib
 import os
@@ -18,16 +18,16 @@ from torch import Tensor
 from specguard.errors import DataError
 from specguard.records.files import open_file, read_file, reading
 
-_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM")  # Pillow knows many more, some of which start other programs
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM")  # Pillow supports more, some of which start other programs
 _LARGEST = 2**29  # bytes of a file
-_THREADS = 8  # decoders let go of the interpreter's lock
-_LOOKED_AT = 1000  # files whose content is part of the fingerprint; all others by name and length
+_THREADS = 8  # decoders release the interpreter's lock
+_HASHED = 1000  # files whose content is part of the fingerprint; the others enter by name and length
 Pixels = UInt8[Tensor, "sample 3 size size"]
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """The pictures of a split as RGB bytes of `size` x `size`, on `device` once they are read."""
+class LazyImages:
+    """The images of a split as RGB bytes of `size` x `size`, moved to `device` when read."""
 
     files: tuple[Path, ...]
     size: int
@@ -37,48 +37,48 @@ class Pictures:
     def shape(self) -> torch.Size:
         return torch.Size((len(self.files), 3, self.size, self.size))
 
-    def select(self, index: Int64[Tensor, " some"] | slice) -> "Pictures":
-        """Some of them, still on the disk."""
+    def select(self, index: Int64[Tensor, " some"] | slice) -> "LazyImages":
+        """Some of the images, still on the disk."""
         chosen = self.files[index] if isinstance(index, slice) else tuple(self.files[i] for i in index.tolist())
         return replace(self, files=chosen)
 
-    def to(self, device: torch.device) -> "Pictures":
+    def to(self, device: torch.device) -> "LazyImages":
         return replace(self, device=device)
 
     def read(self) -> Pixels:
-        """All of them, in memory."""
-        return pictures(self.files, self.size).to(self.device)
+        """All images, in memory."""
+        return read_images(self.files, self.size).to(self.device)
 
     def portions(self, most: int, length: int = 256) -> Iterator[Pixels]:
-        """At most so many, spread evenly over all, a few at a time."""
-        chosen = torch.tensor(_spread(len(self.files), most))
+        """At most `most` images, evenly spaced, in portions of `length`."""
+        chosen = torch.tensor(_evenly_spaced(len(self.files), most))
         for some in chosen.split(length):
             yield self.select(some).read()
 
     def digest(self, root: int = 2) -> bytes:
-        """A hash of all names, from the class on, and lengths, and of the content of some files spread over all."""
+        """A hash of all lengths and names (the last `root` parts), and of the content of evenly spaced files."""
         digest = hashlib.sha256(f"{self.size}\n".encode())
-        looked_at = set(_spread(len(self.files), _LOOKED_AT))
+        hashed = set(_evenly_spaced(len(self.files), _HASHED))
         for number, path in enumerate(self.files):
             with reading(f"the image {path}", DataError):
                 digest.update(os.fsencode("/".join(path.parts[-root:])) + b"\n%d\n" % path.stat().st_size)
-                if number in looked_at:
+                if number in hashed:
                     digest.update(hashlib.sha256(read_file(path, _LARGEST)).digest())
         return digest.digest()
 
 
-def pictures(files: Sequence[Path], size: int) -> Pixels:
-    """The largest centered square of each picture, resized (bicubic); an unreadable one is refused by name."""
+def read_images(files: Sequence[Path], size: int) -> Pixels:
+    """The largest centered square of each image, resized (bicubic); DataError names an unreadable one."""
     found = torch.empty(len(files), 3, size, size, dtype=torch.uint8)
     with warnings.catch_warnings(), ThreadPoolExecutor(_THREADS) as threads:
-        # A picture large enough to be suspicious is refused, not merely warned about.
+        # Images so large that Pillow suspects a decompression bomb are an error, not a warning.
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        for i, pixels in enumerate(threads.map(partial(_pixels, size=size), files)):
+        for i, pixels in enumerate(threads.map(partial(_read_pixels, size=size), files)):
             found[i] = torch.from_numpy(pixels).movedim(2, 0)
     return found
 
 
-def _pixels(path: Path, size: int) -> np.ndarray:
+def _read_pixels(path: Path, size: int) -> np.ndarray:
     try:
         with open_file(path, _LARGEST) as file, Image.open(file, formats=_FORMATS) as picture:
             if picture.mode.startswith(("I", "F")):
@@ -95,6 +95,6 @@ def _pixels(path: Path, size: int) -> np.ndarray:
         raise DataError(f"the image {path} cannot be read: {reason}") from error
 
 
-def _spread(count: int, most: int) -> list[int]:
-    """At most so many numbers below `count`, evenly."""
+def _evenly_spaced(count: int, most: int) -> list[int]:
+    """At most `most` evenly spaced indices below `count`."""
     return [i * count // min(count, most) for i in range(min(count, most))]

@@ -1,8 +1,8 @@
-"""Sentences as numbers of words, and the vocabulary that makes them so; SST-2 from its official files.
+"""Sentences as token indices, the vocabulary that defines them, and SST-2 from its official files.
 
-A text is cut at white space and lower-cased, as the files of SST-2 are tokenized already. Words that stand
-fewer than `least` times in the training sentences are unknown words, all alike. A sentence has at most `tokens`
-words; what comes behind is cut off.
+A text is lower-cased and split at white space, because the files of SST-2 are already tokenized. Words that occur
+fewer than `least` times in the training sentences share one token for unknown words. A sentence is truncated to
+`tokens` words.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from specguard.data.dataset import Data, Dataset
 from specguard.data.files import read_verified
 from specguard.errors import ConfigError, DataError
 
-PADDING, UNKNOWN = 0, 1  # what words have larger numbers than
+PADDING, UNKNOWN = 0, 1  # words have larger indices
 _HEADER = "sentence\tlabel"
 _LEAST = 2
 _MOST_TOKENS = 2**12
@@ -31,7 +31,19 @@ _LARGEST = 2**28  # bytes of a file; that of SST-2 has 4 MB
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The words that are known, the most frequent first; the i-th has the number i + 2."""
+    """The known words; word i has the index i + 2, after padding (0) and unknown words (1).
+
+    Args:
+        words: most frequent first
+
+    Example:
+        >>> from specguard.data import Vocabulary
+        >>> vocabulary = Vocabulary.of(["a fine film", "a film"])
+        >>> vocabulary.words
+        ('a', 'film')
+        >>> vocabulary.encode(["A fine film"], tokens=4)
+        tensor([[2, 1, 3, 0]])
+    """
 
     words: tuple[str, ...]
 
@@ -41,26 +53,26 @@ class Vocabulary:
 
     @classmethod
     def of(cls, sentences: Iterable[str], least: int = _LEAST) -> "Vocabulary":
-        """All words that stand in these sentences at least so often; of equally frequent ones, by the alphabet."""
+        """The words that occur at least `least` times, most frequent first, ties in alphabetical order."""
         counts = Counter(word for sentence in sentences for word in split(sentence))
         kept = [(-count, word) for word, count in counts.items() if count >= least]
         return cls(tuple(word for _, word in sorted(kept)))
 
     def __len__(self) -> int:
-        """How many numbers there are, those of padding and of unknown words included."""
+        """The number of indices, including those of padding and unknown words."""
         return len(self.words) + 2
 
     @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {word: number for number, word in enumerate(self.words, start=2)}
+    def _indices(self) -> dict[str, int]:
+        return {word: index for index, word in enumerate(self.words, start=2)}
 
-    def encoded(self, sentences: Sequence[str], tokens: int) -> Int64[Tensor, "sample token"]:
-        """The numbers of the first `tokens` words of every sentence, padding behind them."""
-        rows = [[self._numbers.get(word, UNKNOWN) for word in split(text)[:tokens]] for text in sentences]
+    def encode(self, sentences: Sequence[str], tokens: int) -> Int64[Tensor, "sample token"]:
+        """The indices of the first `tokens` words of every sentence, then padding."""
+        rows = [[self._indices.get(word, UNKNOWN) for word in split(text)[:tokens]] for text in sentences]
         return torch.tensor([row + [PADDING] * (tokens - len(row)) for row in rows], dtype=torch.int64)
 
     def record(self) -> dict[str, Any]:
-        """As JSON, for the disk."""
+        """The vocabulary as JSON."""
         return {"words": list(self.words)}
 
     @classmethod
@@ -83,7 +95,18 @@ def split(sentence: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Sentences:
-    """One split: the words of every sentence by number, `PADDING` behind the last, and the labels."""
+    """One split of a data set of sentences.
+
+    Args:
+        words: token indices of every sentence, then padding (0)
+        labels: class indices
+
+    Example:
+        >>> import torch
+        >>> from specguard.data import Sentences
+        >>> len(Sentences(torch.tensor([[2, 3, 0], [4, 0, 0]]), torch.tensor([1, 0])))
+        2
+    """
 
     words: Int64[Tensor, "sample token"]
     labels: Int64[Tensor, " sample"]
@@ -103,13 +126,13 @@ class Sentences:
 
     @property
     def samples(self) -> Int64[Tensor, " sample"]:
-        """The number by which records, and random numbers, know each sentence."""
+        """The index of each sentence in records and random numbers."""
         return torch.arange(len(self), device=self.labels.device)
 
     def batch(
         self, index: Int64[Tensor, " batch"] | slice
     ) -> tuple[Int64[Tensor, "batch token"], Int64[Tensor, " batch"]]:
-        """Words and labels, on the device where the data set lives."""
+        """Token indices and labels, on the device of the data set."""
         return self.words[index], self.labels[index]
 
     def first(self, count: int) -> "Sentences":
@@ -120,17 +143,32 @@ class Sentences:
 
 
 def lengths(words: Int64[Tensor, "sample token"]) -> Int64[Tensor, " sample"]:
-    """How many words every sentence has; one without words, or with padding between words, is refused."""
+    """The number of words of every sentence; DataError for none, or for padding between words."""
     present = words != PADDING
     count = present.sum(1)
     if (words < 0).any() or not present[:, 0].all() or (present[:, 1:] & ~present[:, :-1]).any():
-        raise DataError("a sentence is one word or more, by their numbers, and padding behind the last")
+        raise DataError("a sentence is the indices of at least one word, with padding behind the last")
     return count
 
 
 @dataclass(frozen=True)
 class Text:
-    """A named pair of splits of sentences, with the vocabulary that their numbers are of."""
+    """A named training and test split of sentences.
+
+    Args:
+        name: of the data set
+        train: training split
+        test: test split, with as many tokens
+        classes: names of the classes
+        vocabulary: of the token indices
+
+    Example:
+        >>> from specguard.data import Sentences, Text, Vocabulary
+        >>> import torch
+        >>> split = Sentences(torch.tensor([[2, 1, 0]]), torch.tensor([1]))
+        >>> Text("one", split, split, ("negative", "positive"), Vocabulary(("film",))).shape
+        (3,)
+    """
 
     name: str
     train: Sentences
@@ -140,7 +178,7 @@ class Text:
 
     def __post_init__(self) -> None:
         if self.train.words.shape[1] != self.test.words.shape[1]:
-            raise DataError(f"{self.name}: training and test sentences differ in their most words")
+            raise DataError(f"{self.name}: training and test sentences differ in their number of tokens")
         for part in (self.train, self.test):
             low, high = part.labels.aminmax()
             if low < 0 or high >= len(self.classes):
@@ -150,11 +188,11 @@ class Text:
 
     @property
     def shape(self) -> tuple[int]:
-        """Of one sample: the most words that a sentence has."""
+        """The shape of a sample: the number of tokens, padding included."""
         return (self.train.words.shape[1],)
 
     def held_out(self, count: int, generator: torch.Generator) -> tuple["Text", Sentences]:
-        """The training loop asks for this where an attack chooses the weights, which attacks pixels."""
+        """Always ConfigError: validation by attack perturbs pixels."""
         raise ConfigError("sentences cannot be held out for an attack: words are not pixels")
 
     def fingerprint(self) -> str:
@@ -172,26 +210,45 @@ AnyData = Data | Text
 
 
 def sst2(root: Path, tokens: int = 32, vocabulary: Vocabulary | None = None) -> Text:
-    """The Stanford sentiment treebank in two classes, from `root`/train.tsv and `root`/dev.tsv as GLUE has them.
+    """The Stanford Sentiment Treebank with two classes, from the files of GLUE.
 
-    The official test labels are not public: the dev sentences are the test split, as everywhere. Without a
-    `vocabulary`, that of the training sentences is made.
+    The official test labels are not public: the dev sentences are the test split, as is usual.
+
+    Args:
+        root: folder with train.tsv and dev.tsv
+        tokens: length to which sentences are padded and truncated
+        vocabulary: by default that of the training sentences
+
+    Returns:
+        Both splits, with the vocabulary.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from specguard.data import sst2
+        >>> with TemporaryDirectory() as root:
+        ...     for name in ("train.tsv", "dev.tsv"):
+        ...         _ = (Path(root) / name).write_text("sentence\\tlabel\\na fine film\\t1\\na dull film\\t0\\n")
+        ...     data = sst2(Path(root), tokens=4)
+        >>> data.train.words
+        tensor([[2, 1, 3, 0],
+                [2, 1, 3, 0]])
     """
     if not 1 <= tokens <= _MOST_TOKENS:
         raise ConfigError(f"a sentence has between 1 and {_MOST_TOKENS} tokens, not {tokens}")
     (train, train_labels), (test, test_labels) = (_rows(root / name) for name in ("train.tsv", "dev.tsv"))
-    known = Vocabulary.of(train) if vocabulary is None else vocabulary
+    vocabulary = Vocabulary.of(train) if vocabulary is None else vocabulary
     return Text(
         "sst2",
-        Sentences(known.encoded(train, tokens), torch.tensor(train_labels, dtype=torch.int64)),
-        Sentences(known.encoded(test, tokens), torch.tensor(test_labels, dtype=torch.int64)),
+        Sentences(vocabulary.encode(train, tokens), torch.tensor(train_labels, dtype=torch.int64)),
+        Sentences(vocabulary.encode(test, tokens), torch.tensor(test_labels, dtype=torch.int64)),
         ("negative", "positive"),
-        known,
+        vocabulary,
     )
 
 
 def _rows(path: Path) -> tuple[list[str], list[int]]:
-    """Sentences and labels of a file with one of each in a line, a tab between them; quotes are letters."""
+    """Sentences and labels of a file, one of each per line with a tab between; quotes have no special meaning."""
     try:
         text = read_verified(path, None, _LARGEST).decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,8 +1,8 @@
-"""Reading the pickles of the CIFAR archives without unpickling them.
+"""A reader of the pickles of the CIFAR archives that does not unpickle them.
 
 The files describe one matrix of bytes, some lists and a dictionary. This is an interpreter for the instructions
-they use: numbers, text, lists and dictionaries are built as they are, and the three names that describe an array
-stand for inert records. Nothing a file asks for is imported, called or hashed; everything else is an error.
+that they use: numbers, text, lists and dictionaries are built, and the names that describe an array become inert
+records. Nothing that a file names is imported, called or hashed; every other instruction is an error.
 """
 
 import pickletools
@@ -33,12 +33,12 @@ _NAMES = frozenset(
 
 
 class _RefusedError(ValueError):
-    """The file wants something that a CIFAR file does not."""
+    """The file uses an instruction or name that CIFAR files do not use."""
 
 
 @dataclass
 class _Record:
-    """What a call would have made: the name that was called, its arguments, and the state set afterwards."""
+    """A call that is not made: the name, its arguments, and the state set afterwards."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -47,7 +47,7 @@ class _Record:
 
 @dataclass(frozen=True)
 class _Name:
-    """A name the file asks for."""
+    """A name in the file."""
 
     name: str
 
@@ -59,18 +59,18 @@ class _Machine:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
-        self.room = 0
+        self.remaining = 0
 
     def run(self, content: bytes) -> Any:
-        """What the pickle describes."""
-        self.room = 2 * len(content)
+        """The object that the pickle describes."""
+        self.remaining = 2 * len(content)
         for opcode, argument, _ in pickletools.genops(content):
             if opcode.name == "STOP":
                 return self.stack.pop()
-            self.obey(opcode.name, argument)
+            self.execute(opcode.name, argument)
         raise _RefusedError("it does not end")
 
-    def obey(self, instruction: str, argument: Any) -> None:
+    def execute(self, instruction: str, argument: Any) -> None:
         stack = self.stack
         match instruction:
             case "FRAME":
@@ -87,25 +87,25 @@ class _Machine:
             case "MARK":
                 self.marks.append(len(stack))
             case "TUPLE":
-                stack.append(tuple(self.marked()))
+                stack.append(tuple(self.pop_to_mark()))
             case "EMPTY_LIST":
                 stack.append([])
             case "LIST":
-                stack.append(self.marked())
+                stack.append(self.pop_to_mark())
             case "APPEND":
                 self.extend([stack.pop()])
             case "APPENDS":
-                self.extend(self.marked())
+                self.extend(self.pop_to_mark())
             case "EMPTY_DICT":
                 stack.append({})
             case "DICT":
-                items = self.marked()
+                items = self.pop_to_mark()
                 stack.append({})
                 self.update(items)
             case "SETITEM":
                 self.update([stack.pop(), stack.pop()][::-1])
             case "SETITEMS":
-                self.update(self.marked())
+                self.update(self.pop_to_mark())
             case "PUT" | "BINPUT" | "LONG_BINPUT":
                 if not 0 <= argument <= len(self.memo) + 1:
                     raise _RefusedError(f"its memo has a gap before {argument}")
@@ -115,13 +115,13 @@ class _Machine:
             case "GET" | "BINGET" | "LONG_BINGET":
                 stack.append(self.memo[argument])
             case "GLOBAL":
-                stack.append(_known(argument))
+                stack.append(_allowed_name(argument))
             case "STACK_GLOBAL":
                 name, module = stack.pop(), stack.pop()
-                stack.append(_known(f"{module} {name}"))
+                stack.append(_allowed_name(f"{module} {name}"))
             case "REDUCE":
                 arguments, function = stack.pop(), stack.pop()
-                stack.append(self.called(function, arguments))
+                stack.append(self.call(function, arguments))
             case "BUILD":
                 state = stack.pop()
                 if not isinstance(stack[-1], _Record):
@@ -130,18 +130,18 @@ class _Machine:
             case _:
                 raise _RefusedError(f"it uses the instruction {instruction}")
 
-    def called(self, function: Any, arguments: Any) -> Any:
+    def call(self, function: Any, arguments: Any) -> Any:
         if not isinstance(function, _Name) or not isinstance(arguments, tuple):
             raise _RefusedError("it calls an object")
         if function.name == "_codecs encode":
-            self.room -= len(arguments[0])
-            if self.room < 0:
+            self.remaining -= len(arguments[0])
+            if self.remaining < 0:
                 raise _RefusedError("it makes more bytes than it holds")
             return arguments[0].encode("latin1")
         return _Record(function.name, arguments)
 
-    def marked(self) -> list[Any]:
-        """All that was pushed since the last mark, taken off the stack."""
+    def pop_to_mark(self) -> list[Any]:
+        """Pop the items pushed since the last mark."""
         start = self.marks.pop()
         items = self.stack[start:]
         del self.stack[start:]
@@ -159,9 +159,9 @@ class _Machine:
         self.stack[-1].update(zip(keys, values, strict=True))
 
 
-def _known(name: str) -> _Name:
+def _allowed_name(name: str) -> _Name:
     if name not in _NAMES:
-        raise _RefusedError(f"it asks for {name.replace(' ', '.')}")
+        raise _RefusedError(f"it names {name.replace(' ', '.')}")
     return _Name(name)
 
 
@@ -174,11 +174,11 @@ def read_pickle(path: Path, content: bytes) -> dict[str, Any]:
         loaded = _Machine().run(content)
         if not isinstance(loaded, dict):
             raise _RefusedError("it holds no dictionary")
-        found, room = {}, len(content)
+        found, remaining = {}, len(content)
         for key, value in loaded.items():
             found[_text(key)] = value = _matrix(value) if isinstance(value, _Record) else value
-            room -= value.nbytes if isinstance(value, np.ndarray) else 0
-            if room < 0:
+            remaining -= value.nbytes if isinstance(value, np.ndarray) else 0
+            if remaining < 0:
                 raise _RefusedError("its arrays hold more bytes than it")
         return found
     except Exception as error:
@@ -190,7 +190,7 @@ def _text(key: str | bytes) -> str:
 
 
 def _matrix(record: _Record) -> NDArray[np.uint8]:
-    """The array that numpy's `_reconstruct` and the state set afterwards describe."""
+    """The array described by numpy's `_reconstruct` and the state set afterwards."""
     match record.name.split()[1], record.state:
         case "_reconstruct", (
             _,

@@ -1,4 +1,4 @@
-"""Singular values: of a network's weights, and of the Jacobians of its parts at an image."""
+"""Singular values of a network's weights, and the parts of a network whose Jacobians are studied."""
 
 from specguard.spectrum.parts import Part, blank_parts, part_names, parts
 from specguard.spectrum.weights import WeightSpectrum, exact_weight_spectra

@@ -15,9 +15,18 @@ _KINDS = ("q", "k", "v", "o")
 
 @dataclass(frozen=True)
 class WeightSpectrum:
-    """All singular values of one weight, largest first; of q, k, v and o, those of every head.
+    """All singular values of one weight.
 
-    `kind` is q, k, v, o, or the name under which its block keeps the map, such as expand and contract of an mlp.
+    Args:
+        layer: name of the module
+        kind: q, k, v or o of attention, or the name of the map in its block, such as expand and contract of an mlp
+        values: largest first, one row per head of attention and one row for any other map
+
+    Example:
+        >>> import torch
+        >>> from specguard.spectrum import WeightSpectrum
+        >>> WeightSpectrum("head", "head", torch.tensor([[2.0, 1.0]])).values.amax()
+        tensor(2.)
     """
 
     layer: str
@@ -29,11 +38,24 @@ class WeightSpectrum:
 def exact_weight_spectra(model: nn.Module) -> tuple[WeightSpectrum, ...]:
     """The spectra of every head of q, k, v and o, and of every other linear map, in order, by SVD in float64.
 
-    Convolutions are left out unless they are one matrix on patches that do not overlap: the norm of any other is
-    not that of its kernel.
+    Convolutions with overlapping patches are left out: their norm is not that of their kernel.
 
     Guarantee: exact up to the rounding of a float64 SVD; not an upper bound.
     Cost: one SVD per head and map.
+
+    Args:
+        model: of this package, converted, or of timm, transformers or torchvision
+
+    Returns:
+        One spectrum per weight.
+
+    Example:
+        >>> import torch
+        >>> from specguard import ViT, preset
+        >>> from specguard.spectrum import exact_weight_spectra
+        >>> spectra = exact_weight_spectra(ViT(preset("tiny"), torch.Generator().manual_seed(0)))
+        >>> [(spectrum.kind, tuple(spectrum.values.shape)) for spectrum in spectra[:2]]
+        [('map', (1, 4)), ('q', (4, 12))]
     """
     return tuple(
         WeightSpectrum(layer, kind, torch.linalg.svdvals(stack.double()).cpu())

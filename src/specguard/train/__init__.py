@@ -1,4 +1,4 @@
-"""One loop: objective + penalties + optimizer."""
+"""Training: one loop for an objective, penalties and an optimizer."""
 
 from specguard.train.loop import Progress
 from specguard.train.objectives import (

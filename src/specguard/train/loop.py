@@ -1,4 +1,4 @@
-"""The one training loop: an objective, penalties, an optimizer."""
+"""The training loop: an objective, penalties and an optimizer."""
 
 import math
 import time
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from specguard.data import AnyData, Dataset, Split
-from specguard.data.lazy_images import Pictures
+from specguard.data.lazy_images import LazyImages
 from specguard.errors import TrainingError
 from specguard.records.base import Json, convert
 from specguard.records.io import append_records
@@ -24,13 +24,25 @@ from specguard.train.objectives.base import Model, StepContext
 from specguard.train.settings import Training, Validation
 from specguard.train.state import TrainingState
 
-_SCORED = 1000  # images that are scored together
-_CHECK_EVERY = 50  # steps between looks at the loss; each look makes the host wait for the device
+_EVALUATION_BATCH = 1000  # images
+_CHECK_EVERY = 50  # steps between checks of the loss, each of which synchronizes host and device
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a watcher is told after every step; `loss` only when it was looked at, `record` after an epoch."""
+    """The argument of `watch`, after every step of `train`.
+
+    Args:
+        step: steps done
+        steps: of the whole run
+        loss: the latest loss where it was read from the device: every 50 steps and at the end of an epoch
+        record: the metrics of the epoch that has just ended
+
+    Example:
+        >>> from specguard.train import Progress
+        >>> Progress(step=50, steps=200, loss=1.5)
+        Progress(step=50, steps=200, loss=1.5, record=None)
+    """
 
     step: int
     steps: int
@@ -42,7 +54,7 @@ Watcher = Callable[[Progress], None]
 
 
 class Loop:
-    """The steps of a run, from wherever its state stands."""
+    """The training loop of a run, starting from its state."""
 
     def __init__(
         self,
@@ -66,12 +78,12 @@ class Loop:
         self.penalties: tuple[Callable[..., Any], ...] = training.penalties
         if training.compile:
             forward = torch.compile(state.model, mode=training.compile)
-            # Not in that mode: the vectors outlive the step, and CUDA graphs would write over them.
+            # In the default mode: CUDA graphs would overwrite the vectors, which outlive the step.
             self.penalties = tuple(torch.compile(penalty.__call__) for penalty in training.penalties)
-        self.forward: Model = distributed.wrapped(forward, device)
+        self.forward: Model = distributed.wrap(forward, device)
 
     def complete(self) -> None:
-        """Train from where the state stands to the end."""
+        """Train from the current step to the end."""
         while self.state.step < self.steps:
             epoch, begun = self.state.step // self.steps_per_epoch, time.perf_counter()
             self.epoch(epoch)
@@ -84,31 +96,31 @@ class Loop:
             self.watch(Progress(self.state.step, self.steps, record.loss, record))
 
     def epoch(self, epoch: int) -> None:
-        """The rest of an epoch, with a checkpoint in between where the settings ask for one."""
-        order = _order(len(self.train), self.training.seed, epoch).to(self.device)
+        """Train the rest of an epoch, with a checkpoint every `checkpoint_steps` steps."""
+        order = _shuffle_order(len(self.train), self.training.seed, epoch).to(self.device)
         every = self.training.checkpoint_steps
         self.state.model.train()
         for i in range(self.state.step % self.steps_per_epoch, self.steps_per_epoch):
             index = order[i * self.batch : (i + 1) * self.batch]
-            images, labels = loaded(self.train, index, self.training, self.distributed)
+            images, labels = load_batch(self.train, index, self.training, self.distributed)
             images, targets = self.training.augmentation(images, labels, self.classes, self.generator("augment"))
             self.state.losses[:, i] = self.step(images, targets)
             self.state.step += 1
             last = i + 1 == self.steps_per_epoch
             save = every is not None and self.state.step % every == 0 and not last
-            looked = self.finite_loss(i) if save or last or (i + 1) % _CHECK_EVERY == 0 else None
+            loss = self.finite_loss(i) if save or last or (i + 1) % _CHECK_EVERY == 0 else None
             if save and self.distributed.is_main:
                 self.state.save(self.run)
-            self.watch(Progress(self.state.step, self.steps, looked))
+            self.watch(Progress(self.state.step, self.steps, loss))
 
     def step(self, images: Tensor, targets: Tensor) -> Tensor:
-        """One optimizer step; returns the loss and the penalty, still on the device."""
+        """Take one optimizer step; the loss and the penalty, still on the device."""
         model, training = self.state.model, self.training
         for group in self.state.optimizer.param_groups:
             group["lr"] = self.rate(self.state.step)
         values = self.gradients(images, targets)
         if training.sam is not None:
-            with training.sam.ascended(model):
+            with training.sam.ascend(model):
                 self.gradients(images, targets)
         if training.clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), training.clip)
@@ -117,7 +129,7 @@ class Loop:
         return values
 
     def gradients(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Fill every .grad with the gradient of objective plus penalties over the whole batch."""
+        """Set every .grad to the gradient of objective plus penalties over the whole batch."""
         state, training = self.state, self.training
         state.optimizer.zero_grad(set_to_none=True)
         loss, penalty = torch.zeros((), device=self.device), self.penalty()
@@ -125,20 +137,20 @@ class Loop:
             images.tensor_split(training.accumulate), targets.tensor_split(training.accumulate), strict=True
         )
         for part, (some_images, some_targets) in enumerate(parts):
-            own = self.distributed.share(len(some_images))
+            own = self.distributed.own_slice(len(some_images))
             others = own.start, len(some_images) - own.stop
             generator = self.generator(f"objective {part}")
             context = StepContext(state.step, self.steps, self.steps_per_epoch, generator, *others)
             mixed = training.precision == "bfloat16"
-            torch.compiler.cudagraph_mark_step_begin()  # what CUDA graphs returned before may now be overwritten
-            with self.distributed.gathering(self.forward, last=part + 1 == training.accumulate):
+            torch.compiler.cudagraph_mark_step_begin()  # earlier outputs of CUDA graphs may be overwritten
+            with self.distributed.sync_context(self.forward, last=part + 1 == training.accumulate):
                 with torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext():
                     value = training.objective(self.forward, some_images[own], some_targets[own], context)
                 value = value * ((own.stop - own.start) / len(images))
                 loss += value.detach()
-                value = value * self.distributed.count  # gradients are averaged over processes; this is a sum
+                value = value * self.distributed.count  # DistributedDataParallel averages; this makes it a sum
                 if part == 0:
-                    value = value + penalty  # of which every process has the whole
+                    value = value + penalty  # the whole penalty in every process
                 value.backward()
         return torch.stack([self.distributed.total(loss), penalty.detach()])
 
@@ -155,24 +167,24 @@ class Loop:
         return self.training.optimizer.lr * self.training.schedule.factor(step, self.steps, self.steps_per_epoch)
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Randomness for one purpose at the present step, the same whenever it is asked for."""
+        """A generator for one purpose at the current step, always the same one."""
         seed = derived_seed(self.training.seed, purpose, self.state.step)
         return torch.Generator(self.device).manual_seed(seed)
 
     def finite_loss(self, last: int) -> float:
-        """The latest loss; an error if any since the start of the epoch is not finite."""
+        """The latest loss; TrainingError if any since the start of the epoch is not finite."""
         total = self.state.losses[:, : last + 1].sum(0).cpu()
         bad = (~total.isfinite()).nonzero()
         if len(bad):
             step = self.state.step - last + int(bad[0])
             raise TrainingError(
                 f"the loss is no longer finite at step {step} of {self.steps}; "
-                "what was saved before is kept, and a smaller learning rate may help"
+                "the saved checkpoints are kept, and a smaller learning rate may help"
             )
         return float(self.state.losses[0, last])
 
     def record(self, epoch: int) -> EpochRecord:
-        """The metrics of an epoch: a function of the settings alone."""
+        """The metrics of an epoch, determined by the settings alone."""
         loss, penalty = self.state.losses.mean(1).tolist()
         record: Json = {
             "epoch": epoch + 1,
@@ -180,62 +192,64 @@ class Loop:
             "lr": self.rate(self.state.step - 1),
             "loss": loss,
             "penalty": penalty,
-            **_scores(self.state.model, self.test, "test", self.distributed),
+            **_evaluate(self.state.model, self.test, "test", self.distributed),
         }
         if self.state.average is not None:
-            record |= _scores(self.state.average, self.test, "ema_test", self.distributed)
+            record |= _evaluate(self.state.average, self.test, "ema_test", self.distributed)
         if self.training.validation is not None and self.held_out is not None:
             models: dict[str, nn.Module] = {"raw": self.state.model}
             if self.state.average is not None:
                 models["ema"] = self.state.average.module
             for weights, model in models.items():
                 seed = derived_seed(self.training.seed, "validation")
-                stood, clean = _stood(self.training.validation, model, self.held_out, seed, self.distributed)
-                self.state.keep_if_best(weights, model, {"epoch": epoch + 1, "score": [stood, clean]})
+                robust, clean = _count_correct(
+                    self.training.validation, model, self.held_out, seed, self.distributed
+                )
+                self.state.keep_if_best(weights, model, {"epoch": epoch + 1, "score": [robust, clean]})
                 name, count = "ema_validation" if weights == "ema" else "validation", len(self.held_out)
-                record |= {f"{name}_robust_accuracy": stood / count, f"{name}_accuracy": clean / count}
+                record |= {f"{name}_robust_accuracy": robust / count, f"{name}_accuracy": clean / count}
         return convert(record, EpochRecord, f"the record of epoch {epoch + 1}")
 
 
-def loaded(train: Split, index: Tensor, training: Training, distributed: Distributed) -> tuple[Tensor, Tensor]:
-    """The images and labels of a batch, before augmentation, which draws for the batch as a whole.
+def load_batch(train: Split, index: Tensor, training: Training, distributed: Distributed) -> tuple[Tensor, Tensor]:
+    """The images and labels of a batch before augmentation, which draws its random numbers for the whole batch.
 
-    Images on the disk that other processes read are left black, unless they will be mixed into those of this one.
+    Images on the disk that other processes train on are zero, unless augmentation mixes images.
     """
-    on_disk = isinstance(train, Dataset) and isinstance(train.images, Pictures)
+    on_disk = isinstance(train, Dataset) and isinstance(train.images, LazyImages)
     if distributed.count == 1 or training.augmentation.mixes or not on_disk:
         return train.batch(index)
     parts = torch.arange(len(index), device=index.device).tensor_split(training.accumulate)
-    rows = torch.cat([part[distributed.share(len(part))] for part in parts])
+    rows = torch.cat([part[distributed.own_slice(len(part))] for part in parts])
     own, _ = train.batch(index[rows])
     images = own.new_zeros(len(index), *own.shape[1:])
     images[rows] = own
     return images, train.labels[index]
 
 
-def _stood(
+def _count_correct(
     validation: Validation, model: nn.Module, split: Split, seed: int, distributed: Distributed
 ) -> tuple[int, int]:
-    """How many images the attack does not break, and how many are classified rightly without it."""
+    """The numbers of images classified correctly under attack, and without it."""
     counts = torch.zeros(2, dtype=torch.int64)
     for _, start in _own_batches(split, distributed):
-        images, labels = split.batch(slice(start, start + _SCORED))
+        images, labels = split.batch(slice(start, start + _EVALUATION_BATCH))
         ids = torch.arange(start, start + len(images))
         found = validation.attack(model, images, labels, validation.ball, ids=ids, seed=seed)
         counts += torch.tensor([int((~found.success).sum()), int((found.before == labels).sum())])
-    stood, clean = distributed.total(counts).tolist()
-    return stood, clean
+    robust, clean = distributed.total(counts).tolist()
+    return robust, clean
 
 
 @torch.no_grad()
-def _scores(model: nn.Module, split: Split, name: str, distributed: Distributed) -> Json:
-    """Clean accuracy and loss, without autocast, in eval mode; the mode is restored."""
+def _evaluate(model: nn.Module, split: Split, name: str, distributed: Distributed) -> Json:
+    """Clean accuracy and loss, in eval mode without autocast; the mode is restored."""
     mode = model.training
     model.eval()
-    # A row for each batch, so that sums do not depend on who did which.
-    found = torch.zeros(math.ceil(len(split) / _SCORED), 2, dtype=torch.float64)
+    # One row per batch, so that sums do not depend on the assignment of batches to processes.
+    found = torch.zeros(math.ceil(len(split) / _EVALUATION_BATCH), 2, dtype=torch.float64)
     for number, start in _own_batches(split, distributed):
-        images, labels = split.batch(slice(start, start + _SCORED))
+        images, labels = split.batch(slice(start, start + _EVALUATION_BATCH))
         logits = model(images)
         found[number, 0] = float((logits.argmax(1) == labels).sum())
         found[number, 1] = float(cross_entropy(logits, labels, reduction="sum"))
@@ -243,7 +257,7 @@ def _scores(model: nn.Module, split: Split, name: str, distributed: Distributed)
     rows = distributed.total(found).tolist()
     correct, loss = sum(int(row[0]) for row in rows), sum(row[1] for row in rows)
     if not torch.tensor(loss).isfinite():
-        raise TrainingError(f"the {name} loss is no longer finite; what was saved before is kept")
+        raise TrainingError(f"the {name} loss is no longer finite; the saved checkpoints are kept")
     return {
         f"{name}_accuracy": correct / len(split),
         f"{name}_loss": loss / len(split),
@@ -252,11 +266,11 @@ def _scores(model: nn.Module, split: Split, name: str, distributed: Distributed)
 
 
 def _own_batches(split: Split, distributed: Distributed) -> list[tuple[int, int]]:
-    """The batches that this process looks at: their numbers, and where they begin. None is filled up."""
-    return list(enumerate(range(0, len(split), _SCORED)))[distributed.index :: distributed.count]
+    """The batches that this process evaluates: their indices and first samples, without padding."""
+    return list(enumerate(range(0, len(split), _EVALUATION_BATCH)))[distributed.index :: distributed.count]
 
 
-def _order(count: int, seed: int, epoch: int) -> Tensor:
-    """A random order of the training images, the same on every device."""
+def _shuffle_order(count: int, seed: int, epoch: int) -> Tensor:
+    """The order of the training images in an epoch, the same on every device."""
     generator = torch.Generator().manual_seed(derived_seed(seed, "order", epoch))
     return torch.randperm(count, generator=generator)

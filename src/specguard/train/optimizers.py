@@ -18,6 +18,22 @@ from specguard.nn import ClassToken, HeadNorm, Positions
 
 @dataclass(frozen=True)
 class SGD:
+    """Stochastic gradient descent with momentum; weight decay on matrices only.
+
+    Args:
+        lr: peak learning rate, scaled by the schedule
+        momentum: in [0, 1)
+        weight_decay: on weight matrices; biases, gains, class token and positions have none
+        nesterov: use Nesterov's momentum
+
+    Example:
+        >>> import torch
+        >>> from specguard.train import SGD
+        >>> optimizer = SGD(lr=0.1).build(torch.nn.Linear(2, 3), fused=False)
+        >>> [group["weight_decay"] for group in optimizer.param_groups]
+        [0.0001, 0.0]
+    """
+
     lr: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 1e-4
@@ -35,6 +51,21 @@ class SGD:
 
 @dataclass(frozen=True)
 class AdamW:
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019), on matrices only.
+
+    Args:
+        lr: peak learning rate, scaled by the schedule
+        weight_decay: on weight matrices; biases, gains, class token and positions have none
+        betas: decay of the two moments
+
+    Example:
+        >>> import torch
+        >>> from specguard.train import AdamW
+        >>> optimizer = AdamW(lr=3e-4).build(torch.nn.Linear(2, 3), fused=False)
+        >>> [group["weight_decay"] for group in optimizer.param_groups]
+        [0.05, 0.0]
+    """
+
     lr: float = 1e-3
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.999)
@@ -50,9 +81,18 @@ class AdamW:
 
 @dataclass(frozen=True)
 class SAM:
-    """Sharpness-aware minimization (Foret 2021): the gradient is taken at the worst point within rho.
+    """Sharpness-aware minimization (Foret et al. 2021): the gradient at an approximate maximum within rho.
 
-    `adaptive` measures the distance relative to each weight's size (Kwon 2021).
+    Cost: two gradients per step.
+
+    Args:
+        rho: l2 distance of the weights
+        adaptive: measure the distance relative to the size of each weight (Kwon et al. 2021)
+
+    Example:
+        >>> from specguard.train import SAM, Training
+        >>> Training(sam=SAM(rho=0.05)).sam
+        SAM(rho=0.05, adaptive=False)
     """
 
     rho: float = 0.05
@@ -63,14 +103,14 @@ class SAM:
             raise ConfigError(f"SAM's rho must be positive, not {self.rho}")
 
     @contextmanager
-    def ascended(self, model: nn.Module) -> Iterator[None]:
-        """Inside, the weights are w + rho e / ||e||, by their present gradients; outside, exactly w again.
+    def ascend(self, model: nn.Module) -> Iterator[None]:
+        """Move the weights w to w + rho e / ||e||, e from the current gradients; at the end, restore w exactly.
 
-        BatchNorm's running statistics are held inside: a step must count each batch once.
+        BatchNorm's running statistics are not updated inside, because a step must count each batch once.
         """
         pairs = [(p.detach(), p.grad) for p in model.parameters() if p.grad is not None]
         weights, gradients = [p for p, _ in pairs], [g for _, g in pairs]
-        kept = torch._foreach_mul(weights, 1.0)  # copies; one kernel for all, here and below
+        saved = torch._foreach_mul(weights, 1.0)  # copies; one kernel for all weights, here and below
         scaled = torch._foreach_mul(gradients, torch._foreach_abs(weights)) if self.adaptive else gradients
         length = torch.nn.utils.get_total_norm(scaled)
         ascent = torch._foreach_mul(scaled, torch._foreach_abs(weights)) if self.adaptive else gradients
@@ -83,12 +123,22 @@ class SAM:
         finally:
             for layer in tracking:
                 layer.track_running_stats = True
-            torch._foreach_copy_(weights, kept)
+            torch._foreach_copy_(weights, saved)
 
 
 @dataclass(frozen=True)
 class Cosine:
-    """Linear warm-up over `warmup` epochs, then half a cosine down to `floor` times the peak."""
+    """Linear warm-up, then half a cosine.
+
+    Args:
+        warmup: epochs of linear warm-up
+        floor: final learning rate, as a fraction of the peak
+
+    Example:
+        >>> from specguard.train import Cosine
+        >>> [round(Cosine(warmup=1).factor(step, steps=10, steps_per_epoch=2), 2) for step in (0, 1, 6, 9)]
+        [0.5, 1.0, 0.5, 0.04]
+    """
 
     warmup: float = 5.0
     floor: float = 0.0
@@ -100,7 +150,7 @@ class Cosine:
             )
 
     def factor(self, step: int, steps: int, steps_per_epoch: int) -> float:
-        """The learning rate at `step`, as a share of its peak."""
+        """The learning rate at `step`, as a fraction of its peak."""
         warm = round(min(self.warmup * steps_per_epoch, steps))
         if step < warm:
             return (step + 1) / warm
@@ -110,9 +160,17 @@ class Cosine:
 
 @dataclass(frozen=True)
 class OneCycle:
-    """Up from 1/25 of the peak by a cosine over the first `rise` of training, then down to nearly zero.
+    """One cycle of cosine annealing up and down; by default the rates of torch's OneCycleLR, with fixed momentum.
 
-    The same rates as torch's OneCycleLR with its defaults; the momentum stays as it is.
+    Args:
+        rise: fraction of training in which the learning rate rises to its peak
+        start: first learning rate, as a fraction of the peak
+        end: last learning rate, as a fraction of the peak
+
+    Example:
+        >>> from specguard.train import OneCycle
+        >>> [round(OneCycle().factor(step, steps=10, steps_per_epoch=2), 2) for step in (0, 2, 9)]
+        [0.04, 1.0, 0.0]
     """
 
     rise: float = 0.3
@@ -126,22 +184,22 @@ class OneCycle:
             )
 
     def factor(self, step: int, steps: int, steps_per_epoch: int) -> float:
-        """The learning rate at `step`, as a share of its peak."""
+        """The learning rate at `step`, as a fraction of its peak."""
         top = self.rise * steps - 1
         if step <= top:
-            low, share = self.start, 1 - step / max(top, 1e-9)
+            low, fraction = self.start, 1 - step / max(top, 1e-9)
         else:
-            low, share = self.end, (step - top) / max(steps - 1 - top, 1e-9)
-        return low + (1 - low) * (1 + math.cos(math.pi * share)) / 2
+            low, fraction = self.end, (step - top) / max(steps - 1 - top, 1e-9)
+        return low + (1 - low) * (1 + math.cos(math.pi * fraction)) / 2
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Weight decay for matrices only: not for biases, gains, class token and positions, as is usual for ViTs."""
+    """Weight decay for matrices, as is usual for ViTs: not for biases, gains, class token and positions."""
     kinds = ClassToken | Positions | HeadNorm
-    spared = {id(p) for m in model.modules() if isinstance(m, kinds) for p in m.parameters()}
+    excluded = {id(p) for m in model.modules() if isinstance(m, kinds) for p in m.parameters()}
     trained = [p for p in model.parameters() if p.requires_grad]
-    decayed = [p for p in trained if p.ndim > 1 and id(p) not in spared]
-    others = [p for p in trained if p.ndim <= 1 or id(p) in spared]
+    decayed = [p for p in trained if p.ndim > 1 and id(p) not in excluded]
+    others = [p for p in trained if p.ndim <= 1 or id(p) in excluded]
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
 

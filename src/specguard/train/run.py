@@ -1,4 +1,4 @@
-"""A training run: what is on disk before, during and after the loop. Killed at any moment, it resumes exactly."""
+"""A training run and its files before, during and after the loop; it resumes exactly after any interruption."""
 
 import math
 from contextlib import ExitStack
@@ -56,59 +56,87 @@ def train(
     distributed: Distributed = ALONE,
     watch: Watcher = lambda progress: None,
 ) -> TrainingSummary:
-    """Train `model` in place, leave everything in the directory `run`, and return its result.
+    """Train `model` in place and write checkpoints, metrics, weights and the result to the directory `run`.
 
-    With `resume`, continue from the last checkpoint with the same settings; on the CPU the outcome is then
-    bit for bit that of an uninterrupted run. A finished run is returned as it is. `arguments` are kept beside the
-    settings of a new run, for a command line that wants to be resumed without repeating them. Several processes,
-    `joined` as `distributed`, train one model together; their number may be another when the run is resumed.
+    Args:
+        model: a `ViT`, `Network` or `TextEncoder` for the shape and classes of `data`
+        data: training and test split
+        run: directory, created if needed
+        training: the settings
+        device: to train on
+        resume: continue from the last checkpoint, with the same settings; on the CPU the result is then bit for bit
+            that of an uninterrupted run. A finished run is returned as it is.
+        arguments: stored with the settings of a new run, for a command line that resumes without repeating them
+        distributed: this process among several that train one model; their number may change at a resume
+        watch: called after every step
+
+    Returns:
+        The result as stored in the directory: test accuracy, metrics and settings.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import torch
+        >>> from specguard import ViT, preset
+        >>> from specguard.data import Data, digits
+        >>> from specguard.train import Training, train
+        >>> model = ViT(preset("tiny"), torch.Generator().manual_seed(0))
+        >>> few = digits().test.select(slice(20))
+        >>> data = Data("few", few, few, digits().classes)
+        >>> training, cpu = Training(epochs=1, batch=20), torch.device("cpu")
+        >>> with TemporaryDirectory() as run:
+        ...     result = train(model, data, Path(run), training, device=cpu)
+        >>> result.test_accuracy.n
+        20
     """
     _check_fit(model, data, training)
     distributed.check(model, training, data)
-    everything = data
+    full_data = data
     held_out: Split | None = None
     if training.validation is not None:
         generator = torch.Generator().manual_seed(derived_seed(training.seed, "held out"))
         data, held_out = data.held_out(training.validation.images, generator)
     settings = TrainingSettings(
         model=_architecture(model),
-        data=DataRecord(name=data.name, fingerprint=everything.fingerprint()),
+        data=DataRecord(name=data.name, fingerprint=full_data.fingerprint()),
         training=described(training),
         initial_weights=weights_fingerprint(model),
     )
-    with distributed.together(), ExitStack() as held:
-        distributed.agree(str(settings), "the processes of this job have different settings, data or versions")
-        with distributed.led():
+    with distributed.report_lost_process(), ExitStack() as stack:
+        distributed.check_agreement(
+            str(settings), "the processes of this job have different settings, data or versions"
+        )
+        with distributed.wait_for_main():
             if distributed.is_main:
-                held.enter_context(locked(run))
-                _open(run, settings, arguments, resume)
+                stack.enter_context(locked(run))
+                _open_run(run, settings, arguments, resume)
                 if isinstance(data, Text):
                     write_json(run / "vocabulary.json", data.vocabulary.record())
         steps_per_epoch = max(len(data.train) // training.batch, 1)
         state = TrainingState(model, training, steps_per_epoch, device)
         finished, checkpoints = (run / "result.json").exists(), checkpoint_steps(run)
-        seen = f"the processes of this job see different files: {run} must be on a disk that all of them share"
-        distributed.agree(str((finished, checkpoints)), seen)
+        message = f"the processes of this job see different files: {run} must be on a disk that all of them share"
+        distributed.check_agreement(str((finished, checkpoints)), message)
         if checkpoints:
             state.load(run, checkpoints[-1])
         if finished:
-            _trained(state)
-            return _stored_result(run / "result.json")
-        with distributed.led():
+            _final_weights(state)
+            return _read_result(run / "result.json")
+        with distributed.wait_for_main():
             if distributed.is_main:
                 _keep_first(RecordFile(run / "metrics.jsonl", EpochRecord), state.step // steps_per_epoch)
                 _keep_first(RecordFile(run / "timing.jsonl", EpochTiming), state.step // steps_per_epoch)
                 record_start(run, device, distributed.count)
         Loop(state, training, data, run, device, watch, held_out, distributed).complete()
-        with distributed.led():
+        with distributed.wait_for_main():
             if distributed.is_main:
                 _finish(state, data, run, settings)
-        _trained(state)
-        return _stored_result(run / "result.json")
+        _final_weights(state)
+        return _read_result(run / "result.json")
 
 
 def _architecture(model: Classifier) -> Json:
-    """What is needed to make the model again, but for its weights; a network whose source is unknown says so."""
+    """The record from which the model can be built again, without its weights; a network may have no source."""
     if isinstance(model, ViT):
         return asdict(model.config)
     if isinstance(model, TextEncoder):
@@ -119,7 +147,7 @@ def _architecture(model: Classifier) -> Json:
 def _check_fit(model: Classifier, data: AnyData, training: Training) -> None:
     if isinstance(data, Text) != isinstance(model, TextEncoder):
         taken = "sentences" if isinstance(model, TextEncoder) else "images"
-        raise ConfigError(f"the model takes {taken}, which {data.name} has none of")
+        raise ConfigError(f"the model takes {taken}, and {data.name} has none")
     if isinstance(data, Text) and isinstance(model, TextEncoder):
         _check_text(model, data, training)
     if data.shape != model.shape:
@@ -133,19 +161,19 @@ def _check_fit(model: Classifier, data: AnyData, training: Training) -> None:
 
 
 def _check_text(model: TextEncoder, data: Text, training: Training) -> None:
-    known = data.vocabulary
-    if (model.config.words, model.config.vocabulary) != (len(known), known.fingerprint):
+    vocabulary = data.vocabulary
+    if (model.config.words, model.config.vocabulary) != (len(vocabulary), vocabulary.fingerprint):
         raise ConfigError(f"the model was made for another vocabulary than that of {data.name}")
     if isinstance(training.objective, InputGradient):
-        raise ConfigError("a penalty on the gradient by the input needs pixels, which sentences have not")
+        raise ConfigError("a penalty on the input gradient needs pixels, and sentences have none")
     if any(hasattr(part, "ball") for part in (training.objective, training.validation)):
-        raise ConfigError("inner attacks and validation by attack perturb pixels, which sentences have not")
+        raise ConfigError("inner attacks and validation by attack perturb pixels, and sentences have none")
 
 
 def _keep_first(file: RecordFile[EpochRecord] | RecordFile[EpochTiming], epochs: int) -> None:
-    """Keep the records of the first epochs; those written after the last checkpoint will be written again.
+    """Keep the records of the first epochs; those after the last checkpoint will be written again.
 
-    A file that lost some is an error, not a hole.
+    Raises RunError if a record of these epochs is missing.
     """
     file.read()
     records: list[Any] = file.records[:epochs]
@@ -155,15 +183,15 @@ def _keep_first(file: RecordFile[EpochRecord] | RecordFile[EpochTiming], epochs:
         file.rewrite(records)
 
 
-def _stored_result(path: Path) -> TrainingSummary:
+def _read_result(path: Path) -> TrainingSummary:
     result = read_summary(path)
     if not isinstance(result, TrainingSummary):
         raise RunError(f"{path} does not hold the result of a run")
     return result
 
 
-def _open(run: Path, settings: TrainingSettings, arguments: Json | None, resume: bool) -> None:
-    """See to it that the settings on disk are these."""
+def _open_run(run: Path, settings: TrainingSettings, arguments: Json | None, resume: bool) -> None:
+    """Write the settings of a new run, or check that those on disk are equal."""
     path = run / "run.json"
     if not path.exists():
         if arguments is not None:
@@ -176,17 +204,17 @@ def _open(run: Path, settings: TrainingSettings, arguments: Json | None, resume:
     begun = bool(checkpoint_steps(run))
     for record in (old, new):
         if isinstance(record.get("data"), dict):
-            record["data"].pop("name", None)  # a folder may be renamed; the fingerprint tells
+            record["data"].pop("name", None)  # a folder may be renamed; the fingerprint identifies the data
         if begun:
-            record.pop("initial_weights", None)  # the checkpoint's weights take their place
+            record.pop("initial_weights", None)  # the checkpoint's weights replace them
     if differs := difference(old, new):
         raise RunError(
             f"{run} cannot be resumed with other settings ({differs}); name another run directory{begun_by(run)}"
         )
 
 
-def _trained(state: TrainingState) -> tuple[nn.Module, Weights]:
-    """The model that is the result, with the best weights if any were chosen, and whether they are averaged."""
+def _final_weights(state: TrainingState) -> tuple[nn.Module, Weights]:
+    """Load the weights of the result, the best ones if any were selected; the model, and which weights they are."""
     trained: nn.Module = state.model
     weights: Weights = "raw"
     if state.average is not None:
@@ -198,8 +226,8 @@ def _trained(state: TrainingState) -> tuple[nn.Module, Weights]:
 
 
 def _finish(state: TrainingState, data: AnyData, run: Path, settings: TrainingSettings) -> None:
-    """Write the final weights, then the result, whose presence says that the run is complete."""
-    trained, weights = _trained(state)
+    """Write the final weights, then the result, whose presence marks the run as complete."""
+    trained, weights = _final_weights(state)
     metrics = RecordFile(run / "metrics.jsonl", EpochRecord).read()
     if state.best is not None:
         metrics = metrics[: state.best.record["epoch"]]

@@ -1,4 +1,4 @@
-"""Everything that determines a training run but the model and the data."""
+"""The settings of a training run: everything that determines it except the model and the data."""
 
 import math
 from dataclasses import dataclass
@@ -19,7 +19,19 @@ Compile = Literal["default", "reduce-overhead", "max-autotune"]
 
 @dataclass(frozen=True)
 class Validation:
-    """Attack `images` training images, which are held out, after every epoch; the best weights are the result."""
+    """Select the weights by robust accuracy on held-out training images, attacked after every epoch.
+
+    Args:
+        images: number of training images to hold out
+        ball: the perturbations
+        attack: of the held-out images, by default PGD with 10 steps
+
+    Example:
+        >>> from specguard import Ball
+        >>> from specguard.train import Training, Validation
+        >>> Training(validation=Validation(1000, Ball("linf", 8 / 255))).validation.attack.steps
+        10
+    """
 
     images: int
     ball: Ball
@@ -31,13 +43,32 @@ class Validation:
 
 @dataclass(frozen=True)
 class Training:
-    """How to train. `batch` images make one optimizer step, in `accumulate` nearly equal parts.
+    """The settings of a training run.
 
-    An epoch is as many whole batches as there are; the images left over, others every time, wait for the next.
-    `ema` is the decay of averaged weights, which then are the result; it rises to that value over the first steps.
-    With `validation` the result is the weights, averaged or not, of the epoch that stood up best to the attack.
-    `clip` bounds the gradient's norm. `precision` is that of autocast, `compile` a mode of torch.compile. A
-    checkpoint is written after every epoch, and also every `checkpoint_steps` steps if given.
+    Args:
+        epochs: passes over the training images
+        batch: images per optimizer step; the last, incomplete batch of an epoch is dropped
+        accumulate: nearly equal parts of a batch whose gradients are summed, to save memory
+        optimizer: SGD or AdamW, with the peak learning rate
+        schedule: of the learning rate
+        sam: sharpness-aware minimization, by default none
+        augmentation: of the training images, by default none
+        objective: the loss, by default cross-entropy
+        penalties: terms on the singular values of the weights that are added to the loss
+        ema: decay of averaged weights, which then are the result; it rises to this value over the first steps
+        validation: select the weights, averaged or not, of the epoch with the highest robust accuracy
+        clip: largest norm of the gradient; None does not clip
+        precision: "float32", or "bfloat16" under autocast
+        compile: mode of torch.compile, by default not compiled
+        checkpoint_steps: steps between checkpoints within an epoch; one is always written at its end
+        seed: of all random numbers
+
+    Example:
+        >>> from specguard import MSVP, Ball
+        >>> from specguard.train import SGD, PGDTraining, Training
+        >>> pgd = PGDTraining(Ball("linf", 8 / 255))
+        >>> Training(optimizer=SGD(lr=0.1), objective=pgd, penalties=(MSVP(),)).objective.steps
+        10
     """
 
     epochs: int = 20
@@ -63,7 +94,7 @@ class Training:
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
         if self.accumulate > self.batch:
-            raise ConfigError(f"a batch of {self.batch} cannot be cut into {self.accumulate} parts")
+            raise ConfigError(f"a batch of {self.batch} cannot be divided into {self.accumulate} parts")
         if self.ema is not None and not 0 <= self.ema < 1:
             raise ConfigError(f"the EMA decay must lie in [0, 1), not {self.ema}")
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
@@ -73,7 +104,7 @@ class Training:
         if self.compile not in (None, *get_args(Compile)):
             raise ConfigError(f"compile mode {self.compile!r} is unknown; choose {', '.join(get_args(Compile))}")
         if self.accumulate > 1 and self.compile not in (None, "default"):
-            # CUDA graphs reuse the memory of the first part's gradients before the second is added.
+            # CUDA graphs overwrite the gradients of the first part before those of the second are added.
             raise ConfigError(
-                f"gradient accumulation does not go with compile mode {self.compile!r}; use 'default'"
+                f"gradient accumulation does not work with compile mode {self.compile!r}; use 'default'"
             )

@@ -1,4 +1,4 @@
-"""What changes during training, as one object that goes to disk and comes back exactly."""
+"""The state of a training run, stored in checkpoints and restored exactly."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ from specguard.train.settings import Training
 
 @dataclass(frozen=True)
 class Best:
-    """The weights that stood up best; `score` counts the held-out images they got right, attacked and clean."""
+    """The best weights; `score` counts the held-out images classified correctly, under attack and clean."""
 
     record: Json
     tensors: dict[str, Tensor]
 
 
 class TrainingState:
-    """Weights, averaged weights, the best weights, optimizer moments, penalty vectors, this epoch's losses so far.
+    """Weights, averaged and best weights, optimizer moments, penalty vectors and the losses of the current epoch.
 
-    Randomness needs no state: every draw comes from a generator seeded by the run's seed and the step.
+    Random numbers need no state: every generator is seeded by the run's seed and the step.
     """
 
     def __init__(self, model: Classifier, training: Training, steps_per_epoch: int, device: torch.device) -> None:
@@ -47,19 +47,19 @@ class TrainingState:
         self.losses = torch.zeros(2, steps_per_epoch, device=device)  # objective, penalties
 
     def update_average(self) -> None:
-        """Move the averaged weights, if any; the decay rises, or the first weights would weigh on a short run."""
+        """Update the averaged weights, if any; the decay rises, so that short runs forget the initial weights."""
         if self.average is not None and self.decay is not None:
             self.average.multi_avg_fn = get_ema_multi_avg_fn(min(self.decay, (1 + self.step) / (10 + self.step)))
             self.average.update_parameters(self.model)
 
     def keep_if_best(self, weights: str, model: nn.Module, record: Json) -> None:
-        """Remember a copy of the weights if they scored higher than all before; first come, first kept."""
+        """Keep a copy of the weights if their score exceeds all earlier ones."""
         if self.best is None or record["score"] > self.best.record["score"]:
             copies = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
             self.best = Best({"weights": weights, **record}, copies)
 
     def save(self, run: Path) -> None:
-        """Write a checkpoint; weights that are not finite are never written over good ones."""
+        """Write a checkpoint; raise TrainingError, without writing, if an entry is not finite."""
         tensors = dict(self._tensors())
         if bad := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
             raise TrainingError(
@@ -69,11 +69,11 @@ class TrainingState:
         write_checkpoint(run, self.step, tensors, {"step": self.step, **best})
 
     def load(self, run: Path, step: int) -> None:
-        """Continue from a checkpoint; one that does not fit is refused before anything is changed."""
+        """Restore a checkpoint; raise CheckpointError, before any change, for one that does not fit."""
         path = run / "checkpoints" / f"{step:08d}"
         tensors, record = read_checkpoint(run, step)
         if record.get("step") != step:
-            raise CheckpointError(f"{path} does not say that it is step {step}")
+            raise CheckpointError(f"{path} is not the checkpoint of step {step}")
         sections: dict[str, dict[str, Tensor]] = {
             name: {} for name in ("model", "average", "best", "optimizer", "penalty")
         }
@@ -88,9 +88,9 @@ class TrainingState:
         check_architecture(self.model, sections["model"], path)
         if self.average is not None:
             check_architecture(self.average, sections["average"], path)
-        best = self._checked_best(record.get("best"), sections["best"], step, path)
-        moments = self._checked_moments(sections["optimizer"], path)
-        vectors = self._checked_vectors(sections["penalty"], path)
+        best = self._read_best(record.get("best"), sections["best"], step, path)
+        moments = self._read_moments(sections["optimizer"], path)
+        vectors = self._read_vectors(sections["penalty"], path)
         self.model.load_state_dict(sections["model"])
         if self.average is not None:
             self.average.load_state_dict(sections["average"])
@@ -117,27 +117,27 @@ class TrainingState:
                 yield f"penalty/{i}/{j}", tensor
         yield "losses", self.losses
 
-    def _checked_best(self, record: object, tensors: dict[str, Tensor], step: int, path: Path) -> Best | None:
-        """The best weights: there after every whole epoch where there is validation, and of one of those epochs."""
+    def _read_best(self, record: object, tensors: dict[str, Tensor], step: int, path: Path) -> Best | None:
+        """The best weights: with validation, present after each complete epoch, and of one of those epochs."""
         epochs = step // self.losses.shape[1]
         if self.validation is None or epochs == 0:
             if record is None and not tensors:
                 return None
             raise CheckpointError(f"{path} holds best weights before any were chosen")
         match record:
-            case {"weights": "raw" | "ema" as weights, "epoch": int(epoch), "score": [int(stood), int(clean)]} if (
+            case {"weights": "raw" | "ema" as weights, "epoch": int(epoch), "score": [int(robust), int(clean)]} if (
                 1 <= epoch <= epochs
                 and (weights == "raw" or self.average is not None)
-                and 0 <= stood <= clean <= self.validation.images
+                and 0 <= robust <= clean <= self.validation.images
             ):
                 check_architecture(self.model, tensors, path)
                 device = self.losses.device
-                known = {"weights": weights, "epoch": epoch, "score": [stood, clean]}
+                known = {"weights": weights, "epoch": epoch, "score": [robust, clean]}
                 return Best(known, {name: tensor.to(device) for name, tensor in tensors.items()})
-        raise CheckpointError(f"{path} does not say whose its best weights are")
+        raise CheckpointError(f"{path} does not say from which epoch its best weights are")
 
-    def _checked_moments(self, tensors: dict[str, Tensor], path: Path) -> dict[int, dict[str, Tensor]]:
-        """The optimizer's moments of every weight, by its number: complete, and of this optimizer."""
+    def _read_moments(self, tensors: dict[str, Tensor], path: Path) -> dict[int, dict[str, Tensor]]:
+        """The optimizer's moments of every weight, by index; complete and of this optimizer."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         kinds = {"momentum_buffer"} if self.optimizer.defaults.get("momentum") else set()
         if "betas" in self.optimizer.defaults:
@@ -152,7 +152,7 @@ class TrainingState:
             moments.setdefault(index, {})[kind] = tensors[name]
         return moments
 
-    def _checked_vectors(self, tensors: dict[str, Tensor], path: Path) -> list[Vectors]:
+    def _read_vectors(self, tensors: dict[str, Tensor], path: Path) -> list[Vectors]:
         wanted = {f"{i}/{j}": v for i, vectors in enumerate(self.vectors) for j, v in enumerate(vectors)}
         if {k: v.shape for k, v in wanted.items()} != {k: v.shape for k, v in tensors.items()}:
             raise CheckpointError(f"{path} holds the vectors of other penalties")

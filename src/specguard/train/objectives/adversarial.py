@@ -1,7 +1,7 @@
-"""Adversarial training: objectives that look for the worst image near each one and learn from that.
+"""Adversarial training: objectives that train on adversarial examples of the current model.
 
-All of them take targets as probabilities, draw their noise from the generator of the step's context, and let
-the radius grow over the first `ramp` epochs: from scratch, training at full radius collapses.
+All take targets as probabilities, draw random numbers from the generator of the step's context, and increase the
+radius linearly over the first `ramp` epochs: training from scratch at the full radius collapses.
 """
 
 import math
@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from specguard.attacks.model import Precision, QueriedModel, evaluating
-from specguard.attacks.pgd import ascended, check_counts, check_step_size, step_size
+from specguard.attacks.model import Precision, QueriedModel, eval_mode
+from specguard.attacks.pgd import ascent_step, check_counts, check_step_size, step_size
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.rng import Noise
@@ -25,7 +25,26 @@ Scalar = Float[Tensor, ""]
 
 @dataclass(frozen=True)
 class PGDTraining:
-    """Cross-entropy at the result of PGD (Madry et al. 2018). The first `clean` share of a batch stays as it is."""
+    """Cross-entropy at adversarial examples found by PGD (Madry et al. 2018).
+
+    Args:
+        ball: the perturbations
+        steps: of PGD, from a random start
+        step_size: of PGD in pixels, by default 2.5 radius / steps
+        ramp: epochs over which the radius grows linearly
+        clean: fraction of each batch that is not perturbed
+        label_smoothing: probability that is spread over all classes
+
+    Example:
+        >>> import torch
+        >>> from specguard import Ball
+        >>> from specguard.train import PGDTraining, StepContext
+        >>> context = StepContext(step=0, steps=10, steps_per_epoch=5, generator=torch.Generator().manual_seed(0))
+        >>> brightness = lambda x: torch.stack([1 - x.mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
+        >>> images, targets = torch.full((2, 1, 2, 2), 0.45), torch.eye(2)[[0, 0]]
+        >>> round(PGDTraining(Ball("linf", 0.1), steps=3)(brightness, images, targets, context).item(), 3)
+        0.744
+    """
 
     ball: Ball
     steps: int = 10
@@ -37,23 +56,42 @@ class PGDTraining:
     def __post_init__(self) -> None:
         _check(self)
         if not 0 <= self.clean < 1:
-            raise ConfigError(f"the share of clean images must lie in [0, 1), not {self.clean}")
+            raise ConfigError(f"the fraction of clean images must lie in [0, 1), not {self.clean}")
 
     def __call__(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Scalar:
-        spared = round(self.clean * (context.before + len(images) + context.after))
-        kept = min(max(spared - context.before, 0), len(images))
-        center, wanted = images[kept:], targets[kept:]
-        ball = _grown(self.ball, self.ramp, context)
-        noise = _noise(len(center), context, spared)
-        start, size = ball.sample(center, noise), step_size(self.step_size, self.steps, ball)
-        x = _ascent(model, start, center, ball, size, self.steps, _soft_cross_entropy(wanted))
+        unperturbed = round(self.clean * (context.before + len(images) + context.after))
+        kept = min(max(unperturbed - context.before, 0), len(images))
+        center, rest = images[kept:], targets[kept:]
+        ball = _ramped_ball(self.ball, self.ramp, context)
+        rng = _rng(len(center), context, unperturbed)
+        start, size = ball.sample(center, rng), step_size(self.step_size, self.steps, ball)
+        x = _ascent(model, start, center, ball, size, self.steps, _soft_cross_entropy(rest))
         x = torch.cat([images[:kept], x])
         return cross_entropy(model(x).float(), targets, label_smoothing=self.label_smoothing)
 
 
 @dataclass(frozen=True)
 class TRADES:
-    """Cross-entropy plus `beta` times the divergence between the image and the worst one near it (Zhang 2019)."""
+    """Cross-entropy plus `beta` times the KL divergence of the worst perturbed prediction (Zhang et al. 2019).
+
+    Args:
+        ball: the perturbations
+        beta: weight of the divergence
+        steps: of the inner maximization, from a small random start
+        step_size: of the inner maximization in pixels, by default 2.5 radius / steps
+        ramp: epochs over which the radius grows linearly
+        label_smoothing: probability that is spread over all classes
+
+    Example:
+        >>> import torch
+        >>> from specguard import Ball
+        >>> from specguard.train import TRADES, StepContext
+        >>> context = StepContext(step=0, steps=10, steps_per_epoch=5, generator=torch.Generator().manual_seed(0))
+        >>> brightness = lambda x: torch.stack([1 - x.mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
+        >>> images, targets = torch.full((2, 1, 2, 2), 0.45), torch.eye(2)[[0, 0]]
+        >>> round(TRADES(Ball("linf", 0.1), steps=3)(brightness, images, targets, context).item(), 3)
+        0.674
+    """
 
     ball: Ball
     beta: float = 6.0
@@ -68,27 +106,45 @@ class TRADES:
             raise ConfigError(f"the beta of TRADES must be finite and not negative, not {self.beta}")
 
     def __call__(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Scalar:
-        ball = _grown(self.ball, self.ramp, context)
-        with evaluating(unwrapped(model)):
-            still = log_softmax(_queried(model, images).searched(images), 1)
-        # Not the image itself, where the divergence has no gradient.
-        noise = _noise(len(images), context).normal(images.shape[1:], images.dtype)
+        ball = _ramped_ball(self.ball, self.ramp, context)
+        with eval_mode(unwrapped(model)):
+            clean_log_p = log_softmax(_queried(model, images).search_logits(images), 1)
+        # A random start, because the divergence has no gradient at the image itself.
+        noise = _rng(len(images), context).normal(images.shape[1:], images.dtype)
         start, size = ball.project(images + 1e-3 * noise, images), step_size(self.step_size, self.steps, ball)
 
         def divergence(logits: Tensor) -> Tensor:
-            return kl_div(log_softmax(logits, 1), still, log_target=True, reduction="none").sum(1)
+            return kl_div(log_softmax(logits, 1), clean_log_p, log_target=True, reduction="none").sum(1)
 
         x = _ascent(model, start, images, ball, size, self.steps, divergence)
-        clean, moved = model(torch.cat([images, x])).float().chunk(2)
-        apart = kl_div(log_softmax(moved, 1), log_softmax(clean, 1), log_target=True, reduction="batchmean")
-        return cross_entropy(clean, targets, label_smoothing=self.label_smoothing) + self.beta * apart
+        clean, perturbed = model(torch.cat([images, x])).float().chunk(2)
+        distance = kl_div(log_softmax(perturbed, 1), log_softmax(clean, 1), log_target=True, reduction="batchmean")
+        return cross_entropy(clean, targets, label_smoothing=self.label_smoothing) + self.beta * distance
 
 
 @dataclass(frozen=True)
 class NFGSM:
-    """One step from a point up to `noise` radii away, not projected back (de Jorge et al. 2022).
+    """Single-step adversarial training from a wide random start, without projection (de Jorge et al. 2022).
 
-    The price of two gradients; the wide, unclipped noise is what keeps one-step training from collapsing.
+    The wide, unclipped noise prevents the collapse of single-step training.
+
+    Cost: two gradients per step.
+
+    Args:
+        ball: the perturbations; its radius is the length of the step
+        noise: radius of the random start, in radii of the ball
+        ramp: epochs over which the radius grows linearly
+        label_smoothing: probability that is spread over all classes
+
+    Example:
+        >>> import torch
+        >>> from specguard import Ball
+        >>> from specguard.train import NFGSM, StepContext
+        >>> context = StepContext(step=0, steps=10, steps_per_epoch=5, generator=torch.Generator().manual_seed(0))
+        >>> brightness = lambda x: torch.stack([1 - x.mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
+        >>> images, targets = torch.full((2, 1, 2, 2), 0.45), torch.eye(2)[[0, 0]]
+        >>> round(NFGSM(Ball("linf", 0.1), noise=0.0)(brightness, images, targets, context).item(), 3)
+        0.744
     """
 
     ball: Ball
@@ -102,11 +158,11 @@ class NFGSM:
             raise ConfigError(f"the noise of N-FGSM must be finite and not negative, not {self.noise}")
 
     def __call__(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Scalar:
-        ball = _grown(self.ball, self.ramp, context)
+        ball = _ramped_ball(self.ball, self.ramp, context)
         wide = replace(ball, radius=self.noise * ball.radius)
-        start = wide.sample(images, _noise(len(images), context))
-        everything = replace(ball, radius=(self.noise + 1) * ball.radius)  # the step cannot leave this one
-        x = _ascent(model, start, images, everything, ball.radius, 1, _soft_cross_entropy(targets))
+        start = wide.sample(images, _rng(len(images), context))
+        reachable = replace(ball, radius=(self.noise + 1) * ball.radius)  # contains every step
+        x = _ascent(model, start, images, reachable, ball.radius, 1, _soft_cross_entropy(targets))
         return cross_entropy(model(x).float(), targets, label_smoothing=self.label_smoothing)
 
 
@@ -119,32 +175,32 @@ def _ascent(
     steps: int,
     loss: Callable[[Tensor], Tensor],
 ) -> Images:
-    """PGD for training: all images take all steps, and nothing waits for the device."""
+    """PGD for training: all images take all steps, without synchronizing host and device."""
     queried = _queried(model, x)
-    with torch.no_grad(), evaluating(unwrapped(model)):
+    with torch.no_grad(), eval_mode(unwrapped(model)):
         for _ in range(steps):
             gradient, _, _ = queried.gradient(x, loss)
-            x = ascended(x, gradient, center, ball, size)
+            x = ascent_step(x, gradient, center, ball, size)
     if x.is_cuda:
-        torch.compiler.cudagraph_mark_step_begin()  # the training step that follows starts anew
+        torch.compiler.cudagraph_mark_step_begin()  # for the training step that follows
     return x
 
 
 def _queried(model: Model, x: Tensor) -> QueriedModel:
-    """The model itself, in the precision of the training step around it."""
+    """The unwrapped model, in the precision of the training step."""
     precision: Precision = "bfloat16" if torch.is_autocast_enabled(x.device.type) else "full"
     return QueriedModel(unwrapped(model), precision, checked=False)
 
 
-def _grown(ball: Ball, ramp: float, context: StepContext) -> Ball:
+def _ramped_ball(ball: Ball, ramp: float, context: StepContext) -> Ball:
     """The ball at this step: its radius grows linearly over the first `ramp` epochs."""
-    share = min((context.epoch + 1 / context.steps_per_epoch) / ramp, 1.0) if ramp > 0 else 1.0
-    return replace(ball, radius=share * ball.radius)
+    factor = min((context.epoch + 1 / context.steps_per_epoch) / ramp, 1.0) if ramp > 0 else 1.0
+    return replace(ball, radius=factor * ball.radius)
 
 
-def _noise(count: int, context: StepContext, spared: int = 0) -> Noise:
-    """Noise for `count` images, of a batch whose first `spared` get none."""
-    before, device = max(context.before - spared, 0), context.generator.device
+def _rng(count: int, context: StepContext, unperturbed: int = 0) -> Noise:
+    """The random numbers of `count` images, of a batch whose first `unperturbed` images need none."""
+    before, device = max(context.before - unperturbed, 0), context.generator.device
     keys = torch.randint(2**62, (before + count + context.after,), generator=context.generator, device=device)
     return Noise(keys[before : before + count])
 
@@ -154,7 +210,7 @@ def _soft_cross_entropy(targets: Targets) -> Callable[[Tensor], Tensor]:
 
 
 def _check(objective: PGDTraining | TRADES | NFGSM) -> None:
-    """What all three ask of their settings."""
+    """Raise ConfigError for invalid settings of any of the three."""
     if not (math.isfinite(objective.ramp) and objective.ramp >= 0):
         raise ConfigError(f"the ramp must be a finite number of epochs, not {objective.ramp}")
     check_smoothing(objective.label_smoothing)

@@ -1,4 +1,4 @@
-"""What an objective is, the context of one training step, and standard training."""
+"""The protocol of objectives, the context of a training step, and standard training."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,10 +19,24 @@ Model = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class StepContext:
-    """The context of one step: how far training has come, for ramps, and its only source of randomness.
+    """The context of a training step: its progress, for ramps, and the generator of its random numbers.
 
-    `before` and `after` count the images of the same batch that other processes have, before and after these.
-    What is drawn from the generator is drawn for all of them, of which these take their own.
+    Objectives draw random numbers for the whole batch and use those of this process's images.
+
+    Args:
+        step: steps done before this one
+        steps: of the whole run
+        steps_per_epoch: steps in an epoch
+        generator: the only source of random numbers
+        before: images of the same batch that other processes hold, before those of this one
+        after: the same, after those of this one
+
+    Example:
+        >>> import torch
+        >>> from specguard.train import StepContext
+        >>> context = StepContext(step=7, steps=10, steps_per_epoch=5, generator=torch.Generator().manual_seed(0))
+        >>> context.epoch, context.progress
+        (1.4, 0.7)
     """
 
     step: int
@@ -34,7 +48,7 @@ class StepContext:
 
     @property
     def epoch(self) -> float:
-        """How many passes over the data are done, as a fraction."""
+        """The passes over the data done so far, fractions included."""
         return self.step / self.steps_per_epoch
 
     @property
@@ -44,9 +58,9 @@ class StepContext:
 
 
 class Objective(Protocol):
-    """The mean loss of a batch. Targets are probabilities, so that mixed batches need no second form.
+    """The mean loss of a batch. Targets are probabilities, so that mixed images need no second method.
 
-    A frozen dataclass, so that its fields are part of the run's settings.
+    An implementation is a frozen dataclass, whose fields are part of the run's settings.
     """
 
     def __call__(
@@ -56,7 +70,20 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """Standard training."""
+    """Standard training.
+
+    Args:
+        label_smoothing: probability that is spread over all classes
+
+    Example:
+        >>> import torch
+        >>> from specguard.train import CrossEntropy, StepContext
+        >>> context = StepContext(step=0, steps=10, steps_per_epoch=5, generator=torch.Generator().manual_seed(0))
+        >>> brightness = lambda x: torch.stack([1 - x.mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
+        >>> images, targets = torch.full((2, 1, 2, 2), 0.45), torch.eye(2)[[0, 0]]
+        >>> round(CrossEntropy()(brightness, images, targets, context).item(), 3)
+        0.644
+    """
 
     label_smoothing: float = 0.0
 
@@ -68,11 +95,11 @@ class CrossEntropy:
 
 
 def unwrapped(model: Model) -> Model:
-    """The module itself, where `model` is the one that averages gradients over processes."""
+    """The module inside DistributedDataParallel, or the model itself."""
     module: Model = model.module if isinstance(model, DistributedDataParallel) else model
     return module
 
 
-def check_smoothing(share: float) -> None:
-    if not 0 <= share < 1:
-        raise ConfigError(f"label smoothing must lie in [0, 1), not {share}")
+def check_smoothing(probability: float) -> None:
+    if not 0 <= probability < 1:
+        raise ConfigError(f"label smoothing must lie in [0, 1), not {probability}")

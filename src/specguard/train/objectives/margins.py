@@ -1,8 +1,8 @@
-"""Objectives that ask for margins: what a certificate divides by a Lipschitz constant, or linearizes.
+"""Margin losses: objectives for certificates that divide a margin by a Lipschitz constant, or linearize it.
 
-`EMMA` and `LA` are for models whose Lipschitz constant is known, or (`local`) estimated at every image; `Certified`
-trains on the estimate of the certificate itself; `InputGradient` is for any. Of targets that are mixtures the label
-is the most probable class.
+`EMMA` and `LA` need a model whose Lipschitz constant is known, or estimated at every image ("local"); `Certified`
+trains on an estimate of the certificate itself; `InputGradient` works with any model. The label of a mixed target
+is its most probable class.
 """
 
 import math
@@ -27,9 +27,9 @@ _FUSED = (Attention, GatedPositionalAttention, SkipAttention, CoreAttention)
 
 
 class Lipschitz(Protocol):
-    """A Lipschitz constant of everything before the head, from pixels on, as a function of the model.
+    """A Lipschitz constant of the map from pixels to the input of the head, as a function of the model.
 
-    A frozen dataclass, so that it is part of the run's settings; what it returns may carry gradients.
+    An implementation is a frozen dataclass, part of the run's settings; its value may be differentiable.
     """
 
     def __call__(self, model: nn.Module) -> Scalar | float: ...
@@ -40,14 +40,30 @@ Constant = float | Lipschitz | Literal["local"]
 
 @dataclass(frozen=True)
 class EMMA:
-    """Cross-entropy on the logits as an attacker of radius `eps` could leave them (Huang 2021, Hu 2023).
+    """Cross-entropy on the worst logits under an attack of l2 radius `eps` (Huang et al. 2021, Hu et al. 2023).
 
-    Logit j is raised by `e_j eps L |w_y - w_j|` for `j != y`, where w are the rows of the last linear layer, the
-    model's submodule named `head`, and `e_j = clip(margin_j / (eps L |w_y - w_j|), 0.01, 1)` is a number, not
-    differentiated: classes that are far behind are raised in full, those that the attack would reach only as far as
-    they must be. `lipschitz` is L, of everything before the head, a number or a function of the model; with
-    "local", `eps L` is the feature radius that T1 gives at every image. eps grows linearly to `radius` over the
-    first `ramp` of training.
+    Logit j is raised by `e_j eps L |w_y - w_j|` for `j != y`, where w are the rows of the last linear layer and
+    `e_j = clip(margin_j / (eps L |w_y - w_j|), 0.01, 1)` is not differentiated. Classes out of reach of the attack
+    are raised in full, the others only to the logit of the label.
+
+    Args:
+        radius: final l2 radius eps, in pixels
+        lipschitz: L of the map from pixels to the head's input, a number or a function of the model; with "local",
+            `eps L` is `estimate_feature_radius` at every image
+        ramp: fraction of training in which eps grows linearly to `radius`
+        head: name of the last linear layer
+
+    Example:
+        >>> from collections import OrderedDict
+        >>> import torch
+        >>> from specguard.train import EMMA, StepContext
+        >>> context = StepContext(step=0, steps=10, steps_per_epoch=5, generator=torch.Generator().manual_seed(0))
+        >>> flatten, head = torch.nn.Flatten(), torch.nn.Linear(2, 2, bias=False)
+        >>> _ = torch.nn.init.eye_(head.weight)  # the logits are the two pixels
+        >>> model = torch.nn.Sequential(OrderedDict(flatten=flatten, head=head))
+        >>> images, targets = torch.tensor([[[[1.0, 0.0]]]]), torch.tensor([[1.0, 0.0]])
+        >>> round(EMMA(radius=0.1, ramp=0.0)(model, images, targets, context).item(), 3)
+        0.353
     """
 
     radius: float
@@ -60,26 +76,42 @@ class EMMA:
         _check_constant(self.lipschitz)
 
     def __call__(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Scalar:
-        logits, moved = _moved(model, images, self.eps(context), self.lipschitz, self.head)
+        logits, radius = _logits_and_radius(model, images, self.eps(context), self.lipschitz, self.head)
         labels = targets.argmax(1)
-        reach = moved * _apart(model, self.head, logits.dtype)[labels]
+        bound = radius * _head_distances(model, self.head, logits.dtype)[labels]
         with torch.no_grad():
             margins = logits.gather(1, labels[:, None]) - logits
-            share = (margins / reach.clamp(min=torch.finfo(reach.dtype).tiny)).clamp(0.01, 1.0)
-        return cross_entropy(logits + share * reach, targets)
+            fraction = (margins / bound.clamp(min=torch.finfo(bound.dtype).tiny)).clamp(0.01, 1.0)
+        return cross_entropy(logits + fraction * bound, targets)
 
     def eps(self, context: StepContext) -> float:
         """The radius at this step."""
-        return self.radius * _ramped(context, self.ramp)
+        return self.radius * _ramp_factor(context, self.ramp)
 
 
 @dataclass(frozen=True)
 class Certified:
-    """Certified training: cross-entropy on the logits as T1 leaves them, differentiated through T1.
+    """Certified training: cross-entropy on the worst logits by the bound T1, differentiated through T1.
 
-    Logit j is raised by `|w_y - w_j| delta`, with delta the feature radius of an attack of radius eps, given by
-    `estimate_feature_radius`. Unlike EMMA it always raises logits in full, and the weights learn to make delta
-    small. eps grows linearly to `radius` over the first `ramp` of training.
+    Logit j is raised by `|w_y - w_j| delta`, with delta = `estimate_feature_radius` for an attack of radius eps.
+    Unlike in EMMA, all logits are raised in full, and the gradient reduces delta.
+
+    Args:
+        radius: final l2 radius eps, in pixels
+        ramp: fraction of training in which eps grows linearly to `radius`
+        head: name of the last linear layer
+
+    Example:
+        >>> from collections import OrderedDict
+        >>> import torch
+        >>> from specguard.train import Certified, StepContext
+        >>> context = StepContext(step=0, steps=10, steps_per_epoch=5, generator=torch.Generator().manual_seed(0))
+        >>> flatten, head = torch.nn.Flatten(), torch.nn.Linear(2, 2, bias=False)
+        >>> _ = torch.nn.init.eye_(head.weight)  # the logits are the two pixels
+        >>> model = torch.nn.Sequential(OrderedDict(flatten=flatten, head=head))
+        >>> images, targets = torch.tensor([[[[1.0, 0.0]]]]), torch.tensor([[1.0, 0.0]])
+        >>> round(Certified(radius=0.1, ramp=0.0)(model, images, targets, context).item(), 3)
+        0.353
     """
 
     radius: float
@@ -90,18 +122,39 @@ class Certified:
         _check_radius("certified training", self.radius, self.ramp)
 
     def __call__(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Scalar:
-        eps = self.radius * _ramped(context, self.ramp)
-        logits, moved = _moved(model, images, eps, "local", self.head)
-        return cross_entropy(logits + moved * _apart(model, self.head, logits.dtype)[targets.argmax(1)], targets)
+        eps = self.radius * _ramp_factor(context, self.ramp)
+        logits, radius = _logits_and_radius(model, images, eps, "local", self.head)
+        return cross_entropy(
+            logits + radius * _head_distances(model, self.head, logits.dtype)[targets.argmax(1)], targets
+        )
 
 
 @dataclass(frozen=True)
 class LA:
-    """`-T (1 - p)^beta log p` with `p = softmax((z - offset 1_y) / T)_y`: logit annealing (BRONet, Lai 2025).
+    """Logit annealing (BRONet, Lai et al. 2025): `-T (1 - p)^beta log p`, `p = softmax((z - offset 1_y) / T)_y`.
 
-    The offset asks for a margin, and the focal factor `(1 - p)^beta` vanishes where there is one. The logits z are
-    first divided by `lipschitz`, a constant of everything before the head, so that the offset is one in units of
-    the input; with "local" it is `delta / radius`, delta the feature radius of this `radius`, by T1.
+    The logits z are first divided by `lipschitz`, so that the offset is a margin in units of the input.
+
+    Args:
+        temperature: T
+        offset: margin to reach
+        beta: focal exponent on (1 - p), 0 or at least 1: images with the margin contribute little
+        lipschitz: of the map from pixels to the head's input, a number or a function of the model; with "local",
+            `estimate_feature_radius` at every image, for `radius`, divided by `radius`
+        radius: l2 radius in pixels, for "local"
+        head: name of the last linear layer
+
+    Example:
+        >>> from collections import OrderedDict
+        >>> import torch
+        >>> from specguard.train import LA, StepContext
+        >>> context = StepContext(step=0, steps=10, steps_per_epoch=5, generator=torch.Generator().manual_seed(0))
+        >>> flatten, head = torch.nn.Flatten(), torch.nn.Linear(2, 2, bias=False)
+        >>> _ = torch.nn.init.eye_(head.weight)  # the logits are the two pixels
+        >>> model = torch.nn.Sequential(OrderedDict(flatten=flatten, head=head))
+        >>> images, targets = torch.tensor([[[[1.0, 0.0]]]]), torch.tensor([[1.0, 0.0]])
+        >>> round(LA(offset=0.5, beta=1.0)(model, images, targets, context).item(), 3)
+        0.105
     """
 
     temperature: float = 0.75
@@ -116,15 +169,15 @@ class LA:
             raise ConfigError(f"the temperature of LA must be positive and finite, not {self.temperature}")
         if not (math.isfinite(self.offset) and self.offset >= 0):
             raise ConfigError(f"the offset of LA must be finite and not negative, not {self.offset}")
-        if not (self.beta == 0 or 1 <= self.beta < math.inf):  # between them, the slope at p = 1 is infinite
+        if not (self.beta == 0 or 1 <= self.beta < math.inf):  # for 0 < beta < 1 the slope at p = 1 is infinite
             raise ConfigError(f"the beta of LA must be 0 or at least 1, and finite, not {self.beta}")
         if not (math.isfinite(self.radius) and self.radius > 0):
             raise ConfigError(f"the radius of LA must be positive and finite, not {self.radius}")
         _check_constant(self.lipschitz)
 
     def __call__(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Scalar:
-        logits, moved = _moved(model, images, self.radius, self.lipschitz, self.head)
-        scaled = logits * (self.radius / moved)
+        logits, radius = _logits_and_radius(model, images, self.radius, self.lipschitz, self.head)
+        scaled = logits * (self.radius / radius)
         log_p = log_softmax((scaled - self.offset * targets) / self.temperature, 1)
         each = (-torch.expm1(log_p)).clamp(min=0) ** self.beta * log_p  # 1 - p without cancellation
         return -self.temperature * (targets * each).sum(1).mean()
@@ -132,10 +185,26 @@ class LA:
 
 @dataclass(frozen=True)
 class InputGradient:
-    """An objective plus `weight` times the mean over the batch of `|d loss / d image|^2`, each image with its loss.
+    """An objective plus a penalty on the input gradient: the batch mean of `|d loss / d image|^2`.
 
-    The gradient is differentiated once more. The fused kernel of attention has no second derivative, so attention
-    takes its explicit path here, and a compiled model, which has none either, is refused.
+    The gradient is differentiated again. The fused attention kernel has no second derivative, so attention takes
+    its explicit path; a compiled model, which has none either, is refused.
+
+    Args:
+        weight: of the penalty
+        inner: the objective, by default cross-entropy; not one with adversarial examples
+
+    Example:
+        >>> from collections import OrderedDict
+        >>> import torch
+        >>> from specguard.train import InputGradient, StepContext
+        >>> context = StepContext(step=0, steps=10, steps_per_epoch=5, generator=torch.Generator().manual_seed(0))
+        >>> flatten, head = torch.nn.Flatten(), torch.nn.Linear(2, 2, bias=False)
+        >>> _ = torch.nn.init.eye_(head.weight)  # the logits are the two pixels
+        >>> model = torch.nn.Sequential(OrderedDict(flatten=flatten, head=head))
+        >>> images, targets = torch.tensor([[[[1.0, 0.0]]]]), torch.tensor([[1.0, 0.0]])
+        >>> round(InputGradient(weight=0.1)(model, images, targets, context).item(), 3)
+        0.328
     """
 
     weight: float
@@ -154,35 +223,35 @@ class InputGradient:
         if hasattr(unwrapped(model), "_orig_mod"):
             raise ConfigError("the gradient of a compiled model cannot be differentiated; train without compile")
         images = images.detach().requires_grad_()
-        with _unfused(model):
+        with _explicit_attention(model):
             loss = self.inner(model, images, targets, context)
         (gradient,) = torch.autograd.grad(loss, images, create_graph=True)
         each = len(images) * gradient  # the loss is a mean
         return loss + self.weight * each.flatten(1).square().sum(1).mean()
 
 
-def _moved(
+def _logits_and_radius(
     model: Model, images: Images, eps: float, constant: Constant, head: str
 ) -> tuple[Float[Tensor, "batch class_"], Float[Tensor, "#batch 1"]]:
-    """The logits, and how far an attack of radius eps moves the head's input: `eps L`, or as T1 has it."""
+    """The logits, and the radius of the head's input under an attack of radius eps: `eps L`, or that of T1."""
     if constant == "local":
         logits, radius = estimate_feature_radius(_module(model), images, eps, head)
-        if unwrapped(model) is not model:  # gradients are averaged over processes by the wrapper's own forward pass
+        if unwrapped(model) is not model:  # DistributedDataParallel needs its own forward pass
             logits = model(images)
-        return _full(logits), _full(radius)[:, None]
-    logits = _full(model(images))
+        return _at_least_float32(logits), _at_least_float32(radius)[:, None]
+    logits = _at_least_float32(model(images))
     value = constant(_module(model)) if callable(constant) else constant
     return logits, eps * torch.as_tensor(value, dtype=logits.dtype, device=logits.device).view(1, 1)
 
 
-def _apart(model: Model, head: str, dtype: torch.dtype) -> Float[Tensor, "class_ class_"]:
-    """`|w_i - w_j|` for all pairs of classes. Not by products: what is close would cancel."""
+def _head_distances(model: Model, head: str, dtype: torch.dtype) -> Float[Tensor, "class_ class_"]:
+    """`|w_i - w_j|` for all pairs of classes, without the products that cancel for close rows."""
     W = _linear(_module(model), head).weight.to(dtype)
-    return torch.cdist(W, W, compute_mode="donot_use_mm_for_euclid_dist")  # derivative zero at a distance of zero
+    return torch.cdist(W, W, compute_mode="donot_use_mm_for_euclid_dist")  # derivative zero at distance zero
 
 
-def _ramped(context: StepContext, ramp: float) -> float:
-    """The share of the radius at this step."""
+def _ramp_factor(context: StepContext, ramp: float) -> float:
+    """The fraction of the final radius at this step."""
     done = context.progress + 1 / context.steps
     return min(done / ramp, 1.0) if ramp > 0 else 1.0
 
@@ -191,7 +260,7 @@ def _check_radius(what: str, radius: float, ramp: float) -> None:
     if not (math.isfinite(radius) and radius >= 0):
         raise ConfigError(f"the radius of {what} must be finite and not negative, not {radius}")
     if not 0 <= ramp <= 1:
-        raise ConfigError(f"the ramp of {what} is a share of training, between 0 and 1, not {ramp}")
+        raise ConfigError(f"the ramp of {what} is a fraction of training, between 0 and 1, not {ramp}")
 
 
 def _check_constant(constant: Constant) -> None:
@@ -203,14 +272,14 @@ def _check_constant(constant: Constant) -> None:
         raise ConfigError(f"a Lipschitz constant must be positive and finite, not {constant}")
 
 
-def _full(logits: Tensor) -> Tensor:
-    """At least single precision, whatever the model was run in."""
+def _at_least_float32(logits: Tensor) -> Tensor:
+    """The logits in at least single precision."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 @contextmanager
-def _unfused(model: Model) -> Iterator[None]:
-    """Inside, attention takes its explicit path."""
+def _explicit_attention(model: Model) -> Iterator[None]:
+    """Let attention take its explicit path inside."""
     layers = [m for m in model.modules() if isinstance(m, _FUSED)] if isinstance(model, nn.Module) else []
     paths = [layer.fused for layer in layers]
     try:
@@ -223,7 +292,7 @@ def _unfused(model: Model) -> Iterator[None]:
 
 
 def _module(model: Model) -> nn.Module:
-    """The module behind what an objective is given, compiled or not, of one process or several."""
+    """The module inside a compiled or data-parallel model."""
     inner = unwrapped(model)
     module = getattr(inner, "_orig_mod", inner)
     if not isinstance(module, nn.Module):
