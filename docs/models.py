@@ -19,17 +19,17 @@ def rows() -> Iterator[ModelRow]:
         with torch.device("meta"):
             weights = sum(p.numel() for p in ViT(c).parameters())
         sizes = {"patch": c.patch, "dim": c.dim, "depth": c.depth, "heads": c.heads}
-        yield ModelRow(name=name, kind="image", input=f"{c.image} px", weights=weights, **sizes)
+        yield ModelRow(name=name, kind="image", input=c.image, weights=weights, **sizes)
     for name, own in CERTIFIABLE.items():
         sizes = {"patch": own.patch, "dim": own.dim, "depth": own.depth, "heads": own.heads}
-        yield ModelRow(name=name, kind="certifiable", input=f"{own.image} px", weights=own.weights, **sizes)
+        yield ModelRow(name=name, kind="certifiable", input=own.image, weights=own.weights, **sizes)
     for name, t in TEXT_PRESETS.items():
         with torch.device("meta"):
             weights = sum(p.numel() for p in TextEncoder(t).parameters()) - t.words * t.dim
         yield ModelRow(
             name=name,
             kind="text",
-            input=f"{t.tokens} words",
+            input=t.tokens,
             patch=None,
             dim=t.dim,
             depth=t.depth,

@@ -105,7 +105,7 @@ def test_a_study_of_the_first_images_is_pointed_at_and_never_continued_with_othe
     before = {p: p.read_bytes() for p in (run / FIRST[verb]).rglob("*") if p.is_file()}
     ended = specguard(*placed(verb, run))
     ended.succeeds()
-    assert f"{run / FIRST[verb]} holds the same study of the first 7 images; --first goes on with it" in ended.err
+    assert f"{run / FIRST[verb]} holds the same study of the first 7 images; --first continues it" in ended.err
     assert folder(run, ended) != run / FIRST[verb]
     named: object = run / FIRST[verb] if verb == "attack" else FIRST[verb].removeprefix("sensitivity/")
     refused = specguard(*placed(verb, run), "--out", named)
@@ -143,7 +143,7 @@ def test_certificates_are_checked_at_the_images_that_they_are_about(specguard, r
     ended = specguard("check", run / "proofs", "--model", run, "--device", "cpu")
     ended.succeeds()
     assert (SAID in ended.out.splitlines()) == (not first)
-    (lines,) = (run / "verification").rglob("records.jsonl")
+    (lines,) = run.with_name(f"{run.name}.checks").rglob("records.jsonl")
     assert samples(lines.parent) == (list(range(7)) if first else chosen)
 
 

@@ -129,8 +129,8 @@ def test_what_does_not_go_together_is_one_sentence(specguard, data, tmp_path, op
 
 def test_text_without_a_folder_and_in_other_verbs_is_one_sentence(specguard, run, tmp_path):
     specguard("train", "--run", tmp_path / "new", "--model", "text_small", "--data", "sst2").refuses("--data-root")
-    specguard("spectrum", run).refuses("spectrum looks at models of images")
-    specguard("sensitivity", run, "--layer", "0").refuses("sensitivity looks at models of images")
+    specguard("spectrum", run).refuses("spectrum takes models of images")
+    specguard("sensitivity", run, "--layer", "0").refuses("sensitivity takes models of images")
     specguard("certify", run, "--images", "13").refuses("12 test sentences")
 
 

@@ -13,7 +13,7 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     kind: str
-    input: str
+    input: int  # pixels along a side, or words
     patch: int | None
     dim: int
     depth: int
@@ -25,11 +25,11 @@ def models_command() -> None:
     """List the models that can be trained by name."""
     rows = model_table()
     names = Column("name", no_wrap=True, min_width=max(len(row.name) for row in rows))
-    caption = "text models take words of a sentence; their weights are counted without those of the words"
+    caption = "input: pixels along a side, or words of a sentence, whose own weights are not counted"
     table = Table(names, "input", "patch", "dim", "depth", "heads", "weights", caption=caption)
     for row in rows:
         sizes = ("" if size is None else str(size) for size in (row.patch, row.dim, row.depth, row.heads))
-        table.add_row(row.name, row.input, *sizes, f"{row.weights:,}")
+        table.add_row(row.name, str(row.input), *sizes, f"{row.weights:,}")
     out.print(table)
 
 
