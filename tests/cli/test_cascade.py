@@ -35,9 +35,9 @@ def test_a_run_goes_through_a_cascade_beside_the_baseline_and_is_checked(specgua
     ended = specguard(*command)
     ended.succeeds()
     rows = {row[0] for row in ended.rows()}
-    assert {"clean", "attacked"} <= rows
+    assert {"clean", "robust"} <= rows
     assert any(name.startswith("linear") for name in rows)
-    assert "0 both, of 5" in ended.out
+    assert "unknown, of 5" in ended.out
     assert json.loads((run / "proofs" / "baseline.json").read_text())["n"] == 5
     before = contents(run)
     again = specguard(*command)
@@ -61,7 +61,7 @@ def test_crown_is_used_where_it_is_installed_and_said_to_be_a_third_party(specgu
     ended = specguard("certify", run, *FEW, "--cascade", "--radius", "0.02", "--families", "naive",
                       "--verifier", "crown", "--out", "proofs")  # fmt: skip
     ended.succeeds()
-    assert "more rest on a third party: auto_LiRPA 0.0 (stand-in)" in ended.out
+    assert "more certified by third-party verifiers alone: auto_LiRPA 0.0 (stand-in)" in ended.out
     stored = json.loads((run / "proofs" / "study.json").read_text())
     assert stored["settings"]["stop_early"]
     assert list(stored["verifiers"]) == ["crown"]

@@ -194,7 +194,7 @@ def test_all_committed_recipes_are_read():
 def test_another_object_is_no_summary(tmp_path, record):
     (tmp_path / "x.json").write_text(json.dumps(record))
     if record == {"kind": "attack"}:
-        with pytest.raises(RunError, match=r"x\.json is not as it should be"):
+        with pytest.raises(RunError, match=r"x\.json is malformed"):
             legacy.read_summary(tmp_path / "x.json")
     else:
         assert legacy.read_summary(tmp_path / "x.json") is None

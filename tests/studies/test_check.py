@@ -438,7 +438,7 @@ def test_what_was_found_right_before_is_not_taken_on_trust(study):
             verified(study / "records.jsonl", resume=True)
     for change in ({"n": 4}, {"clams": 1}, {"kind": "certify"}, {"claims": True}, {"least_room": -1.0}):
         summary.write_text(json.dumps(whole | change))
-        with pytest.raises(RunError, match=r"checked/summary\.json is not as it should be"):
+        with pytest.raises(RunError, match=r"checked/summary\.json is malformed"):
             verified(study / "records.jsonl", resume=True)
     summary.unlink()
     found = json.loads(lines.read_text().splitlines()[0])
@@ -545,7 +545,7 @@ def test_a_summary_that_contradicts_itself_or_says_more_than_its_records_is_an_e
     summary = json.loads((study / "summary.json").read_text())
     change(summary)
     (study / "summary.json").write_text(json.dumps(summary))
-    with pytest.raises(SoundnessError, match=r"study/summary\.json (is not as it should be|does not hold)"):
+    with pytest.raises(SoundnessError, match=r"study/summary\.json (is malformed|does not hold)"):
         verified(study / "records.jsonl")
     assert not (study / "checked" / "summary.json").exists()
 
@@ -609,7 +609,7 @@ def test_a_wrong_image_is_called_broken_and_a_certified_one_is_not(study):
 )
 def test_settings_of_nothing_are_one_sentence(study, change):
     stated(study, change)
-    with pytest.raises(RunError, match=r"study\.json is not as it should be: [^\n]+$"):
+    with pytest.raises(RunError, match=r"study\.json is malformed: [^\n]+$"):
         verified(study / "records.jsonl")
 
 
@@ -708,7 +708,7 @@ def test_another_model_other_data_and_missing_records_are_refused(study):
         verified(file)
     file.write_text("\n".join(lines) + "\n")
     (study / "study.json").write_text("{}")
-    with pytest.raises(RunError, match=r"study\.json is not as it should be"):
+    with pytest.raises(RunError, match=r"study\.json is malformed"):
         verified(file)
     (study / "study.json").unlink()
     with pytest.raises(RunError, match=r"there is no study\.json"):

@@ -227,7 +227,7 @@ def test_a_forged_claim_is_found(study, change):
 def test_a_method_cannot_be_passed_off_as_a_third_party(study, verifiers, named):
     header = json.loads((study / "study.json").read_text())
     (study / "study.json").write_text(json.dumps(header | {"verifiers": verifiers}))
-    with pytest.raises(RunError, match=rf"study\.json is not as it should be: {named}"):
+    with pytest.raises(RunError, match=rf"study\.json is malformed: {named}"):
         verified(study)
 
 

@@ -80,7 +80,7 @@ def convert(value: object, kind: Any, what: object) -> Any:
     try:
         return msgspec.convert(value, type=kind)
     except (msgspec.ValidationError, ConfigError, RecursionError, UnicodeError, OverflowError) as error:
-        raise RunError(f"{what} is not as it should be: {sentence(error)}") from error
+        raise RunError(f"{what} is malformed: {sentence(error)}") from error
 
 
 def sentence(error: BaseException) -> str:

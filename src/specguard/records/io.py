@@ -32,7 +32,7 @@ def read_record(path: Path, kind: Any, most: int = LARGEST_FILE, *, links: bool 
     try:
         return msgspec.json.decode(content, type=kind)
     except _UNFIT as error:
-        raise RunError(f"{path} is not as it should be: {sentence(error)}") from error
+        raise RunError(f"{path} is malformed: {sentence(error)}") from error
 
 
 def append_records(path: Path, records: Iterable[object]) -> None:

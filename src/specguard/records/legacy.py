@@ -124,7 +124,7 @@ def old_seconds(folder: Path, most: int = LARGEST_FILE) -> float | None:
     return math.fsum(line.seconds for line in each_record(file, _Elapsed, most, links=False))
 
 
-def is_unread_summary(record: Json) -> bool:
+def is_unsupported_summary(record: Json) -> bool:
     """Whether this is a summary of sensitivity or smoothing of an earlier version, which nothing reads any more."""
     return "layer" in record or record.get("kind") == "probabilistic"
 
@@ -143,7 +143,7 @@ def _tolerant(change: Any, record: Any, what: object) -> Any:
     try:
         return change(record)
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-        raise RunError(f"{what} is not as it should be: {type(error).__name__} {str(error)[:100]}") from error
+        raise RunError(f"{what} is malformed: {type(error).__name__} {str(error)[:100]}") from error
 
 
 def _about(settings: Json) -> Json:

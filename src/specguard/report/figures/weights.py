@@ -13,7 +13,7 @@ KINDS = {"q": "queries", "k": "keys", "v": "values"}
 
 
 def weights_figure(runs: Mapping[int, WeightSpectra]) -> Figure:
-    """A panel for q, k and v: of a layer the largest head as a line, all as a band; dotted: before training."""
+    """Plot the spectral norms of q, k and v by layer: the largest head as a line, the range of heads as a band."""
     figure = Figure(figsize=(9.0, 2.7), layout="constrained")
     axes = figure.subplots(1, 3, sharey=True)
     for axis, (kind, name) in zip(axes, KINDS.items(), strict=True):
