@@ -290,7 +290,7 @@ def test_certificates_that_hold_with_a_probability_are_refused(tmp_path):
     assert settings["failure_probability"] == 0
     written(tmp_path, "certification.json", settings | {"failure_probability": 0.001})
     (tmp_path / "records.jsonl").write_text("")
-    with pytest.raises(RunError, match="are no proofs"):
+    with pytest.raises(RunError, match="are not proofs"):
         read_certificates(tmp_path / "records.jsonl")
 
 

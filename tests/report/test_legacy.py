@@ -154,7 +154,7 @@ def test_old_records_are_not_read_through_a_link_nor_from_a_pipe(old, tmp_path, 
     assert (found.certificates[0].images is None) == (name == "records.jsonl")
     path.unlink()
     os.mkfifo(path)
-    assert read_run(old, "a").problems == (f"proofs/{name} cannot be read: it is no file but a pipe or a device",)
+    assert read_run(old, "a").problems == (f"proofs/{name} cannot be read: it is a pipe or a device, not a file",)
 
 
 def test_the_time_of_an_old_study_is_that_of_all_its_starts(old):

@@ -154,7 +154,7 @@ def test_methods_that_stop_early_have_a_table_of_stages_and_others_proofs_are_ap
     found = summary(stop_early, 40)
     accuracies, stages = certificate_tables(found)
     rows = {row[0]: row[1:] for row in cells(accuracies)}
-    third_party = "certified, with third-party verifiers (crown)"
+    third_party = "with crown (third party)"
     assert list(rows) == ["", "clean", "robust", "certified", third_party]
     assert {cell.partition(" [")[0] for cell in rows["certified"]} == {"25.0"}
     assert {cell.partition(" [")[0] for cell in rows[third_party]} == {"50.0"}

@@ -267,7 +267,7 @@ OTHER_FORMS = {
 @pytest.mark.parametrize("name", OTHER_FORMS)
 def test_a_record_of_another_form_is_an_error(name, study):
     with pytest.raises(
-        RunError, match=r"the record of image 0 is not one|line 1 of .*records\.jsonl is not a record"
+        RunError, match=r"the record of image 0 is not one|line 1 of .*records\.jsonl is not a valid record"
     ):
         verified(changed(study, OTHER_FORMS[name]))
 
@@ -355,7 +355,7 @@ def test_no_field_can_be_changed_into_nonsense_or_into_a_better_claim(checked, t
             try:
                 (found,) = each_record(file, CertificateRecord)
             except RunError as error:  # any other is a defect
-                if not str(error).startswith(f"line 1 of {file} is not a record of its kind"):
+                if not str(error).startswith(f"line 1 of {file} is not a valid record"):
                     passed.append((path, old, value))
                 continue
             decoded += 1
@@ -428,7 +428,7 @@ def test_records_in_another_order_twice_or_cut_short_are_refused(study):
 def test_what_was_found_right_before_is_not_taken_on_trust(study):
     whole = plain(verified(study / "records.jsonl")[0])
     summary, lines = study / "checked" / "summary.json", study / "checked" / "records.jsonl"
-    with pytest.raises(RunError, match="holds a check, which is not believed"):
+    with pytest.raises(RunError, match="holds results of an earlier check, which are not trusted"):
         verified(study / "records.jsonl")
     for change in ({"claims": whole["claims"] + 1}, {"attacked": 0}, {"least_room": 9.0}, {"third_party": 1}):
         summary.write_text(json.dumps(whole | change))
@@ -449,9 +449,7 @@ def test_what_was_found_right_before_is_not_taken_on_trust(study):
         {"sample": 1}, {"label": (found["label"] + 1) % 4},
     ):  # fmt: skip
         lines.write_text("\n".join([json.dumps(found | change), *rest]) + "\n")
-        with pytest.raises(
-            RunError, match=r"does not belong to this study|line 1 of .* is not a record of its kind"
-        ):
+        with pytest.raises(RunError, match=r"does not belong to this study|line 1 of .* is not a valid record"):
             verified(study / "records.jsonl", resume=True)
     lines.write_text("\n".join([json.dumps(found), *rest, rest[0]]) + "\n")
     with pytest.raises(RunError, match="holds 6 records of a study of 5 images"):
@@ -493,7 +491,7 @@ def test_a_finished_check_that_comes_with_a_run_is_not_believed(study):
     }
     for path, write in hidden.items():
         write(path)
-        with pytest.raises(RunError, match="holds a check, which is not believed"):
+        with pytest.raises(RunError, match="holds results of an earlier check, which are not trusted"):
             verified(file)
         path.unlink()
     for path, write in hidden.items():
@@ -804,7 +802,7 @@ def test_killed_it_continues(study, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         verified(study / "records.jsonl", folder=folder, watch=dying)
     assert len((folder / "records.jsonl").read_text().splitlines()) == 4
-    with pytest.raises(RunError, match="holds a check, which is not believed"):
+    with pytest.raises(RunError, match="holds results of an earlier check, which are not trusted"):
         verified(study / "records.jsonl", folder=folder)
     again, believed = verified(study / "records.jsonl", folder=folder, resume=True)
     assert believed == 4

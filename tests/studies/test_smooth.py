@@ -182,7 +182,7 @@ def test_a_record_that_cannot_be_is_refused(study, change, ended):
     rewritten(study, records)
     if not ended:
         (study / "summary.json").unlink()
-    with pytest.raises(RunError, match=r"does not belong to this study|line 1 of .* is not a record of its kind"):
+    with pytest.raises(RunError, match=r"does not belong to this study|line 1 of .* is not a valid record"):
         start(study)
 
 
@@ -256,7 +256,7 @@ def test_no_check_takes_counts_for_proofs(complete, tmp_path):
 def test_a_record_of_a_proof_among_those_of_noise_is_refused(study, proofs):
     (study / "summary.json").unlink()
     rewritten(study, [*lines(study)[:7], lines(proofs)[7]])
-    with pytest.raises(RunError, match=r"line 8 of .* is not a record of its kind"):
+    with pytest.raises(RunError, match=r"line 8 of .* is not a valid record"):
         start(study)
 
 

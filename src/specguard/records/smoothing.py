@@ -1,4 +1,4 @@
-"""Randomized smoothing on disk: probabilistic certificates of another function, never mixed with proofs."""
+"""Randomized smoothing on disk: probabilistic certificates of the smoothed classifier, kept apart from proofs."""
 
 import math
 import statistics
@@ -15,9 +15,10 @@ ASSUMED = "noise that is exactly normal: it is pseudo-random, and rounded to the
 
 
 class Smoothing(Record, frozen=True):
-    """Noise of standard deviation `sigma` in pixels; `n0` draws choose a class, `n` others say how likely it is.
+    """Gaussian noise of standard deviation `sigma`, in pixels of [0, 1].
 
-    `alpha` is the probability, for every image by itself, that what is returned is false.
+    `n0` draws select a class, and `n` other draws bound its probability. For each image by itself, its
+    certificate is false with probability at most `alpha`.
     """
 
     sigma: Size = 0.25
@@ -53,7 +54,7 @@ class SmoothSettings(Record, frozen=True):
 
 
 class SmoothStudy(Record, frozen=True, tag_field="kind", tag="smooth"):
-    """What is smoothed. `function` says that certificates are not about the model itself."""
+    """The model, data and settings of a smoothing study; `function` names the function that is certified."""
 
     about: About
     settings: SmoothSettings
@@ -61,10 +62,10 @@ class SmoothStudy(Record, frozen=True, tag_field="kind", tag="smooth"):
 
 
 class SmoothRecord(SampleRecord, frozen=True):
-    """One image: `count` of `draws` noisy images were of the class `selected`, from which all else follows.
+    """One image: `count` of `draws` noisy images were classified as `selected`, from which all else follows.
 
-    `predicted` is None where the smoothed classifier abstains. The certificate is false with probability
-    `failure_probability` at most.
+    `predicted` is None where the smoothed classifier abstains. The certificate is false with probability at most
+    `failure_probability`.
     """
 
     input: Name
@@ -80,8 +81,9 @@ class SmoothRecord(SampleRecord, frozen=True):
 def fits(
     record: SmoothRecord, smoothing: Smoothing, expected: Callable[[int, int, float, float], tuple[float, float]]
 ) -> bool:
-    """Whether a record can be what smoothing has written; `expected(count, draws, alpha, sigma)` are the lower
-    probability and the radius, which are computed again.
+    """Whether a record can be one of this study.
+
+    `expected(count, draws, alpha, sigma)` recomputes the lower bound of the probability and the radius.
     """
     if record.draws != smoothing.n or record.count > record.draws:
         return False
@@ -102,8 +104,8 @@ class FailureProbability(Record, frozen=True):
 class SmoothSummary(Summary, frozen=True, kw_only=True, tag_field="kind", tag="smooth"):
     """Fractions of images on which the smoothed classifier is correct, correct within each radius, and abstains.
 
-    Every fraction is of certificates that are each false with probability `per_image` at most: that none of n is
-    false has the probability 1 - n `per_image` at least.
+    Each certificate is false with probability at most `per_image`; none of n is false with probability at least
+    1 - n `per_image`.
     """
 
     study: SmoothStudy
@@ -121,7 +123,7 @@ class SmoothSummary(Summary, frozen=True, kw_only=True, tag_field="kind", tag="s
 
 
 def summarize(records: Sequence[SmoothRecord], study: SmoothStudy) -> SmoothSummary:
-    """The summary of all records of a study. The ball of a certificate is open."""
+    """Summarize all records of a study. The ball of a certificate is open."""
     n, alpha = len(records), study.settings.smoothing.alpha
     correct = [record.radius for record in records if record.predicted == record.label]
     return SmoothSummary(

@@ -25,7 +25,11 @@ _BOUND_NAMES = {
     "t2": "T2",
     "best": "best",
 }
-_GROWTH_NAMES = {"exponent": "sum of sigma (Eq. 15)", "log_product": "product over blocks", "growth": "PGD-20"}
+_GROWTH_NAMES = {
+    "exponent": "sum of sigma (Eq. 15)",
+    "log_product": "product over blocks",
+    "growth": "PGD-20 perturbation",
+}
 
 
 def subset_lines(about: About) -> list[str]:
@@ -154,7 +158,7 @@ def _early_accuracies(summary: CertificateSummary, baseline: LinearBaseline | No
     table.add_row("certified", *(_with_interval(row.certified) for row in rows))
     if summary.study.verifiers:
         cells = (_with_interval(row.with_verifiers or row.certified) for row in rows)
-        table.add_row(f"certified, with third-party verifiers ({', '.join(summary.study.verifiers)})", *cells)
+        table.add_row(f"with {', '.join(summary.study.verifiers)} (third party)", *cells)
     if baseline is not None:
         table.add_row(*_baseline_row(baseline, rows, _with_interval))
     return table

@@ -1,7 +1,7 @@
 """A matplotlib figure as inline SVG.
 
-The element has no style of its own, which the content security policy would block; its text can be selected; its colors
-are variables of the page, so that it is readable in light and dark themes.
+The element has no style of its own, which the content security policy would block; its text can be selected; its
+colors are variables of the page, so that it is readable in light and dark themes.
 """
 
 import io
