@@ -21,7 +21,13 @@ from specguard.records.accuracy import Accuracy
 from specguard.records.base import Json
 from specguard.records.io import rewrite_records
 from specguard.report import read_run, report, write_report
-from specguard.report.html.sections import certified_accuracies, clean_accuracy, robust_accuracies, subsets, verdict
+from specguard.report.html.sections import (
+    certificate_accuracies,
+    clean_accuracy,
+    robust_accuracies,
+    subsets,
+    verdict,
+)
 
 HOSTILE = "\"'></script><script>alert(1)</script>\x00\u202e<b onmouseover=alert(1)>"
 
@@ -181,7 +187,7 @@ def test_of_as_many_images_a_stratified_subset_is_shown_before_the_first(copy, c
             shutil.copytree(copy / study, copy / study.replace("/", f"/{name}-"))
             of_subset(copy / study.replace("/", f"/{name}-"), count)
     found = read_run(copy, "a")
-    for accuracies in (robust_accuracies, certified_accuracies):
+    for accuracies in (robust_accuracies, certificate_accuracies):
         assert accuracies(first).keys() == accuracies(found).keys()
         assert {each.count for each in accuracies(found).values()} == {count}
         assert {each.count for each in accuracies(first).values()} != {count}
@@ -382,7 +388,7 @@ def test_what_rests_on_verifiers_of_others_is_said_to_and_never_counted_as_ours(
         "10 are misclassified, clean or under attack; 10 are unknown. "
         "10 more are certified by third-party verifiers alone."
     )
-    assert {each.count for each in certified_accuracies(run).values()} == {10}
+    assert {each.count for each in certificate_accuracies(run).values()} == {10}
 
 
 def test_the_page_of_a_damaged_run_says_so(copy):

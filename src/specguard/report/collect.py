@@ -70,7 +70,24 @@ AnyFound = FoundStudy[Any]
 
 
 def run_directories(path: Path) -> list[Path]:
-    """Find the run at `path`, or the runs below it."""
+    """Find the run at `path`, or the runs below it.
+
+    Args:
+        path: a run, a folder of studies of one model, or a folder that contains several runs.
+
+    Returns:
+        The directories of the runs, in order.
+
+    Raises:
+        RunError: there are no records at or below `path`.
+
+    Example:
+        >>> from tempfile import mkdtemp
+        >>> from specguard.report.examples import write_example_run
+        >>> folder = write_example_run(Path(mkdtemp()))
+        >>> run_directories(folder) == [folder]
+        True
+    """
     try:
         return _find_runs(path)
     except OSError as error:
@@ -91,7 +108,22 @@ def _find_runs(path: Path) -> list[Path]:
 
 
 def read_run(run: Path, label: str) -> Run:
-    """Read all records of a run; what cannot be read is listed in `Run.problems`."""
+    """Read all records of a run; what cannot be read is listed in `Run.problems`.
+
+    Args:
+        run: the directory of the run.
+        label: the name of the run in tables and figures.
+
+    Returns:
+        The training and all studies found below the directory. Damaged files raise no error.
+
+    Example:
+        >>> from tempfile import mkdtemp
+        >>> from specguard.report.examples import write_example_run
+        >>> run = read_run(write_example_run(Path(mkdtemp())), "example")
+        >>> [study.place for study in run.attacks], run.problems
+        (['attacks/pgd'], ())
+    """
     reader = _Reader(run)
     found = reader.studies()
     model = reader.model()

@@ -117,10 +117,26 @@ def _text_cell(name: str) -> str:
 
 
 def robustbench_record(summary: AttackSummary, *, name: str, architecture: str, dataset: str) -> Json:
-    """A leaderboard entry in the form RobustBench collects them, of the largest radius evaluated.
+    """A leaderboard entry in the format of RobustBench, at the largest radius evaluated.
 
-    Only an accuracy under AutoAttack is called that. What an evaluation cannot know (authors, venue, link, extra
-    data) is null, to be filled in by a person.
+    `autoattack_acc` is null unless AutoAttack was run. Fields that are not in the records (authors, venue, link,
+    additional data) are null, to be filled in by hand.
+
+    Args:
+        summary: the summary of an attack study.
+        name: the name of the model.
+        architecture: the architecture of the model.
+        dataset: the name of the data set.
+
+    Returns:
+        The entry as a JSON object; its accuracies are percentages with two decimals.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> summary = example_run().attacks[0].summary
+        >>> entry = robustbench_record(summary, name="mine", architecture="ViT", dataset="digits")
+        >>> entry["clean_acc"], entry["best_known_acc"], entry["autoattack_acc"]
+        ('75.00', '50.00', None)
     """
     worst = max(summary.worst_case, key=lambda row: row.radius)
     auto = [

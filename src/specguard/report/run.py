@@ -117,7 +117,29 @@ class UnfinishedStudy:
 
 @dataclass(frozen=True)
 class Run:
-    """Everything found in a run directory, and one sentence for everything that is wrong with it."""
+    """The contents of a run directory, as `read_run` returns them.
+
+    Args:
+        label: the name of the run in tables and figures.
+        training: the training; None where there is none, or it is unfinished.
+        model: the record of the trained model.
+        fingerprint: the fingerprint of the function of the model.
+        classes: the names of the classes.
+        attacks: attack studies.
+        certificates: certifications.
+        checks: independent checks of certificates.
+        spectra: spectrum studies.
+        smoothing: randomized smoothing studies.
+        sensitivity: studies of single attention layers.
+        unfinished: studies that were started and not completed.
+        problems: one sentence per file that could not be read, or does not belong to the run.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> run = example_run()
+        >>> str(run.certificates[0].rows[-1].certified)
+        '25.0 % [4.6, 69.9], n = 4'
+    """
 
     label: str
     training: FoundTraining | None = None

@@ -33,7 +33,19 @@ _GROWTH_NAMES = {
 
 
 def subset_lines(about: About) -> list[str]:
-    """State that the images of a study are a stratified subset, to be shown beside n."""
+    """State that the images of a study are a stratified subset, to be shown beside n.
+
+    Args:
+        about: model, data and choice of images of a study.
+
+    Returns:
+        One line if the images are a stratified subset, else none.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> subset_lines(example_run().attacks[0].summary.study.about)
+        []
+    """
     if about.subset is None:
         return []
     return [f"the {about.n} images are a subset of {about.subset.of}, stratified by class"]
@@ -43,7 +55,19 @@ def subset_lines(about: About) -> list[str]:
 
 
 def attack_table(summary: AttackSummary) -> Table:
-    """Tabulate clean accuracy, robust accuracy per attack and ball, and the worst case over attacks."""
+    """Tabulate clean accuracy, robust accuracy per attack and ball, and the worst case over attacks.
+
+    Args:
+        summary: the summary of an attack study, as `read_run` finds it in `Run.attacks`.
+
+    Returns:
+        A rich table, one row per accuracy.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> attack_table(example_run().attacks[0].summary).row_count
+        3
+    """
     after = " after each attack" if summary.study.stop_early else ""
     table = Table("", "norm", "radius", f"accuracy{after} (95 %)")
     table.add_row("clean", "", "", str(summary.clean))
@@ -54,7 +78,19 @@ def attack_table(summary: AttackSummary) -> Table:
 
 
 def attack_warnings(summary: AttackSummary) -> list[str]:
-    """List the signs that robust accuracy is overestimated: obfuscated gradients and warnings of AutoAttack."""
+    """List the signs that robust accuracy is overestimated: obfuscated gradients and warnings of AutoAttack.
+
+    Args:
+        summary: the summary of an attack study, as `read_run` finds it in `Run.attacks`.
+
+    Returns:
+        One line per warning; none where nothing was found.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> attack_warnings(example_run().attacks[0].summary)
+        []
+    """
     flags = [f"warning, {flag.name}: {flag.message}" for flag in summary.flags]
     return [*flags, *(f"warning, autoattack: {text}" for text in summary.warnings)]
 
@@ -67,6 +103,22 @@ def certificate_tables(summary: CertificateSummary, baseline: LinearBaseline | N
 
     There is one row per certification method. Of a study with `stop_early`, which runs each method only on what the
     cheaper ones left open, a second table states the images and classes that each method was run on.
+
+    Args:
+        summary: the summary of a certification, as `read_run` finds it in `Run.certificates`.
+        baseline: the certified linear classifier at the same radii, for a row of its own; none by default.
+
+    Returns:
+        Rich tables, of at most five radii each.
+
+    Raises:
+        RunError: the summary is not of a certification, such as one of smoothing.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> (table,) = certificate_tables(example_run().certificates[0].summary)
+        >>> [column.header for column in table.columns][:3]
+        ['', '0.05', '0.1']
     """
     _require_proofs(summary)
     if summary.study.settings.stop_early:
@@ -86,6 +138,17 @@ def certificate_verdict(summary: CertificateSummary) -> list[str]:
 
     The limits are the median certified radius, the largest terms of the margin loss, and the steps of the network
     in which the radius of the perturbation grows most.
+
+    Args:
+        summary: the summary of a certification, as `read_run` finds it in `Run.certificates`.
+
+    Returns:
+        Lines of text.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> certificate_verdict(example_run().certificates[0].summary)[0]
+        'radius 0.1: 1 certified, 2 misclassified under attack, 1 unknown, of 4'
     """
     _require_proofs(summary)
     last, n = summary.radii[-1], summary.n
@@ -225,7 +288,22 @@ def _median(median: float | None, vacuous_below: float = 0.0) -> str:
 
 
 def smoothing_table(summary: SmoothSummary) -> Table:
-    """Tabulate the accuracy of a smoothed classifier, within each radius too, and its abstention rate."""
+    """Tabulate the accuracy of a smoothed classifier, within each radius too, and its abstention rate.
+
+    Args:
+        summary: the summary of a smoothing study, as `read_run` finds it in `Run.smoothing`.
+
+    Returns:
+        A rich table, one row per radius.
+
+    Raises:
+        RunError: the summary is not of a smoothing study.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> smoothing_table(example_run().smoothing[0].summary).row_count
+        5
+    """
     if not isinstance(summary, SmoothSummary):
         raise RunError("only probabilistic certificates are shown in the table of smoothing")
     sigma = summary.study.settings.smoothing.sigma
@@ -239,7 +317,19 @@ def smoothing_table(summary: SmoothSummary) -> Table:
 
 
 def smoothing_verdict(summary: SmoothSummary) -> list[str]:
-    """State the failure probability, the function and the assumption of probabilistic certificates."""
+    """State the failure probability, the function and the assumption of probabilistic certificates.
+
+    Args:
+        summary: the summary of a smoothing study, as `read_run` finds it in `Run.smoothing`.
+
+    Returns:
+        Lines of text.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> smoothing_verdict(example_run().smoothing[0].summary)[-1]
+        'median certified radius: 0.5'
+    """
     failure, median = summary.failure_probability, summary.median_radius
     return [
         *subset_lines(summary.study.about),
@@ -255,7 +345,20 @@ def smoothing_verdict(summary: SmoothSummary) -> list[str]:
 
 
 def spectrum_table(label: str, summary: SpectrumSummary) -> Table:
-    """Tabulate the largest singular value of each part's Jacobian, without and with its skip connection."""
+    """Tabulate the largest singular value of each part's Jacobian, without and with its skip connection.
+
+    Args:
+        label: the name of the run, for the title.
+        summary: the summary of a spectrum study, as `read_run` finds it in `Run.spectra`.
+
+    Returns:
+        A rich table, one row per part.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> spectrum_table("example", example_run().spectra[0].summary).row_count
+        2
+    """
     title = f"{label}: largest singular values, n = {summary.n}"
     table = Table("part", "J_F, mean ± std", "median", "I + J_F", title=title)
     for part in summary.parts:
@@ -267,7 +370,19 @@ def spectrum_table(label: str, summary: SpectrumSummary) -> Table:
 
 
 def spectrum_lines(summary: SpectrumSummary) -> list[str]:
-    """State how the images were chosen, and by which factor the blocks together amplify a perturbation."""
+    """State how the images were chosen, and by which factor the blocks together amplify a perturbation.
+
+    Args:
+        summary: the summary of a spectrum study, as `read_run` finds it in `Run.spectra`.
+
+    Returns:
+        Lines of text; none where no block was studied.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> len(spectrum_lines(example_run().spectra[0].summary))
+        1
+    """
     lines = subset_lines(summary.study.about)
     if summary.growth is not None and summary.growth.n:
         found = {name: getattr(summary, key) for key, name in _GROWTH_NAMES.items()}
@@ -277,7 +392,19 @@ def spectrum_lines(summary: SpectrumSummary) -> list[str]:
 
 
 def spectrum_warnings(summary: SpectrumSummary) -> list[str]:
-    """State how many singular values did not converge."""
+    """State how many singular values did not converge.
+
+    Args:
+        summary: the summary of a spectrum study, as `read_run` finds it in `Run.spectra`.
+
+    Returns:
+        One line, or none where all values converged.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> spectrum_warnings(example_run().spectra[0].summary)
+        []
+    """
     unconverged = sum(part.unconverged for part in summary.parts)
     return (
         [f"warning: {unconverged} values did not converge; raise --most, the limit on products"]
@@ -294,7 +421,19 @@ def _mean(values: Distribution) -> str:
 
 
 def sensitivity_tables(summary: SensitivitySummary) -> list[Table]:
-    """Tabulate the largest change found and all bounds on it (Table 3 of LoFAST), and the ratio of each to it."""
+    """Tabulate the largest change found and all bounds on it (Table 3 of LoFAST), and the ratio of each to it.
+
+    Args:
+        summary: the summary of a sensitivity study, as `read_run` finds it in `Run.sensitivity`.
+
+    Returns:
+        Two rich tables with one column per radius: values, and ratios of bounds to the change found.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> [table.row_count for table in sensitivity_tables(example_run().sensitivity[0].summary)]
+        [9, 8]
+    """
     rows = summary.radii
     values, ratios = (_radius_table(first, rows) for first in ("||F(X') - F(X)||", "bound / found"))
     values.add_row("found", *(_short(row.found) for row in rows))

@@ -22,7 +22,21 @@ def norms_of(run: Run) -> list[str]:
 
 
 def curve_figure(run: Run, norm: str) -> Figure:
-    """Plot clean, robust and certified accuracy of one run by radius; the shaded gap is unknown."""
+    """Plot clean, robust and certified accuracy of one run by radius; the shaded gap is unknown.
+
+    Args:
+        run: a run with attack studies or certifications in this norm.
+        norm: `l2` or `linf`.
+
+    Returns:
+        A matplotlib figure.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> figure = curve_figure(example_run(), "l2")
+        >>> figure.axes[0].get_xlabel()
+        'l2 radius'
+    """
     figure, axis = _new_axes(norm)
     certified, attacked = _certified(run, norm), _attacked(run, norm)
     clean = [*(study.summary.clean for study in certified), *(points[0][1] for points in attacked)][0]
@@ -44,7 +58,21 @@ def curve_figure(run: Run, norm: str) -> Figure:
 
 
 def comparison_figure(runs: Sequence[Run], norm: str) -> Figure:
-    """Plot robust (dashed) and certified accuracy of several runs by radius, one color per run."""
+    """Plot robust (dashed) and certified accuracy of several runs by radius, one color per run.
+
+    Args:
+        runs: the runs; their colors follow from their order.
+        norm: `l2` or `linf`.
+
+    Returns:
+        A matplotlib figure.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> figure = comparison_figure([example_run()], "l2")
+        >>> [text.get_text() for text in figure.legends[0].get_texts()]
+        ['certified', 'robust']
+    """
     figure, axis = _new_axes(norm)
     for number, run in enumerate(runs):
         color = RUN_COLOURS[number % len(RUN_COLOURS)]
@@ -64,7 +92,20 @@ def comparison_figure(runs: Sequence[Run], norm: str) -> Figure:
 
 
 def method_figure(study: FoundCertificates) -> Figure:
-    """Plot certified accuracy by radius, one line per method, or one for all where methods stop early."""
+    """Plot certified accuracy by radius, one line per method, or one for all where methods stop early.
+
+    Args:
+        study: a certification, as `read_run` finds it in `Run.certificates`.
+
+    Returns:
+        A matplotlib figure.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> figure = method_figure(example_run().certificates[0])
+        >>> [text.get_text() for text in figure.legends[0].get_texts()]
+        ['clean', 'local']
+    """
     summary = study.summary
     figure, axis = _new_axes(study.norm)
     axis.axhline(100 * summary.clean.value, color=CLEAN, linewidth=1.2, linestyle=(0, (4, 3)), label="clean")
@@ -183,7 +224,19 @@ def _percents(points: Sequence[Point]) -> tuple[list[float], list[float]]:
 
 
 def training_figure(runs: Mapping[int, Sequence[tuple[int, float]]]) -> Figure:
-    """Plot test accuracy by epoch, one line per run."""
+    """Plot test accuracy by epoch, one line per run.
+
+    Args:
+        runs: pairs of an epoch and a test accuracy in [0, 1], by the index of the run, which sets its color.
+
+    Returns:
+        A matplotlib figure.
+
+    Example:
+        >>> figure = training_figure({0: [(1, 0.5), (2, 0.75)]})
+        >>> [float(y) for y in figure.axes[0].lines[0].get_ydata()]
+        [50.0, 75.0]
+    """
     figure = Figure(figsize=(5.6, 2.4), layout="constrained")
     axis = figure.subplots()
     for number, points in runs.items():

@@ -43,6 +43,19 @@ def sensitivity_figure(summary: SensitivitySummary, title: str) -> Figure:
     The panels show, by radius, the output of the layer, the attention map and the values of its first head; by
     spectral norm of the input, the output at the largest radius; and by relative change of a weight, the bounds.
     Lines are means over images or samples, and bands go from the smallest to the largest. Zeros are left out.
+
+    Args:
+        summary: the summary of a sensitivity study.
+        title: the title of the figure.
+
+    Returns:
+        A matplotlib figure.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> figure = sensitivity_figure(example_run().sensitivity[0].summary, "example")
+        >>> len(figure.axes)
+        5
     """
     figure = Figure(figsize=(21.0, 4.6), layout="constrained")
     axes = figure.subplots(1, 5)

@@ -24,6 +24,22 @@ def violin_figure(
 
     The upper panel shows sigma_max(J_F), the quantity of the theorem; the lower one sigma_max(I + J_F), that of
     the whole part. A run that lacks a part leaves its place empty.
+
+    Args:
+        runs: the records of one spectrum study per run, by label.
+        groups: the groups of parts to show; by default the embedding, the blocks and the head.
+
+    Returns:
+        A matplotlib figure.
+
+    Raises:
+        ValueError: the records have no part of these groups.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> figure = violin_figure({"example": example_run().spectra[0].records})
+        >>> len(figure.axes)
+        2
     """
     parts = _part_names(runs, groups)
     if not parts:
@@ -55,7 +71,24 @@ def violin_figure(
 def direction_figure(
     images: NDArray[np.floating], directions: Mapping[str, NDArray[np.floating]], labels: Sequence[str]
 ) -> Figure:
-    """Show images, and beside each the direction in pixel space that each part amplifies most; gray is zero."""
+    """Show images, and beside each the direction in pixel space that each part amplifies most; gray is zero.
+
+    Args:
+        images: images in [0, 1], sample x channel x height x width, with one or three channels.
+        directions: by part, directions of the same shape.
+        labels: one label per image.
+
+    Returns:
+        A matplotlib figure, one row per image.
+
+    Raises:
+        ValueError: the images have another number of channels.
+
+    Example:
+        >>> images = np.zeros((2, 1, 4, 4))
+        >>> len(direction_figure(images, {"blocks.0": images}, ["cat", "dog"]).axes)
+        4
+    """
     count = len(images)
     if images.shape[1] not in (1, 3):
         raise ValueError(f"images have one channel or three, not {images.shape[1]}")
@@ -74,7 +107,18 @@ def direction_figure(
 
 
 def save_figure(figure: Figure) -> dict[str, bytes]:
-    """Render a figure to SVG and PNG, without dates or random ids: the same figure gives the same bytes."""
+    """Render a figure to SVG and PNG, without dates or random ids: the same figure gives the same bytes.
+
+    Args:
+        figure: any matplotlib figure.
+
+    Returns:
+        The contents of an SVG and a PNG file, by suffix.
+
+    Example:
+        >>> sorted(save_figure(Figure()))
+        ['png', 'svg']
+    """
     files = {}
     fixed = matplotlib.rc_context({"svg.hashsalt": "specguard", "savefig.dpi": 150})
     with fixed, warnings.catch_warnings():

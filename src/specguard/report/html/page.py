@@ -58,7 +58,17 @@ _SECTIONS = {
 
 @dataclass(frozen=True)
 class Report:
-    """The contents of three files."""
+    """The contents of the three files of a report.
+
+    Args:
+        html: the page.
+        csv: every accuracy, one per line.
+        robustbench: one leaderboard entry per attack study.
+
+    Example:
+        >>> Report(b"<!DOCTYPE html>", b"", ()).robustbench
+        ()
+    """
 
     html: bytes
     csv: bytes
@@ -66,13 +76,47 @@ class Report:
 
 
 def report(runs: Mapping[str, Path], title: str = "SpecGuard report") -> Report:
-    """The report of the runs in these directories, by label. The same records make the same bytes."""
+    """Build the report of several runs. The same records give the same bytes.
+
+    Args:
+        runs: run directories by label, in the order of the page.
+        title: the title of the page.
+
+    Returns:
+        The contents of the HTML, CSV and leaderboard files.
+
+    Example:
+        >>> from tempfile import mkdtemp
+        >>> from specguard.report.examples import write_example_run
+        >>> made = report({"example": write_example_run(Path(mkdtemp()))})
+        >>> made.html[:15], len(made.robustbench)
+        (b'<!DOCTYPE html>', 1)
+    """
     read = [read_run(path, label) for label, path in runs.items()]
     return Report(_page(read, title).encode(errors="replace"), csv_bytes(read), tuple(robustbench_entries(read)))
 
 
 def write_report(runs: Mapping[str, Path], path: Path, title: str = "SpecGuard report") -> Path:
-    """Write the report to `path`, an .html file, and beside it the .csv and .robustbench.json; return `path`."""
+    """Write the report as an HTML file, and beside it the .csv and .robustbench.json files.
+
+    Args:
+        runs: run directories by label, in the order of the page.
+        path: the HTML file; the other two get its name with another suffix.
+        title: the title of the page.
+
+    Returns:
+        `path`.
+
+    Raises:
+        ConfigError: `path` does not end in .html or .htm.
+
+    Example:
+        >>> from tempfile import mkdtemp
+        >>> from specguard.report.examples import write_example_run
+        >>> folder = write_example_run(Path(mkdtemp()))
+        >>> write_report({"example": folder}, folder / "report.html").name
+        'report.html'
+    """
     if path.suffix not in (".html", ".htm"):
         raise ConfigError(f"a report is an .html file, not {path}")
     made = report(runs, title)
@@ -158,7 +202,7 @@ def _run_view(run: Run, number: int) -> View:
         bars=sections.bars(run),
         clean=sections.clean_accuracy(run),
         robust=sections.robust_accuracies(run),
-        certified=sections.certified_accuracies(run),
+        certified=sections.certificate_accuracies(run),
         median=sections.median_radius(run),
         training_seconds=None if training is None else training.seconds,
         rows=accuracy_rows(run, number),

@@ -83,7 +83,7 @@ def robust_accuracies(run: Run) -> dict[tuple[str, float], Accuracy]:
     return _select(rows, lambda accuracy: -accuracy.count)
 
 
-def certified_accuracies(run: Run) -> dict[tuple[str, float], Accuracy]:
+def certificate_accuracies(run: Run) -> dict[tuple[str, float], Accuracy]:
     """Certified accuracy by ball; of several studies, the one on most images."""
     rows: list[_Found] = [((s.norm, row.radius), row.certified, s) for s in run.certificates for row in s.rows]
     return _select(rows, lambda accuracy: accuracy.count)
@@ -103,7 +103,7 @@ def bars(run: Run) -> list[Bar]:
     """Clean, robust and certified accuracy, the latter two at a few balls."""
     clean = clean_accuracy(run)
     found = [] if clean is None else [Bar("clean", "clean accuracy", clean)]
-    for kind, known in (("attacked", robust_accuracies(run)), ("certified", certified_accuracies(run))):
+    for kind, known in (("attacked", robust_accuracies(run)), ("certified", certificate_accuracies(run))):
         name = "robust accuracy" if kind == "attacked" else "certified accuracy"
         found += [Bar(kind, f"{name}, {ball_text(*ball)}", known[ball]) for ball in thin_out(list(known))]
     return found
