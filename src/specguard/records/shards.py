@@ -70,7 +70,7 @@ class StudyFolder:
         shards = [p for p in (self.folder / _SHARDS).glob("*-of-*") if re.fullmatch("[0-9]+-of-[0-9]+", p.name)]
         return [self.folder, *sorted(shards)]
 
-    def lock_merge(self) -> AbstractContextManager[None]:
+    def together(self) -> AbstractContextManager[None]:
         """Lock the folder of the study itself for writing; other processes wait."""
         return nullcontext() if self.alone else locked(self.folder, _SHARDS, wait=True)
 
@@ -84,7 +84,7 @@ def lock_study(place: StudyFolder, header: Record) -> Iterator[None]:
             yield
         return
     with locked(place.folder, shared=True), locked(place.folder, *place.below):
-        with place.lock_merge():
+        with place.together():
             _check_header(place.folder, header)
         yield
 

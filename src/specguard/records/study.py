@@ -118,7 +118,7 @@ def complete(
             record_start(place.own, device)
             _work(study, ledger, watch)
             ledger.read()
-        with place.lock_merge():
+        with place.together():
             return _finish(study, ledger, device)
 
 

@@ -81,7 +81,7 @@ def _certificates() -> certificate.CertificateSummary:
     settings = certificate.CertifySettings(radii=(0.05, 0.1), methods=("local",))
     study = certificate.CertifyStudy(about=_ABOUT, settings=settings, attack={"type": "PGD"})
     largest = (0.12, 0.07, 0.0, 0.0)
-    verdicts = (
+    verdicts: tuple[tuple[certificate.Verdict, ...], ...] = (
         ("certified", "certified"),
         ("certified", "unknown"),
         ("unknown", "broken"),
@@ -163,7 +163,7 @@ def _spectrum(records: list[spectrum.SpectrumRecord]) -> spectrum.SpectrumSummar
 def _sensitivity() -> sensitivity.SensitivitySummary:
     settings = sensitivity.SensitivitySettings(radii=(0.01, 0.1))
     study = sensitivity.SensitivityStudy(about=_ABOUT, settings=settings, layer="blocks.0.attention")
-    bounds = dict.fromkeys(sensitivity.BOUNDS, 2.0)
+    bounds: dict[str, float | None] = dict.fromkeys(sensitivity.BOUNDS, 2.0)
     records = [
         sensitivity.SensitivityRecord(
             sample=sample,

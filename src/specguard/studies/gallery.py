@@ -45,7 +45,7 @@ def write_gallery(
     batch lead elsewhere, and nothing is broken, the image is left out. A gallery that is there is left as it is.
     """
     place, study = folder / "gallery", StudyFolder(folder, shard)
-    with locked(folder, shared=not study.alone), study.lock_merge(), torch.no_grad():
+    with locked(folder, shared=not study.alone), study.together(), torch.no_grad():
         if (place / "pictures.json").exists():
             return
         model = model.to(device).eval()
