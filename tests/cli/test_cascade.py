@@ -79,7 +79,7 @@ def test_a_run_is_smoothed_and_started_again_it_is_what_it_was(specguard, run):
     ended = specguard(*command)
     ended.succeeds()
     assert "another function than the model" in ended.out
-    assert "false with probability 0.01 at most, any of the 5 with 0.05 at most" in ended.out
+    assert "fails with probability at most 0.01, any of the 5 with probability at most 0.05" in ended.out
     before = contents(run)
     again = specguard(*command)
     again.succeeds()

@@ -265,10 +265,10 @@ def _svg(figure: Any, name: str, label: str) -> Markup:
 def _curve_caption(run: Run, norm: str) -> str:
     words = [f"certified and attacked on {sections.images_text(s)}" for s in run.certificates if s.norm == norm]
     words += [
-        f"attacked by {', '.join(dict.fromkeys(row.attack for row in hit.summary.attacks))} "
-        f"on {sections.images_text(hit)}"
-        for hit in run.attacks
-        if any(row.norm == norm for row in hit.summary.worst_case)
+        f"attacked by {', '.join(dict.fromkeys(row.attack for row in study.summary.attacks))} "
+        f"on {sections.images_text(study)}"
+        for study in run.attacks
+        if any(row.norm == norm for row in study.summary.worst_case)
     ]
     through = " Certified through the enclosing l2 ball." if norm == "linf" and run.certificates else ""
     return f"{'; '.join(words)}. Whiskers are 95 % intervals.{through}"

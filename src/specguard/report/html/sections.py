@@ -77,7 +77,7 @@ def clean_accuracy(run: Run) -> Accuracy | None:
 def robust_accuracies(run: Run) -> dict[tuple[str, float], Accuracy]:
     """Robust accuracy under all attacks tried, by ball; of several evaluations, the one on most images."""
     rows: list[_Found] = [
-        ((row.norm, row.radius), row.accuracy, hit) for hit in run.attacks for row in hit.summary.worst_case
+        ((row.norm, row.radius), row.accuracy, study) for study in run.attacks for row in study.summary.worst_case
     ]
     rows += [((study.norm, row.radius), row.robust, study) for study in run.certificates for row in study.rows]
     return _select(rows, lambda accuracy: -accuracy.count)
