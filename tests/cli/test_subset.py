@@ -168,9 +168,9 @@ def test_the_report_says_how_images_were_chosen(specguard, run):
     specguard("report", run, "--out", run / "report.html").succeeds()
     page = (run / "report.html").read_text()
     assert page.count("7 images, a subset of 30 stratified by class.") == 1
-    assert "attacked by fgsm on 7 images, a stratified subset of 30" in page
-    assert page.count("proved, and attacked beside it, on 7 images") == 2
-    assert page.count("proved, and attacked beside it, on 7 images, a stratified subset of 30") == 1
+    assert "attacked by fgsm on 7 images, a subset of 30 stratified by class" in page
+    assert page.count("certified and attacked on 7 images") == 2
+    assert page.count("certified and attacked on 7 images, a subset of 30 stratified by class") == 1
 
 
 def test_digits_are_in_an_order_of_their_own(specguard, tmp_path):
