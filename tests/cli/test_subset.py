@@ -167,7 +167,7 @@ def test_the_report_says_how_images_were_chosen(specguard, run):
             specguard(*placed(verb, run), *more).succeeds()
     specguard("report", run, "--out", run / "report.html").succeeds()
     page = (run / "report.html").read_text()
-    assert page.count("7 images, a subset of 30 stratified by class.") == 1
+    assert page.count(": 7 images, a subset of 30 stratified by class.") == 1
     assert "attacked by fgsm on 7 images, a subset of 30 stratified by class" in page
     assert page.count("certified and attacked on 7 images") == 2
     assert page.count("certified and attacked on 7 images, a subset of 30 stratified by class") == 1
