@@ -1,20 +1,20 @@
-"""What a user can mend. Every message is one clear sentence; the command line prints it and exits with 2."""
+"""Errors that a user can fix. Each message is one sentence, which the command line prints before exiting with 2."""
 
 
 class SpecGuardError(Exception):
-    """The root of all errors that are the input's fault, not the program's."""
+    """The base class of all errors caused by the input, not by a defect of the package."""
 
 
 class ConfigError(SpecGuardError, ValueError):
-    """A setting that is unknown, out of range, or at odds with another."""
+    """A setting that is unknown, out of range, or in conflict with another."""
 
 
 class DataError(SpecGuardError, ValueError):
-    """Data that is missing, corrupted, or not what its name promises."""
+    """Data that is missing, corrupted, or not of the expected format."""
 
 
 class RunError(SpecGuardError):
-    """A run directory that cannot be written, read, or continued with these settings."""
+    """A run directory that cannot be written, read, or resumed with these settings."""
 
 
 class CheckpointError(RunError):
@@ -22,16 +22,16 @@ class CheckpointError(RunError):
 
 
 class OutputError(SpecGuardError):
-    """Words that nobody takes: a full disk behind the standard output."""
+    """Standard output that cannot be written, as on a full disk."""
 
 
 class TrainingError(SpecGuardError):
-    """Training that cannot go on, such as a loss that is no longer finite."""
+    """Training that cannot continue, as when the loss is no longer finite."""
 
 
 class SoundnessError(SpecGuardError):
-    """A proof and a counterexample at once: a defect of this package, and reason enough to stop everything."""
+    """A proof and a counterexample of the same claim: a defect of this package, on which everything stops."""
 
 
 class AttackError(SpecGuardError):
-    """A model that cannot be attacked this way: no logits, no gradients, or numbers that are not finite."""
+    """A model that cannot be attacked: its output is not logits, is not finite, or has no gradients."""

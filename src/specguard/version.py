@@ -1,3 +1,3 @@
-"""The version, below everything that reports it."""
+"""The version of the package."""
 
 __version__ = "0.2.0"

@@ -107,7 +107,7 @@ def test_the_full_suite_is_a_cascade_and_says_so(specguard, run):
     ended = specguard("attack", run, "--suite", "full", "--radius", "0.5", *FEW)
     ended.succeeds()
     assert [row[0] for row in ended.rows()] == ["clean", "apgd-ce", "apgd-t", "fab", "square", "worst case"]
-    assert "each on what was left" in ended.out
+    assert "accuracy after each attack" in ended.out
     assert [row[3].split()[0] for row in ended.rows()[1:]] == ["0.0"] * 5
     assert {o["attack"] for r in read_lines(only(run) / "records.jsonl") for o in r["outcomes"]} == {"apgd-ce"}
 

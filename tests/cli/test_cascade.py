@@ -35,9 +35,9 @@ def test_a_run_goes_through_a_cascade_beside_the_baseline_and_is_checked(specgua
     ended = specguard(*command)
     ended.succeeds()
     rows = {row[0] for row in ended.rows()}
-    assert {"clean", "attacked"} <= rows
+    assert {"clean", "robust"} <= rows
     assert any(name.startswith("linear") for name in rows)
-    assert "0 both, of 5" in ended.out
+    assert "unknown, of 5" in ended.out
     assert json.loads((run / "proofs" / "baseline.json").read_text())["n"] == 5
     before = contents(run)
     again = specguard(*command)
@@ -61,7 +61,7 @@ def test_crown_is_used_where_it_is_installed_and_said_to_be_a_third_party(specgu
     ended = specguard("certify", run, *FEW, "--stop-early", "--radius", "0.02", "--methods", "naive",
                       "--verifier", "crown", "--out", "proofs")  # fmt: skip
     ended.succeeds()
-    assert "more rest on a third party: auto_LiRPA 0.0 (stand-in)" in ended.out
+    assert "more certified by third-party verifiers alone: auto_LiRPA 0.0 (stand-in)" in ended.out
     stored = json.loads((run / "proofs" / "study.json").read_text())
     assert stored["settings"]["stop_early"]
     assert list(stored["verifiers"]) == ["crown"]
@@ -79,7 +79,7 @@ def test_a_run_is_smoothed_and_started_again_it_is_what_it_was(specguard, run):
     ended = specguard(*command)
     ended.succeeds()
     assert "another function than the model" in ended.out
-    assert "false with probability 0.01 at most, any of the 5 with 0.05 at most" in ended.out
+    assert "fails with probability at most 0.01, any of the 5 with probability at most 0.05" in ended.out
     before = contents(run)
     again = specguard(*command)
     again.succeeds()

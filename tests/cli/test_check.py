@@ -36,7 +36,7 @@ def test_a_folder_or_its_records_are_checked(specguard, run):
     assert "attacked, none successfully" in " ".join(ended.out.split())
     assert "0 certified images attacked" not in ended.out
     again = ("check", run / "proofs" / "records.jsonl", "--model", run, "--device", "cpu")
-    specguard(*again).refuses("holds a check, which is not believed")
+    specguard(*again).refuses("holds results of an earlier check, which are not trusted")
     resumed = specguard(*again, "--resume")
     resumed.succeeds()
     assert resumed.out == ended.out

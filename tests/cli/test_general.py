@@ -176,9 +176,10 @@ def test_the_demo_trains_both_models_and_prints_both_rows(specguard, tmp_path):
     _, accuracies, _, _ = tables = _tables(ended.out)
     assert [[name for name, _ in table] for table in tables] == [
         ["before training", "plain", "msvp"], ["plain", "msvp"], ["plain", "msvp"],
-        ["clean", "attacked", *METHOD_NAMES, "certified", "linear model"],
+        ["clean", "robust", *METHOD_NAMES, "certified", "linear model"],
     ]  # fmt: skip
-    assert re.search(r"^radius 0\.1: \d+ certified, \d+ broken, 0 both, of 360$", ended.out, re.MULTILINE)
+    counts = r"^radius 0\.1: \d+ certified, \d+ misclassified under attack, \d+ unknown, of 360$"
+    assert re.search(counts, ended.out, re.MULTILINE)
     rows = dict(accuracies)
     for name in ("plain", "msvp"):
         accuracy = read_json(folder / name / "result.json")["test_accuracy"]

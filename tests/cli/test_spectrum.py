@@ -329,7 +329,7 @@ def test_more_values_are_in_order_and_as_many_as_the_part_has(specguard, run):
 def test_values_that_did_not_converge_are_counted(specguard, run):
     ended = specguard("spectrum", run, *HEAD, "--tolerance", "1e-12", "--most", "2")
     ended.succeeds()
-    assert ended.err.splitlines()[-1] == "warning: 6 values did not converge; --most allows more products"
+    assert ended.err.splitlines()[-1] == "warning: 6 values did not converge; raise --most, the limit on products"
 
 
 def test_without_a_perturbation_there_is_no_growth_and_no_failure(specguard, run):

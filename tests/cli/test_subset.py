@@ -30,7 +30,7 @@ FIRST = {  # the folders of studies of the first seven images: under other names
     "spectrum": "spectrum/7-1497ff5f",
     "sensitivity": "sensitivity/0-7-b737d5fe",
 }
-SAID = "the 7 images are a stratified subset of 30: every class has its share"
+SAID = "the 7 images are a subset of 30, stratified by class"
 
 
 @pytest.fixture(scope="module")
@@ -167,10 +167,10 @@ def test_the_report_says_how_images_were_chosen(specguard, run):
             specguard(*placed(verb, run), *more).succeeds()
     specguard("report", run, "--out", run / "report.html").succeeds()
     page = (run / "report.html").read_text()
-    assert page.count("7 images, a stratified subset of 30, in which every class has its share.") == 1
-    assert "attacked by fgsm on 7 images, a stratified subset of 30" in page
-    assert page.count("proved, and attacked beside it, on 7 images") == 2
-    assert page.count("proved, and attacked beside it, on 7 images, a stratified subset of 30") == 1
+    assert page.count(": 7 images, a subset of 30 stratified by class.") == 1
+    assert "attacked by fgsm on 7 images, a subset of 30 stratified by class" in page
+    assert page.count("certified and attacked on 7 images") == 2
+    assert page.count("certified and attacked on 7 images, a subset of 30 stratified by class") == 1
 
 
 def test_digits_are_in_an_order_of_their_own(specguard, tmp_path):

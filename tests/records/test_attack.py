@@ -359,7 +359,7 @@ def test_a_summary_that_contradicts_itself_is_refused():
         {"later": 1},
         {"kind": "certify"},
     ):
-        with pytest.raises(RunError, match=r"summary\.json is not as it should be") as caught:
+        with pytest.raises(RunError, match=r"summary\.json is malformed") as caught:
             convert(good | bad, AttackSummary, "summary.json")
         assert "\n" not in str(caught.value)
 

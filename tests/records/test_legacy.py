@@ -25,7 +25,7 @@ from specguard.records.certificate import (
 )
 from specguard.records.check import CheckSummary
 from specguard.records.legacy import (
-    is_unread_summary,
+    is_unsupported_summary,
     old_records,
     old_seconds,
     read_certificates,
@@ -245,7 +245,7 @@ def test_a_committed_summary_that_was_changed_by_hand_is_refused(proofs, tmp_pat
             check_summary(read_stored_summary(path, study), expected, path)
     for settings in ({"seed": 7}, {"batch": 5}, {"radii": whole["settings"]["radii"][:-1]}):
         path = written(tmp_path, "summary.json", whole | {"settings": whole["settings"] | settings})
-        with pytest.raises(RunError, match=r"study differs|is not as it should be"):
+        with pytest.raises(RunError, match=r"study differs|is malformed"):
             read_stored_summary(path, study)
 
 
@@ -277,7 +277,7 @@ def test_an_old_record_that_cannot_be_is_refused_with_one_sentence(tmp_path, kin
     SPOILT_LINES[kind](record)
     file = tmp_path / "records.jsonl"
     file.write_text(json.dumps(record) + "\n")
-    with pytest.raises(RunError, match=r"records\.jsonl is not as it should be") as caught:
+    with pytest.raises(RunError, match=r"records\.jsonl is malformed") as caught:
         read_certificates(file)
     assert "\n" not in str(caught.value)
 
@@ -290,7 +290,7 @@ def test_certificates_that_hold_with_a_probability_are_refused(tmp_path):
     assert settings["failure_probability"] == 0
     written(tmp_path, "certification.json", settings | {"failure_probability": 0.001})
     (tmp_path / "records.jsonl").write_text("")
-    with pytest.raises(RunError, match="are no proofs"):
+    with pytest.raises(RunError, match="are not proofs"):
         read_certificates(tmp_path / "records.jsonl")
 
 
@@ -336,11 +336,11 @@ def test_old_attacks_are_one_record_per_image(tmp_path):
     ]  # fmt: skip
     assert (second.sample, len(second.outcomes), second.warnings) == (7, 1, ())
     file.write_text(json.dumps(lines[0] | {"radius": -0.1}) + "\n")
-    with pytest.raises(RunError, match=r"records\.jsonl is not as it should be"):
+    with pytest.raises(RunError, match=r"records\.jsonl is malformed"):
         list(old_records(file, AttackRecord))
     del lines[0]["broken"]
     file.write_text(json.dumps(lines[0]) + "\n")
-    with pytest.raises(RunError, match=r"records\.jsonl is not as it should be: KeyError 'broken'"):
+    with pytest.raises(RunError, match=r"records\.jsonl is malformed: KeyError 'broken'"):
         list(old_records(file, AttackRecord))
 
 
@@ -394,7 +394,7 @@ def test_a_cascade_is_a_certification_that_stops_early(tmp_path):
     ids=str,
 )  # fmt: skip
 def test_a_cascade_that_cannot_be_is_refused_with_one_sentence(tmp_path, change):
-    with pytest.raises(RunError, match="is not as it should be") as caught:
+    with pytest.raises(RunError, match="is malformed") as caught:
         read_summary(written(tmp_path, "summary.json", cascade() | change))
     assert "\n" not in str(caught.value)
 
@@ -413,7 +413,7 @@ def test_an_old_summary_that_contradicts_itself_or_lacks_something_is_refused(tm
     if kind in (AttackSummary, CertificateSummary):
         wrong += [{"clean": accuracy}]
     for change in wrong:
-        with pytest.raises(RunError, match="is not as it should be") as caught:
+        with pytest.raises(RunError, match="is malformed") as caught:
             read_summary(written(tmp_path, "summary.json", whole | change))
         assert "\n" not in str(caught.value)
 
@@ -421,6 +421,6 @@ def test_an_old_summary_that_contradicts_itself_or_lacks_something_is_refused(tm
 def test_old_summaries_of_sensitivity_and_smoothing_are_known_and_not_read(tmp_path):
     for record in ({"layer": "blocks.0", "n": 3, "radii": [], "weights": [], "settings": {}},
                    {"kind": "probabilistic", "about": "noise", "n": 3, "radii": [], "settings": {}}):  # fmt: skip
-        assert is_unread_summary(record)
+        assert is_unsupported_summary(record)
         assert read_summary(written(tmp_path, "result.json", record)) is None
-    assert not is_unread_summary({"n": 3, "settings": {}})
+    assert not is_unsupported_summary({"n": 3, "settings": {}})

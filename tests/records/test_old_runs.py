@@ -194,7 +194,7 @@ def test_all_committed_recipes_are_read():
 def test_another_object_is_no_summary(tmp_path, record):
     (tmp_path / "x.json").write_text(json.dumps(record))
     if record == {"kind": "attack"}:
-        with pytest.raises(RunError, match=r"x\.json is not as it should be"):
+        with pytest.raises(RunError, match=r"x\.json is malformed"):
             legacy.read_summary(tmp_path / "x.json")
     else:
         assert legacy.read_summary(tmp_path / "x.json") is None
@@ -251,7 +251,7 @@ def test_finished_work_of_another_version_is_read_as_it_is(old):
 )
 def test_a_study_with_settings_of_another_version_is_refused_by_both_versions(old, name, change, named):
     changed(old / name / "study.json", change)
-    with pytest.raises(RunError, match=f"begun by version '0.0.9', and this is {__version__}") as caught:
+    with pytest.raises(RunError, match=f"started by version '0.0.9', and this is {__version__}") as caught:
         STUDIES[name](old / name)
     assert named in str(caught.value)
 
@@ -263,7 +263,7 @@ def test_a_run_with_settings_of_another_version_is_not_resumed_by_this_one(old, 
     changed(old / "sgd" / "run.json", change)
     (old / "sgd" / "result.json").unlink()
     if "ema" in json.loads((old / "sgd" / "run.json").read_text())["training"]:
-        with pytest.raises(RunError, match=r"training\.later: 7 before, null now.*begun by version '0\.0\.9'"):
+        with pytest.raises(RunError, match=r"training\.later: 7 before, null now.*started by version '0\.0\.9'"):
             companions.trained(old, "sgd", resume=True)
     else:
         companions.trained(old, "sgd", resume=True)  # absent is as good as None, which is its default
@@ -299,5 +299,5 @@ def test_records_in_the_form_of_another_version_are_refused_by_name(old, name):
         del record["label"]
     rewrite_records(old / name / "records.jsonl", records)
     (old / name / "summary.json").unlink()
-    with pytest.raises(RunError, match=r"line 1 of .*records\.jsonl is not a record of its kind.*label"):
+    with pytest.raises(RunError, match=r"line 1 of .*records\.jsonl is not a valid record.*label"):
         STUDIES[name](old / name)

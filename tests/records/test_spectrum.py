@@ -182,6 +182,6 @@ SPOILT: dict[str, Callable[[dict[str, Any]], Any]] = {
 def test_a_summary_that_cannot_be_is_refused_with_one_sentence(kind):
     found = whole()
     SPOILT[kind](found)
-    with pytest.raises(RunError, match="the file is not as it should be") as caught:
+    with pytest.raises(RunError, match="the file is malformed") as caught:
         convert(found, SpectrumSummary, "the file")
     assert "\n" not in str(caught.value)

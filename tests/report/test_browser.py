@@ -100,7 +100,7 @@ def test_every_section_and_figure_is_there_and_seen(opened):
         box = page.locator(f"svg.figure:has(#{name}-figure_1)").bounding_box()
         assert box["width"] > 200, name
         assert box["height"] > 100, name
-    pictures = page.locator(".broken img")
+    pictures = page.locator(".adversarial img")
     assert pictures.count() == 3 * 2 * 6
     assert page.evaluate("[...document.images].every((image) => image.complete && image.naturalWidth > 0)")
 

@@ -176,7 +176,7 @@ def with_summary(run: Run, summary: Any) -> Run:
 def test_a_field_that_no_record_has_is_named(run, name):
     changed(run / name, surprise=1)
     (problem,) = read_run(run, "a").problems
-    assert problem.startswith(f"{name} is not as it should be: ")
+    assert problem.startswith(f"{name} is malformed: ")
     assert "surprise" in problem
 
 
@@ -249,12 +249,12 @@ def test_studies_are_found_by_what_they_say_wherever_they_lie(run):
 @pytest.mark.parametrize(
     ("tensors", "said"),
     [
-        ({"clean": np.full((2, 1, 8, 8), np.nan, np.float32)}, "not a number"),
-        ({"clean": np.full((2, 1, 8, 8), 7.0, np.float32)}, "leaves the range"),
+        ({"clean": np.full((2, 1, 8, 8), np.nan, np.float32)}, "not finite numbers"),
+        ({"clean": np.full((2, 1, 8, 8), 7.0, np.float32)}, "outside [0, 1]"),
         ({"clean": np.zeros((2, 2, 8, 8), np.float32), "adversarial": np.zeros((2, 2, 8, 8), np.float32)}, "shape"),
         ({"clean": np.zeros((1, 1, 8, 8), np.float32), "adversarial": np.zeros((1, 1, 8, 8), np.float32)}, "fewer"),
         ({"clean": np.zeros((2, 1, 8, 8), np.float32)}, "not pairs"),
-        ({"clean": np.zeros((2, 1, 8, 8), np.int64)}, "not a number"),
+        ({"clean": np.zeros((2, 1, 8, 8), np.int64)}, "not finite numbers"),
     ],
 )
 def test_a_gallery_that_holds_no_images_is_left_out(run, tensors, said):

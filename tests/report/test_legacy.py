@@ -111,7 +111,7 @@ def test_committed_proofs_are_read_one_by_one_and_are_the_file_that_was_checked(
     page = report({"attention": ATTENTION}).html.decode()
     assert '<span class="badge">checked</span>' in page
     assert "all 55,275 claims" in page
-    assert "not everything could be shown" not in page
+    assert "some results are missing" not in page
 
 
 def test_the_page_and_the_spreadsheet_of_old_runs_have_their_accuracies():
@@ -127,7 +127,7 @@ def test_the_page_and_the_spreadsheet_of_old_runs_have_their_accuracies():
         float(row["radius"]): int(row["count"]) for row in rows if row["what"] == "worst case" and not row["class"]
     }
     assert found == {row["radius"]: row["accuracy"]["count"] for row in pgd}
-    assert b"not everything could be shown" not in made.html
+    assert b"some results are missing" not in made.html
     assert b'id="weights"' in made.html
 
 
@@ -154,7 +154,7 @@ def test_old_records_are_not_read_through_a_link_nor_from_a_pipe(old, tmp_path, 
     assert (found.certificates[0].images is None) == (name == "records.jsonl")
     path.unlink()
     os.mkfifo(path)
-    assert read_run(old, "a").problems == (f"proofs/{name} cannot be read: it is no file but a pipe or a device",)
+    assert read_run(old, "a").problems == (f"proofs/{name} cannot be read: it is a pipe or a device, not a file",)
 
 
 def test_the_time_of_an_old_study_is_that_of_all_its_starts(old):

@@ -21,7 +21,13 @@ from specguard.records.accuracy import Accuracy
 from specguard.records.base import Json
 from specguard.records.io import rewrite_records
 from specguard.report import read_run, report, write_report
-from specguard.report.html.sections import clean_accuracy, proved_accuracies, robust_accuracies, subsets, verdict
+from specguard.report.html.sections import (
+    certificate_accuracies,
+    clean_accuracy,
+    robust_accuracies,
+    subsets,
+    verdict,
+)
 
 HOSTILE = "\"'></script><script>alert(1)</script>\x00\u202e<b onmouseover=alert(1)>"
 
@@ -85,7 +91,7 @@ def test_the_same_records_make_the_same_bytes(run, made):
 def test_every_accuracy_has_its_interval_and_its_n(made):
     page = made.html.decode().replace("&nbsp;", " ")
     cells = re.findall(r'<td class="num" data-value="0?1?\.\d+">.*?</td>', page)
-    bars = re.findall(r'<div class="bar"><span>(?:classified|stands|certified).*?</div>', page)
+    bars = re.findall(r'<div class="bar"><span>(?:clean|robust|certified) accuracy.*?</div>', page)
     assert len(cells) > 30
     assert len(bars) == 1 + 2 * len(RADII)
     for text in (*cells, *bars):
@@ -103,7 +109,7 @@ def test_accuracies_are_those_of_the_records_and_one_that_contradicts_itself_is_
         page = report({"a run": copy}).html.decode()
         assert "12.3 %" not in page
         assert "77.8 %" not in page
-        assert "result.json is not as it should be: " in page
+        assert "result.json is malformed: " in page
 
 
 def test_nothing_is_loaded_sent_or_run_but_its_own(made):
@@ -156,7 +162,7 @@ def test_the_verdict_speaks_of_the_largest_radius_at_which_something_is_proved(c
     rows[2] |= {"certified": none, "unknown": 38}
     changed(path, radii=rows)
     count = rows[1]["certified"]["count"]
-    assert f"{count} are certified at l2 0.05: no attack" in verdict(read_run(copy, "a"))
+    assert f"{count} are certified at l2 0.05: no perturbation" in verdict(read_run(copy, "a"))
     changed(path, radii=[row | {"certified": none} for row in rows])
     assert "none is certified, even at l2 0.02." in verdict(read_run(copy, "a"))
 
@@ -181,7 +187,7 @@ def test_of_as_many_images_a_stratified_subset_is_shown_before_the_first(copy, c
             shutil.copytree(copy / study, copy / study.replace("/", f"/{name}-"))
             of_subset(copy / study.replace("/", f"/{name}-"), count)
     found = read_run(copy, "a")
-    for accuracies in (robust_accuracies, proved_accuracies):
+    for accuracies in (robust_accuracies, certificate_accuracies):
         assert accuracies(first).keys() == accuracies(found).keys()
         assert {each.count for each in accuracies(found).values()} == {count}
         assert {each.count for each in accuracies(first).values()} != {count}
@@ -190,7 +196,7 @@ def test_of_as_many_images_a_stratified_subset_is_shown_before_the_first(copy, c
     assert clean.count == count
     assert f"Of 40 images, {count} are certified" in verdict(found)
     places = "attacks/a-quick and attacks/z-quick and certificates/a-proofs and certificates/z-proofs"
-    said = f"In {places}: 40 images, a stratified subset of 1,000, in which every class has its share."
+    said = f"In {places}: 40 images, a subset of 1,000 stratified by class."
     assert subsets(found) == [said]
     assert subsets(first) == []
     assert said in Elements(report({"a run": copy}).html).text
@@ -344,7 +350,7 @@ def test_the_kind_of_an_unfinished_study_is_that_of_its_header(copy, place, name
     found = read_run(copy, "a")
     assert found.unfinished == ()
     assert len(found.problems) == 1
-    assert f"{place}/study.json is not as it should be" in found.problems[0]
+    assert f"{place}/study.json is malformed" in found.problems[0]
 
 
 def test_smoothing_is_shown_apart_from_proofs(copy, made):
@@ -356,15 +362,15 @@ def test_smoothing_is_shown_apart_from_proofs(copy, made):
     page = both.html.decode().replace("&nbsp;", " ")
     section = page[page.index('<section id="smoothing">') : page.index('<section id="classes">')]
     assert "They are not proofs" in section
-    assert "Each certificate is false with probability 0.001 at most, any of the 40 with 0.04 at most." in section
+    assert "fails with probability at most 0.001, any of the 40 with probability at most 0.04." in section
     found = Accuracy.of(20, 40)
     low, high = (f"{100 * end:.1f}" for end in found.interval95)
-    for name in ("right", "abstains", "right within l2 0.1", "right within l2 0.25"):
+    for name in ("correct", "abstains", "correct within l2 0.1", "correct within l2 0.25"):
         assert re.search(rf">{name}</th><td class=\"num\" data-value=\"0.500000\">50.0 %", section), name
     assert section.count(f"[{low}, {high}], n = 40") == 4
-    assert '>right within l2 0.5</th><td class="num" data-value="0.000000">0.0 %' in section
+    assert '>correct within l2 0.5</th><td class="num" data-value="0.000000">0.0 %' in section
     without = page.replace(section, "").replace('<a href="#smoothing">Smoothing</a>', "")
-    assert "right within" not in without
+    assert "correct within" not in without
 
 
 def test_what_rests_on_verifiers_of_others_is_said_to_and_never_counted_as_ours(copy):
@@ -378,17 +384,18 @@ def test_what_rests_on_verifiers_of_others_is_said_to_and_never_counted_as_ours(
     run = read_run(copy, "a")
     assert run.problems == ()
     assert verdict(run) == (
-        "Of 40 images, 10 are certified at l2 0.1: no attack of that size can change their class. "
-        "10 are broken or wrong from the start; 10 are neither. 10 more rest on verifiers of others."
+        "Of 40 images, 10 are certified at l2 0.1: no perturbation of that size changes their class. "
+        "10 are misclassified, clean or under attack; 10 are unknown. "
+        "10 more are certified by third-party verifiers alone."
     )
-    assert {each.count for each in proved_accuracies(run).values()} == {10}
+    assert {each.count for each in certificate_accuracies(run).values()} == {10}
 
 
 def test_the_page_of_a_damaged_run_says_so(copy):
     for path in copy.rglob("*.json"):
         path.write_bytes(path.read_bytes()[:50])
     page = Elements(report({"a": copy}).html)
-    assert "not everything could be shown" in page.text
+    assert "some results are missing" in page.text
     assert "No accuracy has been measured yet." in page.text
     for name in ("result.json", "attacks/quick/summary.json", "certificates/proofs/summary.json"):
         assert f"{name} is not valid JSON" in page.text

@@ -86,12 +86,12 @@ def summary(tmp_path) -> Any:
 def test_where_little_is_certified_the_radius_the_term_and_the_block_are_named():
     lines = certificate_verdict(result(0, 3.2e-5, 2))
     assert lines == [
-        "radius 0.1: 0 certified, 1 broken, 0 both, of 10",
+        "radius 0.1: 0 certified, 1 misclassified under attack, 9 unknown, of 10",
         "median certified radius: 3.2e-05 (local); vacuous for 2 of 9 images",
-        "what margins lose most by: blocks.1.mlp: bend (9 images)",
-        "where radii grow most: blocks.0.attention (x 123, 9 images)",
+        "largest terms of the margin loss: blocks.1.mlp: bend (9 images)",
+        "largest growth of the radius: blocks.0.attention (x 123, 9 images)",
     ]
-    assert certificate_verdict(result(0, None, search=False))[1].startswith("what margins lose most by")
+    assert certificate_verdict(result(0, None, search=False))[1].startswith("largest terms of the margin loss")
 
 
 def test_a_radius_below_rounding_is_vacuous_and_never_a_small_number():
@@ -114,10 +114,10 @@ def test_the_time_of_a_method_is_that_of_one_image_at_one_radius(summary):
     rows = {row[0]: row for row in cells(table)}
     assert rows["local"][-1] == "100"  # 12 s / 40 images / 3 radii
     assert rows["lofast"][-1] == "0"
-    assert list(rows) == ["", "clean", "attacked", "lofast", "local", "adjoint", "certified"]
+    assert list(rows) == ["", "clean", "robust", "lofast", "local", "adjoint", "certified"]
     for place, row in enumerate(found.radii, 1):
         assert rows["certified"][place] == f"{100 * row.certified.value:.1f}"
-        assert rows["attacked"][place] == f"{100 * row.robust.value:.1f}"
+        assert rows["robust"][place] == f"{100 * row.robust.value:.1f}"
         assert rows["adjoint"][place] == f"{100 * row.by['adjoint'].value:.1f}"
 
 
@@ -147,23 +147,24 @@ def test_more_than_five_radii_are_several_tables():
     first, second = certificate_tables(found)
     assert [len(first.columns), len(second.columns)] == [6, 5]
     assert second.title is None
-    assert [str(column.header) for column in second.columns][-2:] == ["median radius", "ms an image"]
+    assert [str(column.header) for column in second.columns][-2:] == ["median radius", "ms/image"]
 
 
 def test_methods_that_stop_early_have_a_table_of_stages_and_others_proofs_are_apart(summary):
     found = summary(stop_early, 40)
     accuracies, stages = certificate_tables(found)
     rows = {row[0]: row[1:] for row in cells(accuracies)}
-    assert list(rows) == ["", "clean", "attacked", "certified by our proofs", "with a third party's (crown)"]
-    assert {cell.partition(" [")[0] for cell in rows["certified by our proofs"]} == {"25.0"}
-    assert {cell.partition(" [")[0] for cell in rows["with a third party's (crown)"]} == {"50.0"}
+    third_party = "with crown (third party)"
+    assert list(rows) == ["", "clean", "robust", "certified", third_party]
+    assert {cell.partition(" [")[0] for cell in rows["certified"]} == {"25.0"}
+    assert {cell.partition(" [")[0] for cell in rows[third_party]} == {"50.0"}
     heading, first, *_, last = cells(stages)
     assert heading == ["radius", "method", "images", "classes", "certified", "seconds"]
     assert first == ["0.1", "lofast", "40", "160", "0", ""]
     assert last == ["all", "local", "120", "480", "30", "3"]
     assert certificate_verdict(found) == [
-        "radius 0.1: 10 certified, 10 broken, 0 both, of 40",
-        "10 more rest on a third party: auto_LiRPA 0.6, which does not account for rounding",
+        "radius 0.1: 10 certified, 10 misclassified under attack, 10 unknown, of 40",
+        "10 more certified by third-party verifiers alone: auto_LiRPA 0.6, which does not account for rounding",
         "crown failed on 1 images: no memory",
     ]
 
@@ -183,7 +184,7 @@ def test_proofs_and_probabilistic_certificates_are_never_in_one_table(summary):
 def test_a_subset_is_named_beside_n():
     assert subset_lines(about(40)) == []
     assert subset_lines(replace(about(40), subset=SUBSET)) == [
-        "the 40 images are a stratified subset of 1000: every class has its share"
+        "the 40 images are a subset of 1000, stratified by class"
     ]
 
 
@@ -195,7 +196,7 @@ def test_the_table_of_an_attack_has_every_accuracy_with_its_interval_and_n(summa
     assert rows[-1] == ["worst case", "linf", "0.1", str(found.worst_case[-1].accuracy)]
     assert all("n = 40" in row[3] and "[" in row[3] for row in rows[1:])
     early = replace(found, study=replace(found.study, stop_early=True), warnings=("few steps",))
-    assert cells(attack_table(early))[0][3] == "accuracy (95 %), each on what was left"
+    assert cells(attack_table(early))[0][3] == "accuracy after each attack (95 %)"
     assert attack_warnings(early) == [
         "warning, zero gradients: most gradients of pgd vanish",
         "warning, autoattack: few steps",
@@ -207,19 +208,21 @@ def test_the_table_of_smoothing_says_what_its_numbers_are(summary):
     table = smoothing_table(found)
     assert "sigma 0.25" in str(table.title)
     rows = cells(table)
-    assert rows[0][1] == "each false with probability 0.001"
+    assert rows[0][1] == "failure probability 0.001 per image"
     assert [row[0] for row in rows[1:]] == [
-        "right",
+        "correct",
         "abstains",
-        "right within 0.1",
-        "right within 0.25",
-        "right within 0.5",
+        "correct within 0.1",
+        "correct within 0.25",
+        "correct within 0.5",
     ]
     assert rows[3][1].startswith("50.0 [")
     said = smoothing_verdict(found)
-    assert said[0] == "each certificate is false with probability 0.001 at most, any of the 40 with 0.04 at most"
+    assert said[0] == (
+        "each certificate fails with probability at most 0.001, any of the 40 with probability at most 0.04"
+    )
     assert "another function than the model" in said[1]
-    assert said[-1] == "median radius of what is right: 0.3"
+    assert said[-1] == "median certified radius: 0.3"
 
 
 def test_the_table_of_spectra_has_a_row_for_every_part(summary):
@@ -232,11 +235,13 @@ def test_the_table_of_spectra_has_a_row_for_every_part(summary):
         assert row[2] == f"{part.sigma[0].quantiles['50']:.3g}"
     (line,) = spectrum_lines(found)
     shown = (f"{values.mean:.3g}" for values in (found.exponent, found.log_product, found.growth))
-    text = "logarithm of the growth through the blocks: Eq. 15 {}, product of the steps {}, PGD-20 {}"
-    assert line == text.format(*shown)
+    names = "sum of sigma (Eq. 15) {}, product over blocks {}, PGD-20 perturbation {}"
+    assert line == f"log of the growth through the blocks: {names.format(*shown)}"
     assert spectrum_warnings(found) == []
-    lost = replace(found, parts=(replace(found.parts[0], unconverged=3), *found.parts[1:]))
-    assert spectrum_warnings(lost) == ["warning: 3 values did not converge; --most allows more products"]
+    unconverged = replace(found, parts=(replace(found.parts[0], unconverged=3), *found.parts[1:]))
+    assert spectrum_warnings(unconverged) == [
+        "warning: 3 values did not converge; raise --most, the limit on products"
+    ]
 
 
 def test_the_tables_of_a_layer_have_every_bound_and_how_loose_it_is(summary):

@@ -159,7 +159,7 @@ def test_a_record_that_cannot_be_is_refused(complete, tmp_path, change):
     found = lines(folder)
     found[0] |= change
     rewritten(folder, found)
-    with pytest.raises(RunError, match=r"does not belong to this study|line 1 of .* is not a record of its kind"):
+    with pytest.raises(RunError, match=r"does not belong to this study|line 1 of .* is not a valid record"):
         start(folder)
 
 
@@ -179,7 +179,7 @@ def test_a_row_that_cannot_be_is_refused(complete, tmp_path, change):
     assert found[1]["radii"][2]["verdict"] == "broken"
     found[1]["radii"][2] |= change
     rewritten(folder, found)
-    with pytest.raises(RunError, match=r"does not belong to this study|line 2 of .* is not a record of its kind"):
+    with pytest.raises(RunError, match=r"does not belong to this study|line 2 of .* is not a valid record"):
         start(folder)
 
 

@@ -267,7 +267,7 @@ OTHER_FORMS = {
 @pytest.mark.parametrize("name", OTHER_FORMS)
 def test_a_record_of_another_form_is_an_error(name, study):
     with pytest.raises(
-        RunError, match=r"the record of image 0 is not one|line 1 of .*records\.jsonl is not a record"
+        RunError, match=r"the record of image 0 is not one|line 1 of .*records\.jsonl is not a valid record"
     ):
         verified(changed(study, OTHER_FORMS[name]))
 
@@ -355,7 +355,7 @@ def test_no_field_can_be_changed_into_nonsense_or_into_a_better_claim(checked, t
             try:
                 (found,) = each_record(file, CertificateRecord)
             except RunError as error:  # any other is a defect
-                if not str(error).startswith(f"line 1 of {file} is not a record of its kind"):
+                if not str(error).startswith(f"line 1 of {file} is not a valid record"):
                     passed.append((path, old, value))
                 continue
             decoded += 1
@@ -428,7 +428,7 @@ def test_records_in_another_order_twice_or_cut_short_are_refused(study):
 def test_what_was_found_right_before_is_not_taken_on_trust(study):
     whole = plain(verified(study / "records.jsonl")[0])
     summary, lines = study / "checked" / "summary.json", study / "checked" / "records.jsonl"
-    with pytest.raises(RunError, match="holds a check, which is not believed"):
+    with pytest.raises(RunError, match="holds results of an earlier check, which are not trusted"):
         verified(study / "records.jsonl")
     for change in ({"claims": whole["claims"] + 1}, {"attacked": 0}, {"least_room": 9.0}, {"third_party": 1}):
         summary.write_text(json.dumps(whole | change))
@@ -438,7 +438,7 @@ def test_what_was_found_right_before_is_not_taken_on_trust(study):
             verified(study / "records.jsonl", resume=True)
     for change in ({"n": 4}, {"clams": 1}, {"kind": "certify"}, {"claims": True}, {"least_room": -1.0}):
         summary.write_text(json.dumps(whole | change))
-        with pytest.raises(RunError, match=r"checked/summary\.json is not as it should be"):
+        with pytest.raises(RunError, match=r"checked/summary\.json is malformed"):
             verified(study / "records.jsonl", resume=True)
     summary.unlink()
     found = json.loads(lines.read_text().splitlines()[0])
@@ -449,9 +449,7 @@ def test_what_was_found_right_before_is_not_taken_on_trust(study):
         {"sample": 1}, {"label": (found["label"] + 1) % 4},
     ):  # fmt: skip
         lines.write_text("\n".join([json.dumps(found | change), *rest]) + "\n")
-        with pytest.raises(
-            RunError, match=r"does not belong to this study|line 1 of .* is not a record of its kind"
-        ):
+        with pytest.raises(RunError, match=r"does not belong to this study|line 1 of .* is not a valid record"):
             verified(study / "records.jsonl", resume=True)
     lines.write_text("\n".join([json.dumps(found), *rest, rest[0]]) + "\n")
     with pytest.raises(RunError, match="holds 6 records of a study of 5 images"):
@@ -493,7 +491,7 @@ def test_a_finished_check_that_comes_with_a_run_is_not_believed(study):
     }
     for path, write in hidden.items():
         write(path)
-        with pytest.raises(RunError, match="holds a check, which is not believed"):
+        with pytest.raises(RunError, match="holds results of an earlier check, which are not trusted"):
             verified(file)
         path.unlink()
     for path, write in hidden.items():
@@ -545,7 +543,7 @@ def test_a_summary_that_contradicts_itself_or_says_more_than_its_records_is_an_e
     summary = json.loads((study / "summary.json").read_text())
     change(summary)
     (study / "summary.json").write_text(json.dumps(summary))
-    with pytest.raises(SoundnessError, match=r"study/summary\.json (is not as it should be|does not hold)"):
+    with pytest.raises(SoundnessError, match=r"study/summary\.json (is malformed|does not hold)"):
         verified(study / "records.jsonl")
     assert not (study / "checked" / "summary.json").exists()
 
@@ -609,7 +607,7 @@ def test_a_wrong_image_is_called_broken_and_a_certified_one_is_not(study):
 )
 def test_settings_of_nothing_are_one_sentence(study, change):
     stated(study, change)
-    with pytest.raises(RunError, match=r"study\.json is not as it should be: [^\n]+$"):
+    with pytest.raises(RunError, match=r"study\.json is malformed: [^\n]+$"):
         verified(study / "records.jsonl")
 
 
@@ -708,7 +706,7 @@ def test_another_model_other_data_and_missing_records_are_refused(study):
         verified(file)
     file.write_text("\n".join(lines) + "\n")
     (study / "study.json").write_text("{}")
-    with pytest.raises(RunError, match=r"study\.json is not as it should be"):
+    with pytest.raises(RunError, match=r"study\.json is malformed"):
         verified(file)
     (study / "study.json").unlink()
     with pytest.raises(RunError, match=r"there is no study\.json"):
@@ -804,7 +802,7 @@ def test_killed_it_continues(study, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         verified(study / "records.jsonl", folder=folder, watch=dying)
     assert len((folder / "records.jsonl").read_text().splitlines()) == 4
-    with pytest.raises(RunError, match="holds a check, which is not believed"):
+    with pytest.raises(RunError, match="holds results of an earlier check, which are not trusted"):
         verified(study / "records.jsonl", folder=folder)
     again, believed = verified(study / "records.jsonl", folder=folder, resume=True)
     assert believed == 4

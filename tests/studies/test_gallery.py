@@ -205,7 +205,7 @@ def test_a_gallery_behind_a_link_or_in_a_folder_in_use_is_refused(studied, tmp_p
     shutil.rmtree(studied.folder / "gallery")
     (tmp_path / "precious").mkdir()
     (studied.folder / "gallery").symlink_to(tmp_path / "precious")
-    with pytest.raises(RunError, match="is a link or no folder, and nothing is written through it"):
+    with pytest.raises(RunError, match="is a link or not a folder, and nothing is written through it"):
         studied.shown()
     assert not list((tmp_path / "precious").iterdir())
     with locked(studied.folder), pytest.raises(RunError, match="in use by another process"):

@@ -109,9 +109,9 @@ def test_its_table_says_so_too(complete):
     summary = read_record(complete / "summary.json", SmoothSummary)
     assert smoothing_table(summary).row_count == 4
     said = " ".join(smoothing_verdict(summary))
-    assert "false with probability 0.01 at most, any of the 8 with 0.08 at most" in said
+    assert "fails with probability at most 0.01, any of the 8 with probability at most 0.08" in said
     assert "another function than the model" in said
-    assert "assumed is noise that is exactly normal" in said
+    assert "they assume noise that is exactly normal" in said
 
 
 @pytest.mark.parametrize("kept", [0, 1, 5, 8])
@@ -182,7 +182,7 @@ def test_a_record_that_cannot_be_is_refused(study, change, ended):
     rewritten(study, records)
     if not ended:
         (study / "summary.json").unlink()
-    with pytest.raises(RunError, match=r"does not belong to this study|line 1 of .* is not a record of its kind"):
+    with pytest.raises(RunError, match=r"does not belong to this study|line 1 of .* is not a valid record"):
         start(study)
 
 
@@ -210,7 +210,7 @@ def test_a_summary_that_says_something_else_is_refused(study):
     for change in spoilt(summary).values():
         assert summary | change != summary
         write_json(study / "summary.json", summary | change)
-        with pytest.raises(RunError, match=r"summary\.json (does not hold the summary|is not as it should be)"):
+        with pytest.raises(RunError, match=r"summary\.json (does not hold the summary|is malformed)"):
             start(study)
 
 
@@ -218,16 +218,16 @@ def test_a_summary_that_says_something_else_is_refused(study):
 
 
 def test_no_record_of_one_kind_is_one_of_the_other(complete, proofs):
-    with pytest.raises(RunError, match="is not as it should be"):
+    with pytest.raises(RunError, match="is malformed"):
         convert(lines(complete)[0], CertificateRecord, "the record")
-    with pytest.raises(RunError, match="is not as it should be"):
+    with pytest.raises(RunError, match="is malformed"):
         convert(lines(proofs)[0], SmoothRecord, "the record")
 
 
 def test_no_summary_of_one_kind_is_one_of_the_other(complete, proofs):
-    with pytest.raises(RunError, match="is not as it should be"):
+    with pytest.raises(RunError, match="is malformed"):
         read_record(complete / "summary.json", CertificateSummary)
-    with pytest.raises(RunError, match="is not as it should be"):
+    with pytest.raises(RunError, match="is malformed"):
         read_record(proofs / "summary.json", SmoothSummary)
     study = CertifyStudy(about(), CertifySettings((0.01, 0.1)), {})
     with pytest.raises(RunError, match="does not hold the summary of certificates"):
@@ -256,7 +256,7 @@ def test_no_check_takes_counts_for_proofs(complete, tmp_path):
 def test_a_record_of_a_proof_among_those_of_noise_is_refused(study, proofs):
     (study / "summary.json").unlink()
     rewritten(study, [*lines(study)[:7], lines(proofs)[7]])
-    with pytest.raises(RunError, match=r"line 8 of .* is not a record of its kind"):
+    with pytest.raises(RunError, match=r"line 8 of .* is not a valid record"):
         start(study)
 
 

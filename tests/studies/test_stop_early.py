@@ -138,7 +138,7 @@ def test_a_record_that_cannot_be_is_refused(study, change):
     records = lines(study)
     records[0] |= change
     rewritten(study, records)
-    with pytest.raises(RunError, match=r"does not belong to this study|line 1 of .* is not a record of its kind"):
+    with pytest.raises(RunError, match=r"does not belong to this study|line 1 of .* is not a valid record"):
         start(study)
 
 
@@ -164,11 +164,9 @@ def test_a_row_that_cannot_be_is_refused(study, change):
     records = lines(study)
     change(certified_row(records))
     rewritten(study, records)
-    with pytest.raises(RunError, match=r"does not belong to this study|line \d of .* is not a record of its kind"):
+    with pytest.raises(RunError, match=r"does not belong to this study|line \d of .* is not a valid record"):
         start(study)
-    with pytest.raises(
-        RunError, match=r"the record of image \d is not one|line \d of .* is not a record of its kind"
-    ):
+    with pytest.raises(RunError, match=r"the record of image \d is not one|line \d of .* is not a valid record"):
         verified(study)
 
 
@@ -216,8 +214,8 @@ def test_a_forged_claim_is_found(study, change):
 @pytest.mark.parametrize(
     ("verifiers", "named"),
     [
-        ({"local": "nobody"}, "a verifier of others cannot be called 'local'"),
-        ({"": "nobody"}, "a verifier of others cannot be called ''"),
+        ({"local": "nobody"}, "a third-party verifier cannot be called 'local'"),
+        ({"": "nobody"}, "a third-party verifier cannot be called ''"),
         (["x"], "expected `object`, got `array`"),
         ({"x": 3}, "expected `str`, got `int`"),
         (None, "expected `object`, got `null`"),
@@ -227,7 +225,7 @@ def test_a_forged_claim_is_found(study, change):
 def test_a_method_cannot_be_passed_off_as_a_third_party(study, verifiers, named):
     header = json.loads((study / "study.json").read_text())
     (study / "study.json").write_text(json.dumps(header | {"verifiers": verifiers}))
-    with pytest.raises(RunError, match=rf"study\.json is not as it should be: {named}"):
+    with pytest.raises(RunError, match=rf"study\.json is malformed: {named}"):
         verified(study)
 
 

@@ -289,7 +289,7 @@ def test_images_that_were_picked_are_not_a_stratified_subset(proofs, tmp_path):
 )
 def test_a_rule_that_is_none_is_one_sentence(proofs, tmp_path, rule):
     with_rule(proofs, rule)
-    with pytest.raises(RunError, match=r"study\.json is not as it should be: .*`\$\.about\.subset") as caught:
+    with pytest.raises(RunError, match=r"study\.json is malformed: .*`\$\.about\.subset") as caught:
         checked(proofs, tmp_path / "checked")
     assert "\n" not in str(caught.value)
 

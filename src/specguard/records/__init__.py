@@ -1,6 +1,6 @@
-"""The one schema of everything on disk. No torch: records are written, resumed, merged, checked and reported here.
+"""The schema of all files on disk, without torch.
 
-Every kind of study has a module with its settings, the header that `study.json` holds, the record of one image and
-the summary; `study` is the life cycle that all kinds share, `store` reads and writes files, `legacy` reads what
-earlier versions have written.
+Each kind of study has a module with its settings, the header in `study.json`, the record of one image and the
+summary. `study` is the life cycle shared by all kinds, `store` reads and writes tensors, checkpoints and
+environments, and `legacy` reads the files of earlier versions.
 """

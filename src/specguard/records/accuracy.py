@@ -1,4 +1,4 @@
-"""A fraction of a sample, never shown without its size and its uncertainty."""
+"""Accuracies with their sample size and 95 % interval."""
 
 import math
 from functools import lru_cache
@@ -7,8 +7,9 @@ from specguard.records.base import Count, Fraction, Record, Size
 
 
 class Accuracy(Record, frozen=True):
-    """`count` out of `n`, with the Wilson 95 % interval. Made by `Accuracy.of`; a record that contradicts itself is
-    refused.
+    """`count` out of `n`, with the Wilson 95 % interval, built by `Accuracy.of`.
+
+    A record whose value or interval does not follow from its counts is refused.
     """
 
     value: Fraction
@@ -18,7 +19,7 @@ class Accuracy(Record, frozen=True):
 
     @classmethod
     def of(cls, count: int, n: int) -> "Accuracy":
-        """The accuracy of `count` right answers out of `n`, which is positive."""
+        """The accuracy of `count` correct predictions out of `n > 0`."""
         return cls(value=count / n, count=count, n=n, interval95=_wilson(count, n))
 
     def __post_init__(self) -> None:
@@ -29,7 +30,7 @@ class Accuracy(Record, frozen=True):
             raise ValueError(f"its value or interval is not that of {self.count} of {self.n}")
 
     def brief(self) -> str:
-        """Without n, for where it is said already."""
+        """Percentage and interval, without n."""
         low, high = self.interval95
         return f"{100 * self.value:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
 
@@ -46,7 +47,7 @@ class RadiusAccuracy(Record, frozen=True):
 
 @lru_cache(maxsize=65_536)
 def _wilson(count: int, n: int) -> tuple[float, float]:
-    from scipy.stats import binomtest  # slow to import, and not needed to print a help text
+    from scipy.stats import binomtest  # slow to import, and not needed for a help text
 
     low, high = binomtest(count, n).proportion_ci(0.95, method="wilson")
     return float(low), float(high)

@@ -1,4 +1,4 @@
-"""Attacks on disk: settings, what every attack found at one image, and accuracies with their uncertainty."""
+"""Attacks on disk: settings, the outcome of each attack at one image, and robust accuracies with intervals."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -51,7 +51,7 @@ class NamedAttack(Record, frozen=True):
 
 
 class AttackStudy(Record, frozen=True, tag_field="kind", tag="attack"):
-    """What is attacked, with what. With `stop_early`, each attack sees what those before have not broken."""
+    """The model, data, attacks and balls. With `stop_early`, attacks run on images that earlier ones failed on."""
 
     about: About
     attacks: tuple[NamedAttack, ...]
@@ -72,9 +72,9 @@ class AttackStudy(Record, frozen=True, tag_field="kind", tag="attack"):
 
 
 class Outcome(Record, frozen=True):
-    """What an attack found in a ball around one image.
+    """The result of an attack in a ball around one image.
 
-    `closest` is the distance of the nearest misclassified point that it has seen, within the ball or not.
+    `closest` is the distance of the nearest misclassified point that the attack visited, inside the ball or not.
     """
 
     attack: Name
@@ -87,7 +87,7 @@ class Outcome(Record, frozen=True):
 
 
 class AttackRecord(SampleRecord, frozen=True, omit_defaults=True):
-    """One image: the class of the clean image, and the outcome of every attack that was tried."""
+    """One image: the predicted class of the clean image, and the outcome of each attack that was run."""
 
     clean: Count
     outcomes: tuple[Outcome, ...]
@@ -95,9 +95,9 @@ class AttackRecord(SampleRecord, frozen=True, omit_defaults=True):
 
 
 def fits(record: AttackRecord, study: AttackStudy) -> bool:
-    """Whether a record can be what this study has written: every attack in every ball, in order.
+    """Whether a record can be one of this study: every attack in every ball, in order.
 
-    Where attacks stop early, those behind a success in the same ball are missing.
+    With `stop_early`, the attacks after a success in the same ball are missing.
     """
     expected = []
     found = {(o.norm, o.radius, o.attack): o.success for o in record.outcomes}
@@ -110,7 +110,7 @@ def fits(record: AttackRecord, study: AttackStudy) -> bool:
 
 
 class Picture(Record, frozen=True):
-    """One adversarial example that people can look at: the classes and confidences before and after."""
+    """One adversarial example for the gallery: classes and confidences before and after the attack."""
 
     sample: Count
     attack: Name
@@ -128,11 +128,11 @@ class Gallery(Record, frozen=True):
     pictures: tuple[Picture, ...]
 
 
-# What all images say together ------------------------------------------------------------------------------------
+# Summary ---------------------------------------------------------------------------------------------------------
 
 
 class BallAccuracy(Record, frozen=True):
-    """The accuracy that is left in a ball."""
+    """The robust accuracy in a ball."""
 
     norm: Norm
     radius: Size
@@ -140,13 +140,13 @@ class BallAccuracy(Record, frozen=True):
 
 
 class AttackAccuracy(BallAccuracy, frozen=True):
-    """The accuracy that one attack leaves."""
+    """The robust accuracy under one attack."""
 
     attack: Name
 
 
 class ClassAccuracy(Record, frozen=True, omit_defaults=True):
-    """One class; nothing but its name where no image of it was attacked."""
+    """The accuracies of one class; only its name where no image of it was attacked."""
 
     name: Name
     n: Count
@@ -155,9 +155,9 @@ class ClassAccuracy(Record, frozen=True, omit_defaults=True):
 
 
 class Distances(Record, frozen=True):
-    """Upper bounds on the distance to the nearest error: how many are known, and their quantiles among all images.
+    """Upper bounds on the distance to the decision boundary: how many are known, and quantiles over all images.
 
-    An image without a known one counts as infinitely far, so a quantile may be None.
+    An image without a known bound counts as infinite, so a quantile may be None.
     """
 
     known: Count
@@ -173,10 +173,10 @@ class FlagRecord(Record, frozen=True):
 
 
 class AttackSummary(Summary, frozen=True, tag_field="kind", tag="attack"):
-    """Every accuracy with n and interval: clean, per attack and radius, worst case, per class; minimal distances.
+    """Clean and robust accuracies with n and intervals, per attack and radius, worst case and class; distances.
 
-    The worst case at a radius counts an image as broken if any attack broke it there or at a smaller radius, or
-    found a misclassified point that near.
+    The worst case at a radius counts an image as misclassified if any attack succeeded there or at a smaller
+    radius, or visited a misclassified point within the radius.
     """
 
     study: AttackStudy
@@ -195,32 +195,32 @@ class AttackSummary(Summary, frozen=True, tag_field="kind", tag="attack"):
 
 
 def summarize(records: Sequence[AttackRecord], study: AttackStudy, classes: Sequence[str]) -> AttackSummary:
-    """The summary of all records of a study, whose classes have these names."""
+    """Summarize all records of a study; `classes` are the names of its classes."""
     n, label = len(records), {record.sample: record.label for record in records}
     correct = {record.sample for record in records if record.clean == record.label}
-    broken: dict[tuple[Ball, str], set[int]] = {
+    successes: dict[tuple[Ball, str], set[int]] = {
         (ball, attack.name): set() for ball in study.sizes for attack in study.attacks
     }
     for record in records:
         for outcome in record.outcomes:
             if outcome.success:
-                broken[(outcome.norm, outcome.radius), outcome.attack].add(record.sample)
-    nearest = _nearest(records)
-    worst = {ball: _worst(ball, broken, nearest) for ball in study.sizes}
+                successes[(outcome.norm, outcome.radius), outcome.attack].add(record.sample)
+    nearest = _nearest_errors(records)
+    worst = {ball: _worst_case(ball, successes, nearest) for ball in study.sizes}
     rows = []
     for ball in study.sizes:
-        fallen: set[int] = set()
+        errors: set[int] = set()
         for attack in study.attacks:
-            hit = broken[ball, attack.name]
-            fallen = fallen | hit if study.stop_early else hit
-            accuracy = Accuracy.of(n - len(fallen), n)
+            found = successes[ball, attack.name]
+            errors = errors | found if study.stop_early else found
+            accuracy = Accuracy.of(n - len(errors), n)
             rows.append(AttackAccuracy(attack=attack.name, norm=ball[0], radius=ball[1], accuracy=accuracy))
     return AttackSummary(
         study=study,
         n=n,
         clean=Accuracy.of(len(correct), n),
         attacks=tuple(rows),
-        worst_case=_left(set(label), worst),
+        worst_case=_robust_accuracies(set(label), worst),
         distances={norm: _distances(found, n) for norm, found in nearest.items()},
         per_class=tuple(
             _class(name, {s for s, y in label.items() if y == number}, correct, worst)
@@ -230,15 +230,15 @@ def summarize(records: Sequence[AttackRecord], study: AttackStudy, classes: Sequ
     )
 
 
-def _left(members: set[int], worst: dict[Ball, set[int]]) -> tuple[BallAccuracy, ...]:
+def _robust_accuracies(members: set[int], worst: dict[Ball, set[int]]) -> tuple[BallAccuracy, ...]:
     return tuple(
-        BallAccuracy(norm=norm, radius=radius, accuracy=Accuracy.of(len(members - fallen), len(members)))
-        for (norm, radius), fallen in worst.items()
+        BallAccuracy(norm=norm, radius=radius, accuracy=Accuracy.of(len(members - errors), len(members)))
+        for (norm, radius), errors in worst.items()
     )
 
 
-def _nearest(records: Iterable[AttackRecord]) -> dict[Norm, dict[int, float]]:
-    """For each norm and image, the distance of the nearest misclassified point that any attack has seen."""
+def _nearest_errors(records: Iterable[AttackRecord]) -> dict[Norm, dict[int, float]]:
+    """For each norm and image, the distance of the nearest misclassified point that any attack visited."""
     found: dict[Norm, dict[int, float]] = {}
     for record in records:
         for outcome in record.outcomes:
@@ -248,13 +248,16 @@ def _nearest(records: Iterable[AttackRecord]) -> dict[Norm, dict[int, float]]:
     return found
 
 
-def _worst(ball: Ball, broken: dict[tuple[Ball, str], set[int]], nearest: dict[Norm, dict[int, float]]) -> set[int]:
+def _worst_case(
+    ball: Ball, successes: dict[tuple[Ball, str], set[int]], nearest: dict[Norm, dict[int, float]]
+) -> set[int]:
+    """The images misclassified under any attack within a ball."""
     norm, radius = ball
-    fallen = {s for s, distance in nearest.get(norm, {}).items() if distance <= radius}
-    for ((other, smaller), _), hit in broken.items():
+    errors = {s for s, distance in nearest.get(norm, {}).items() if distance <= radius}
+    for ((other, smaller), _), found in successes.items():
         if other == norm and smaller <= radius:
-            fallen |= hit
-    return fallen
+            errors |= found
+    return errors
 
 
 def _distances(found: dict[int, float], total: int) -> Distances:
@@ -264,7 +267,7 @@ def _distances(found: dict[int, float], total: int) -> Distances:
 
 
 def _quantile(values: list[float], percent: int) -> float | None:
-    """Linear between neighbors, as is usual; what lies beyond the last known one is not known."""
+    """The quantile by linear interpolation; None beyond the last finite value."""
     place, rest = divmod(percent * (len(values) - 1), 100)
     value = values[place] if rest == 0 else values[place] + (values[place + 1] - values[place]) * rest / 100
     return value if math.isfinite(value) else None
@@ -274,4 +277,4 @@ def _class(name: str, members: set[int], correct: set[int], worst: dict[Ball, se
     if not members:
         return ClassAccuracy(name=name, n=0)
     clean = Accuracy.of(len(members & correct), len(members))
-    return ClassAccuracy(name=name, n=len(members), clean=clean, worst_case=_left(members, worst))
+    return ClassAccuracy(name=name, n=len(members), clean=clean, worst_case=_robust_accuracies(members, worst))

@@ -1,4 +1,4 @@
-"""What all records are made of: structs that refuse unknown fields, and numbers with their ranges."""
+"""The basis of all records: structs that refuse unknown fields, and numbers with their ranges."""
 
 import json
 import math
@@ -15,7 +15,7 @@ MOST = 2**53  # of anything that is counted
 Count = Annotated[int, Meta(ge=0, le=MOST)]
 Seed = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
-Size = Annotated[float, Meta(ge=0, le=1e300)]  # of a radius, a norm, a distance
+Size = Annotated[float, Meta(ge=0, le=1e300)]  # a radius, a norm, a distance
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Name = Annotated[str, Meta(max_length=10_000)]
 Description = dict[str, Any]  # an object of the library: its type's name and its fields, see `store.described`
@@ -51,7 +51,7 @@ class BallRecord(Record, frozen=True):
 
 
 class Subset(Record, frozen=True):
-    """Which images were chosen, where they are not the first of the data set."""
+    """The rule that chose the images, where they are not the first of the data set."""
 
     rule: Literal["stratified"]
     seed: Seed
@@ -59,7 +59,7 @@ class Subset(Record, frozen=True):
 
 
 class About(Record, frozen=True, omit_defaults=True):
-    """Which model and which data a study is about: their fingerprints, and how many samples of them."""
+    """The model and data of a study: their fingerprints, and the number of samples."""
 
     model: Name
     data: Name
@@ -70,7 +70,7 @@ class About(Record, frozen=True, omit_defaults=True):
 
 
 class Environment(Record, frozen=True, omit_defaults=True):
-    """Where and with what a number was measured."""
+    """The hardware, versions, commit and command of a measurement."""
 
     hardware: dict[str, Any] = {}
     versions: dict[str, Any] = {}
@@ -79,30 +79,30 @@ class Environment(Record, frozen=True, omit_defaults=True):
 
 
 def encode(record: object) -> bytes:
-    """A record as one line of JSON. A number that is not finite is an error, never a null."""
+    """The record as one line of JSON; numbers that are not finite are errors, never nulls."""
     return json.dumps(msgspec.to_builtins(record), allow_nan=False).encode() + b"\n"
 
 
 def encode_pretty(record: object) -> bytes:
-    """A record as JSON for people to read."""
+    """The record as indented JSON."""
     return json.dumps(msgspec.to_builtins(record), indent=2, allow_nan=False).encode() + b"\n"
 
 
 def plain(record: object) -> Any:
-    """A record as it will be read back: dictionaries, lists, numbers and texts."""
+    """The record as JSON values: dictionaries, lists, numbers and strings."""
     return json.loads(encode(record))
 
 
 def convert(value: object, kind: Any, what: object) -> Any:
-    """A JSON value as a record of `kind`; what does not fit is one sentence about `what`."""
+    """Convert a JSON value to a record of `kind`; a value that does not fit raises one sentence about `what`."""
     try:
         return msgspec.convert(value, type=kind)
     except (msgspec.ValidationError, ConfigError, RecursionError, UnicodeError, OverflowError) as error:
-        raise RunError(f"{what} is not as it should be: {sentence(error)}") from error
+        raise RunError(f"{what} is malformed: {sentence(error)}") from error
 
 
 def sentence(error: BaseException) -> str:
-    """What is wrong with a record, in words and on one line."""
+    """The message of a decoding error, on one line."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     text = str(error).replace("\n", " ")
@@ -110,7 +110,7 @@ def sentence(error: BaseException) -> str:
 
 
 def difference(old: Any, new: Any, path: str = "") -> str | None:
-    """Where two settings differ, as `training.optimizer.lr: 0.1 before, 0.2 now`; None where they are equal."""
+    """The first difference of two settings, as `training.optimizer.lr: 0.1 before, 0.2 now`; None if equal."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             found = difference(old.get(key), new.get(key), f"{path}.{key}" if path else key)
@@ -122,8 +122,8 @@ def difference(old: Any, new: Any, path: str = "") -> str | None:
 
 
 def nearly_equal(one: Any, other: Any) -> bool:
-    """Whether two records, or JSON values, are the same but for the rounding of their numbers."""
-    if isinstance(one, msgspec.Struct):  # by its fields: which of them are left out on disk says nothing
+    """Whether two records, or JSON values, are equal up to rounding of their numbers."""
+    if isinstance(one, msgspec.Struct):  # by all fields: defaults may be omitted on disk
         return type(one) is type(other) and nearly_equal(*map(msgspec.structs.asdict, (one, other)))
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(nearly_equal(one[key], other[key]) for key in one)

@@ -1,4 +1,4 @@
-"""The linear classifier that certificates of networks have to beat, on disk."""
+"""The certified linear classifier that certified networks are compared with, on disk."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ from specguard.records.base import Count, Name, Norm, Record, Size
 
 
 class BaselineAbout(Record, frozen=True):
-    """Which data a baseline was fitted to, and at which radii it was certified."""
+    """The data that a baseline was fitted to, and the radii at which it was certified."""
 
     data: Name
     n: Count

@@ -1,4 +1,4 @@
-"""Certificates on disk: settings, the proof of one image by every method, and what all images say together."""
+"""Certificates on disk: settings, the certificate of one image by each method, and the summary."""
 
 import itertools
 import math
@@ -31,8 +31,8 @@ MethodName = Literal["naive", "specformer", "lofast", "local", "adjoint", "mixed
 METHOD_NAMES: tuple[MethodName, ...] = get_args(MethodName)
 Verdict = Literal["certified", "broken", "unknown"]
 ARITHMETIC: Literal["float64, rounding included"] = "float64, rounding included"
-VACUOUS = 2.0**-24  # a radius below this says nothing: so much rounding a pixel to float32 can move it
-LARGEST_LOSSES = 8  # of a margin that a record keeps, the largest first
+VACUOUS = 2.0**-24  # smaller radii are vacuous: rounding a pixel to float32 can move it this far
+LARGEST_LOSSES = 8  # terms of the margin loss that a record keeps, the largest first
 
 
 class CertifySettings(Record, frozen=True):
@@ -66,7 +66,7 @@ class CertifySettings(Record, frozen=True):
 
 
 class CertifyStudy(Record, frozen=True, tag_field="kind", tag="certify", omit_defaults=True):
-    """What a certification is about. `verifiers` say in words what the proofs of others rest on, by their names."""
+    """The model, data, settings and attack of a certification; `verifiers` describes third-party ones by name."""
 
     about: About
     settings: CertifySettings
@@ -75,19 +75,19 @@ class CertifyStudy(Record, frozen=True, tag_field="kind", tag="certify", omit_de
     arithmetic: Literal["float64, rounding included"] = ARITHMETIC
 
     def __post_init__(self) -> None:
-        if taken := [name for name in self.verifiers if name in METHOD_NAMES or not name]:
-            raise ConfigError(f"a verifier of others cannot be called {taken[0]!r}: that name is taken")
+        if reserved := [name for name in self.verifiers if name in METHOD_NAMES or not name]:
+            raise ConfigError(f"a third-party verifier cannot be called {reserved[0]!r}: that name is taken")
         if self.verifiers and not self.settings.stop_early:
-            raise ConfigError("verifiers look at what is left, so that they need stop_early")
+            raise ConfigError("third-party verifiers run on what the methods leave open, so they need stop_early")
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The names of all that may prove something, in order."""
+        """The names of all methods and third-party verifiers, in order."""
         return (*self.settings.methods, *self.verifiers)
 
 
 class Stage(Record, frozen=True):
-    """A method that was tried on an image: of how many other classes, and how many it left open."""
+    """A method that was run on an image: how many other classes it was given, and how many it left open."""
 
     method: Name
     classes: Count
@@ -95,7 +95,7 @@ class Stage(Record, frozen=True):
 
 
 class Claim(Record, frozen=True):
-    """The classes that a method proves cannot win, and the least of the margins' lower bounds over them."""
+    """The other classes that a method excludes, and the smallest lower bound of their margins."""
 
     method: Name
     classes: tuple[Count, ...]
@@ -103,10 +103,10 @@ class Claim(Record, frozen=True):
 
 
 class RadiusRecord(Record, frozen=True, omit_defaults=True):
-    """What is known of an image at one radius.
+    """The verdict on an image at one radius.
 
-    `lower` bounds its worst margin from below, by method; None is minus infinity. Where methods stop early,
-    `stages` were tried, and `proved` says which of them excludes which class.
+    `lower` bounds the worst margin from below, by method; None is minus infinity. With `stop_early`, `stages` lists
+    the methods that were run, and `proved` the classes that each excludes.
     """
 
     radius: Size
@@ -117,9 +117,9 @@ class RadiusRecord(Record, frozen=True, omit_defaults=True):
 
 
 class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What the largest certified radius rests on: radii at all layers, and what the closest margin loses where.
+    """The proof of the largest certified radius: radii of all layers, and terms of the smallest margin's loss.
 
-    `lower` bounds the margin over every class, None at the label itself; records of an earlier version lack it.
+    `lower` bounds the margin over every class, None at the label itself; records of earlier versions lack it.
     """
 
     radius: Size
@@ -134,10 +134,10 @@ class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
 class CertificateRecord(SampleRecord, frozen=True, omit_defaults=True):
     """The certificate of one image.
 
-    `input` is a SHA-256 of its entries in float64. `method` has the best worst margin at the last radius, and
-    `losses` are the largest terms of what that margin loses, None where infinite. `largest` certified l2 radii are
-    0 where there is none. `norms` are those that bounds have asked the layers for. `failures` say why a verifier
-    failed.
+    `input` is a SHA-256 of its entries in float64. `method` has the largest lower bound of the worst margin at the
+    last radius, and `losses` holds the largest terms of that margin's loss, None where infinite. `largest` has the
+    largest certified l2 radius by method, 0 where there is none; `norms` the norms of layers that the bounds use;
+    `failures` the reasons why verifiers failed.
     """
 
     predicted: Count
@@ -156,7 +156,7 @@ class CertificateRecord(SampleRecord, frozen=True, omit_defaults=True):
         return self.predicted == self.label
 
     def third_party(self, verifiers: dict[str, str]) -> bool:
-        """Whether any certificate of this image rests on a verifier of others."""
+        """Whether any certificate of this image rests on a third-party verifier."""
         return any(rests_on_verifier(row, verifiers) for row in self.radii)
 
 
@@ -165,7 +165,7 @@ def rests_on_verifier(row: RadiusRecord, verifiers: dict[str, str]) -> bool:
 
 
 def fits(record: CertificateRecord, study: CertifyStudy) -> bool:
-    """Whether a record can be what this study has written, as far as it can be seen without the model."""
+    """Whether a record can be one of this study, as far as can be checked without the model."""
     settings = study.settings
     if [row.radius for row in record.radii] != list(settings.radii):
         return False
@@ -201,11 +201,11 @@ def _fits_early(row: RadiusRecord, study: CertifyStudy) -> bool:
     return not row.lower and stages and claims and (row.verdict == "certified") == bool(row.proved)
 
 
-# What all images say together ------------------------------------------------------------------------------------
+# Summary ---------------------------------------------------------------------------------------------------------
 
 
 class StageSummary(Record, frozen=True):
-    """A method's part: how many images and classes it was tried on, and how many images it finished."""
+    """The images and classes that a method was run on, and the number of images it certified."""
 
     method: Name
     images: Count
@@ -214,9 +214,9 @@ class StageSummary(Record, frozen=True):
 
 
 class RadiusSummary(Record, frozen=True, omit_defaults=True):
-    """Accuracies at one radius: under attack, and certified, by all proofs of our own and `by` each method.
+    """Robust and certified accuracy at one radius, by all methods together and `by` each.
 
-    `with_verifiers` counts what rests on verifiers of others too.
+    `with_verifiers` also counts the certificates that rest on third-party verifiers.
     """
 
     radius: Size
@@ -230,21 +230,21 @@ class RadiusSummary(Record, frozen=True, omit_defaults=True):
 
 
 class LargestRadius(Record, frozen=True):
-    """Over the images that are classified correctly: the median certified radius, and how many are vacuous."""
+    """The median certified radius over correctly classified images, and the number of vacuous radii."""
 
     median: Size | None
     vacuous: Count
 
 
 class Limit(Record, frozen=True):
-    """The term that takes most of a margin, and of how many images."""
+    """A term of the margin loss, and the number of images in which it is the largest."""
 
     term: Name
     images: Count
 
 
 class Growth(Record, frozen=True):
-    """The step of the network at which the radius grows most, of how many images, and by which median factor."""
+    """The step of the network in which the radius grows most, for how many images, and the median factor."""
 
     step: Name
     images: Count
@@ -258,7 +258,7 @@ class Failure(Record, frozen=True):
 
 
 class CertificateSummary(Summary, frozen=True, tag_field="kind", tag="certify", omit_defaults=True):
-    """Clean, robust and certified accuracy at every radius; certified radii; what limits the certificates."""
+    """Clean, robust and certified accuracy at each radius, certified radii, and what limits the certificates."""
 
     study: CertifyStudy
     n: Count
@@ -276,7 +276,7 @@ class CertificateSummary(Summary, frozen=True, tag_field="kind", tag="certify", 
 
 
 def summarize(records: Sequence[CertificateRecord], study: CertifyStudy) -> CertificateSummary:
-    """The summary of all records of a study."""
+    """Summarize all records of a study."""
     n, correct = len(records), [record for record in records if record.correct]
     counts = Counter((name, why) for record in records for name, why in record.failures.items())
     common: dict[str, Any] = {
@@ -335,7 +335,7 @@ def _stages(rows: Sequence[RadiusRecord]) -> tuple[StageSummary, ...]:
 
 
 def _growth(records: Sequence[CertificateRecord]) -> tuple[Growth, ...]:
-    """The steps of the network at which the radius of most images grows most, with the median factor."""
+    """The steps in which the radius grows most, for most images, with the median factor."""
     found: dict[str, list[float]] = {}
     for record in records:
         proof = record.proofs.get("local") or next(iter(record.proofs.values()), None)
@@ -347,7 +347,7 @@ def _growth(records: Sequence[CertificateRecord]) -> tuple[Growth, ...]:
 
 
 def _steps(radii: dict[str, float]) -> list[tuple[str, float]]:
-    """Every step of the network itself, branches being part of theirs, and what the radius grows by in it."""
+    """The steps of the network, each with its residual branch, and the growth of the radius in each."""
     outer: list[tuple[str, float]] = []
     for name, radius in radii.items():
         if not (outer and name.startswith(f"{outer[-1][0]}.branch")):

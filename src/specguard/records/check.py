@@ -1,4 +1,4 @@
-"""The independent check of certificates on disk: what was found right in the record of one image, and in all."""
+"""The independent check of certificates on disk: the claims proved again for one image, and for all."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -17,7 +17,7 @@ class CheckSettings(Record, frozen=True):
 
 
 class CheckStudy(Record, frozen=True, tag_field="kind", tag="check"):
-    """Which file of records is checked, by its SHA-256, and with which attack."""
+    """The file of records that is checked, by its SHA-256, and the attack on certified images."""
 
     about: About
     records: Name
@@ -26,9 +26,9 @@ class CheckStudy(Record, frozen=True, tag_field="kind", tag="check"):
 
 
 class CheckRecord(SampleRecord, frozen=True):
-    """How many claims of a record were proved again, the least of the proved margins, and the radius of the attack.
+    """The number of claims of a record proved again, the smallest proved margin, and the radius of the attack.
 
-    `third_party`: whether a certificate rests on a verifier of others, which nobody can prove again.
+    `third_party`: whether a certificate rests on a third-party verifier, which the checker cannot prove again.
     """
 
     claims: Count
@@ -51,7 +51,7 @@ class CheckSummary(Summary, frozen=True, tag_field="kind", tag="check"):
 
 
 def summarize(records: Sequence[CheckRecord], study: CheckStudy) -> CheckSummary:
-    """The summary of all records of a check."""
+    """Summarize all records of a check."""
     return CheckSummary(
         study=study,
         n=len(records),

@@ -1,8 +1,8 @@
-"""Files of runs and of strangers: the one place where any is opened.
+"""Untrusted and own files: the only module that opens any.
 
-Read: regular files only, never one larger than the caller says; nothing waits for a pipe or a device.
-Written: whole or not at all, and never through a link. Links in a folder that the user has named are his own; below
-it, `folder_below` makes folders and `check_below` looks at those that are there.
+Only regular files are read, up to a size that the caller states; pipes and devices are refused without waiting.
+Files are written atomically and never through a link. Links in a folder that the user names are allowed; below it,
+`folder_below` creates folders without following links, and `check_below` checks existing ones.
 """
 
 import errno
@@ -19,7 +19,7 @@ from pathlib import Path
 from specguard.errors import RunError
 
 _LONGEST_LINE = 64 * 2**20
-_ALWAYS = os.O_CLOEXEC | os.O_NONBLOCK  # a pipe without a writer, too, is opened at once, and then refused
+_ALWAYS = os.O_CLOEXEC | os.O_NONBLOCK  # opening a pipe without a writer must not block
 _DRAFT = re.compile(r"\.specguard-[0-9a-f]{16}\.draft")
 
 
@@ -28,23 +28,23 @@ _DRAFT = re.compile(r"\.specguard-[0-9a-f]{16}\.draft")
 
 @contextmanager
 def reading(what: object, error: type[Exception] = RunError) -> Iterator[None]:
-    """Turn what the file system refuses into one sentence about `what`."""
+    """Turn errors of the file system into one sentence about `what`."""
     try:
         yield
     except FileNotFoundError:
         raise error(f"{what} does not exist") from None
-    except OSError as refusal:
-        raise error(f"{what} cannot be read: {refusal.strerror or refusal}") from refusal
+    except OSError as cause:
+        raise error(f"{what} cannot be read: {cause.strerror or cause}") from cause
 
 
 def open_file(path: Path, most: int, *, links: bool = True) -> io.BufferedReader:
-    """A regular file of at most so many bytes, to be read; an OSError says why it is none.
+    """Open a regular file of at most `most` bytes for reading; anything else raises an OSError.
 
     Without `links`, the file itself may not be a link.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | _ALWAYS | (0 if links else os.O_NOFOLLOW))
-    except ValueError as error:  # a name that no system allows
+    except ValueError as error:  # a name with a null byte
         raise OSError(errno.EINVAL, str(error)) from error
     except OSError as error:
         if error.errno == errno.ELOOP and not links:
@@ -60,19 +60,19 @@ def open_file(path: Path, most: int, *, links: bool = True) -> io.BufferedReader
 
 
 def read_file(path: Path, most: int, *, links: bool = True) -> bytes:
-    """The content of a regular file; an OSError says why it cannot be had."""
+    """The content of a regular file; an OSError where it cannot be read."""
     with open_file(path, most, links=links) as handle:
         size = os.fstat(handle.fileno()).st_size
         content = handle.read(size + 1)
-    if len(content) > size:  # as files of the kernel are, which do not say their size
+    if len(content) > size:  # also files of the kernel, whose stated size is 0
         raise OSError(errno.EBUSY, "it has grown while it was read")
     return content
 
 
 def file_lines(path: Path, most: int, *, links: bool = True, begin: int = 0) -> Iterator[bytes]:
-    """The lines of a regular file, one at a time, each with its end but for a last one that was cut short.
+    """The lines of a regular file from the byte `begin` on, one at a time, with their newlines.
 
-    They are read from the byte `begin` on.
+    A last line that is incomplete has none.
     """
     with open_file(path, most, links=links) as handle:
         handle.seek(begin)
@@ -86,7 +86,7 @@ def _check_regular(descriptor: int) -> None:
     if stat.S_ISDIR(mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "it is no file but a pipe or a device")
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
 
 
 def _check_size(size: int, most: int, what: str = "it") -> None:
@@ -99,7 +99,7 @@ def _check_size(size: int, most: int, what: str = "it") -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what the file system refuses into one sentence that names `path`."""
+    """Turn errors of the file system into one sentence that names `path`."""
     try:
         yield
     except OSError as error:
@@ -108,7 +108,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write atomically: under another name first, flushed to the disk, then renamed. A link is replaced."""
+    """Write atomically: to a draft that is flushed to the disk and then renamed. A link is replaced."""
     if not path.name:
         raise RunError(f"{path} cannot be written: it is a folder")
     with writing(path):
@@ -120,19 +120,19 @@ def write_file(path: Path, content: bytes) -> None:
                 handle.flush()
                 os.fsync(handle.fileno())
                 os.replace(draft, path)
-        except BaseException:  # Control-C too leaves no draft
+        except BaseException:  # including KeyboardInterrupt
             draft.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
 
 
 def append_file(path: Path, content: bytes) -> None:
-    """Add to the end of a file, flushed to the disk; never through a link, nor to a file that has another name."""
+    """Append to a file and flush it to the disk; links and files with several hard links are refused."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | _ALWAYS
     with writing(path), os.fdopen(os.open(path, flags, 0o666), "ab") as handle:
         _check_regular(handle.fileno())
         if os.fstat(handle.fileno()).st_nlink > 1:
-            raise OSError(errno.EMLINK, "it is a hard link, and what is added would be in another file too")
+            raise OSError(errno.EMLINK, "it has several hard links, and appending would change another file too")
         handle.write(content)
         handle.flush()
         os.fsync(handle.fileno())
@@ -140,10 +140,10 @@ def append_file(path: Path, content: bytes) -> None:
 
 @contextmanager
 def locked(run: Path, *below: str, shared: bool = False, wait: bool = False) -> Iterator[None]:
-    """Create the run directory, or a folder `below` it, and hold it for this process.
+    """Create the run directory, or a folder `below` it, and lock it for this process.
 
-    A second process is refused, a dead one is not. Processes that hold it `shared` go together, with none that does
-    not. With `wait`, a second one waits.
+    A second process is refused, or waits with `wait`; the lock of a process that died is released. Processes with a
+    `shared` lock exclude only those without.
     """
     folder = folder_below(run, *below)
     with writing(folder / ".lock"):
@@ -163,7 +163,7 @@ def locked(run: Path, *below: str, shared: bool = False, wait: bool = False) -> 
 
 
 def folder_below(run: Path, *names: str) -> Path:
-    """The folder of these names below `run`, both made where they are missing; a link among them is refused."""
+    """The folder of these names below `run`, created where it is missing; links among them are refused."""
     folder = run
     with writing(run.joinpath(*names)):
         run.mkdir(parents=True, exist_ok=True)
@@ -187,16 +187,16 @@ def folder_below(run: Path, *names: str) -> Path:
 
 
 def check_below(run: Path, folder: Path) -> Path:
-    """`folder`, none of whose parts below `run` is a link; parts that are not there yet will be made."""
+    """`folder`, whose existing parts below `run` must be folders and not links."""
     for path in (*reversed(folder.relative_to(run).parents), folder.relative_to(run))[1:]:
-        with suppress(OSError, ValueError):  # what cannot be looked at cannot be written either, and says so then
+        with suppress(OSError, ValueError):  # parts that cannot be read fail when they are written
             if not stat.S_ISDIR(os.lstat(run / path).st_mode):
                 raise _not_a_folder(run / path)
     return folder
 
 
 def _not_a_folder(path: Path) -> RunError:
-    return RunError(f"{path} is a link or no folder, and nothing is written through it")
+    return RunError(f"{path} is a link or not a folder, and nothing is written through it")
 
 
 def sync_folder(folder: Path) -> None:
@@ -208,20 +208,20 @@ def sync_folder(folder: Path) -> None:
 
 
 def _new_draft(folder: Path) -> tuple[Path, int]:
-    """A new file, open and held: a draft that nobody holds is that of a process that was killed."""
+    """A new file, open and locked: a draft without a lock is left over from a process that was killed."""
     while True:
         draft = folder / f".specguard-{secrets.token_hex(8)}.draft"
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | _ALWAYS, 0o666)
-        with suppress(OSError):  # on a disk without locks no draft is ever taken for dead
+        with suppress(OSError):  # on a file system without locks, drafts are never removed
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
             return draft, descriptor
-        os.close(descriptor)  # another process was faster, before it was held
+        os.close(descriptor)  # removed by another process before it was locked
 
 
 def _remove_dead_drafts(folder: Path) -> None:
     for name in filter(_DRAFT.fullmatch, os.listdir(folder)):
-        with suppress(OSError):  # it is no file, or somebody holds it, or another process has removed it
+        with suppress(OSError):  # not a file, locked, or removed by another process
             descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | _ALWAYS)
             try:
                 _check_regular(descriptor)

@@ -1,4 +1,4 @@
-"""The records of a study by sample, of all processes; in whole batches."""
+"""The records of a study by sample, from all its processes, in complete batches."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ RECORDS = "records.jsonl"
 
 
 class SampleRecord(Record, frozen=True, kw_only=True):
-    """The record of one sample, by its number in the data set."""
+    """The record of one sample, by its index in the data set."""
 
     sample: Count
     label: Count
@@ -25,7 +25,7 @@ RecordType = TypeVar("RecordType", bound=SampleRecord)
 
 @dataclass
 class Ledger(Generic[RecordType]):
-    """What is known of a study: `labels` by sample, in order, and the records that `fits` lets pass."""
+    """All known records of a study: `labels` by sample, in order, and the records that `fits` accepts."""
 
     place: StudyFolder
     labels: dict[int, int]
@@ -40,17 +40,17 @@ class Ledger(Generic[RecordType]):
         return self._file(self.place.own / RECORDS)
 
     def read(self) -> None:
-        """Take in what any process has written since the last time."""
+        """Read the records that any process has written since the last call."""
         for folder in self.place.folders():
             found = self._file(folder / RECORDS)
-            self.take(found.read(), found.path)
+            self.accept(found.read(), found.path)
             if len(found.records) > len(self.labels):
                 raise RunError(
                     f"{found.path} holds {len(found.records)} records of a study of {len(self.labels)} images"
                 )
 
-    def take(self, records: list[RecordType], path: Path) -> None:
-        """Believe records that can be true; one that is known already says nothing new."""
+    def accept(self, records: list[RecordType], path: Path) -> None:
+        """Add records that fit the study; a record that is known already must be equal."""
         for record in records:
             sample = record.sample
             if self.labels.get(sample) != record.label or not self.fits(record):
@@ -60,34 +60,34 @@ class Ledger(Generic[RecordType]):
                 raise RunError(f"{path} holds a record that does not belong to this study: image {sample} again")
 
     def add(self, records: list[RecordType]) -> None:
-        """Write the records of a batch, which this process has done."""
+        """Write the records of a batch that this process has completed."""
         self.own.append(records)
-        self.take(records, self.own.path)
-        self.records |= {record.sample: record for record in records}  # rather than those of one that was cut short
+        self.accept(records, self.own.path)
+        self.records |= {record.sample: record for record in records}  # replacing those of an incomplete batch
 
     def missing(self, begins: range) -> list[tuple[int, int]]:
-        """The batches that are yet to be done: their number among `begins`, and where they begin.
+        """The batches still to be done: their index in `begins`, and their first sample.
 
-        A batch of this process that was cut short is dropped, on disk too, and done again as a whole: its company
-        may matter. What others have of such a batch is kept, to be compared: they may be about to write the rest.
+        An incomplete batch of this process is dropped, also on disk, and done again as a whole, since results may
+        depend on the batch. Incomplete batches of other processes are kept, which may be about to write the rest.
         """
         everywhere = WHOLE.begins(len(self.labels), self.batch)
-        whole = {sample for begin in everywhere if self.whole(begin) for sample in self._batch(begin)}
+        complete = {sample for begin in everywhere if self.is_complete(begin) for sample in self._batch(begin)}
         own = self.own
-        dropped = [record for record in own.records if record.sample not in whole]
+        dropped = [record for record in own.records if record.sample not in complete]
         for record in dropped:
             if self.records.get(record.sample) is record:
                 del self.records[record.sample]
         if own.torn or dropped:
-            own.rewrite([record for record in own.records if record.sample in whole])
-        return [(number, begin) for number, begin in enumerate(begins) if not self.whole(begin)]
+            own.rewrite([record for record in own.records if record.sample in complete])
+        return [(number, begin) for number, begin in enumerate(begins) if not self.is_complete(begin)]
 
-    def whole(self, begin: int) -> bool:
-        """Whether all records of the batch that begins here are known."""
+    def is_complete(self, begin: int) -> bool:
+        """Whether all records of the batch that begins at `begin` are known."""
         return all(sample in self.records for sample in self._batch(begin))
 
-    def merged(self) -> list[RecordType]:
-        """All records, in order, which then are on disk in the folder of the study itself."""
+    def merge(self) -> list[RecordType]:
+        """All records in order, after writing them to the folder of the study itself."""
         merged = self._file(self.place.folder / RECORDS)
         labels = self.labels
         if len(self.records) < len(labels):

@@ -1,7 +1,7 @@
-"""What studies leave behind, of this version and of earlier ones: the one place that knows the formats before 0.2.
+"""Reading studies of this version and of earlier ones: the only module with the formats before 0.2.
 
-Before, a study's settings lay in a file named after its kind, summaries had no kind, methods were called families,
-and attacks had one line per attack and image. Such files are read as the types of today.
+Before 0.2, the settings of a study were in a file named after its kind, summaries had no kind, methods were called
+families, and attacks had one line per attack and image. Such files are converted to the current types.
 """
 
 import math
@@ -32,7 +32,7 @@ AnySummary = (
     | CheckSummary
     | TrainingSummary
 )
-OLD_STUDIES = {  # the settings that a study of an earlier version begins with, and its kind
+OLD_STUDIES = {  # the file of settings of a study of an earlier version, and its kind
     "evaluation.json": "attack",
     "certification.json": "certify",
     "cascade.json": "certify",
@@ -48,7 +48,7 @@ class _Elapsed(Record, frozen=True):
 
 
 def read_summary(path: Path, most: int = LARGEST_FILE, *, links: bool = True) -> AnySummary | None:
-    """The summary of a study or the result of a run, whatever version wrote it; None for another JSON object."""
+    """The summary of a study or the result of a run, of any version; None for another JSON object."""
     record = read_json(path, most, links=links)
     if record.get("kind") not in _KINDS:
         upgraded = upgrade_summary(record)
@@ -60,7 +60,7 @@ def read_summary(path: Path, most: int = LARGEST_FILE, *, links: bool = True) ->
 
 
 def read_stored_summary(path: Path, study: CertifyStudy) -> CertificateSummary:
-    """The summary beside certificates, which is that of their study."""
+    """The summary beside certificates, which must be that of their study."""
     summary = read_summary(path)
     if not isinstance(summary, CertificateSummary):
         raise RunError(f"{path} does not hold the summary of certificates")
@@ -70,7 +70,7 @@ def read_stored_summary(path: Path, study: CertifyStudy) -> CertificateSummary:
 
 
 def read_study(folder: Path) -> AnyStudy:
-    """What the study in a folder is about, whatever version wrote it."""
+    """The header of the study in a folder, of any version."""
     if (folder / STUDY).exists():
         found: AnyStudy = read_record(folder / STUDY, AnyStudy)
         return found
@@ -79,15 +79,13 @@ def read_study(folder: Path) -> AnyStudy:
             if kind not in ("attack", "certify", "spectrum"):
                 raise RunError(f"{folder / name} is of an earlier version, and only its summary is read")
             upgraded = {"attack": _attack_study, "certify": _certify_study, "spectrum": _spectrum_study}[kind]
-            converted: AnyStudy = convert(
-                _tolerant(upgraded, read_json(folder / name), folder / name), AnyStudy, name
-            )
+            converted: AnyStudy = convert(_apply(upgraded, read_json(folder / name), folder / name), AnyStudy, name)
             return converted
     raise RunError(f"{folder} does not hold a study: there is no {STUDY}")
 
 
 def read_certificates(file: Path) -> tuple[CertifyStudy, list[CertificateRecord]]:
-    """The certificates of a records.jsonl, and the study beside it; other records are refused."""
+    """The certificates of a records.jsonl and the header of their study; other records are refused."""
     if (file.parent / "smoothing.json").exists():
         raise RunError(f"{file} holds probabilistic certificates of smoothing, which are counts and not proofs")
     study = read_study(file.parent)
@@ -101,49 +99,49 @@ def read_certificates(file: Path) -> tuple[CertifyStudy, list[CertificateRecord]
 
 
 def study_records(folder: Path, kind: type[Any], *, digest: Any = None) -> Iterable[Any]:
-    """The records of a study, one at a time, whatever version wrote them; no links are followed."""
+    """The records of a study of any version, one at a time; links are not followed."""
     if os.path.lexists(folder / STUDY):
         return each_record(folder / "records.jsonl", kind, links=False, digest=digest)
     return old_records(folder / "records.jsonl", kind, links=False, digest=digest)
 
 
 def old_records(file: Path, kind: type[Any], *, links: bool = True, digest: Any = None) -> Iterable[Any]:
-    """The records of an earlier version as records of today."""
+    """The records of an earlier version, converted to the current type."""
     lines = each_record(file, dict[str, Any], links=links, digest=digest)
     if kind is AttackRecord:
-        return [convert(record, AttackRecord, file) for record in _tolerant(_attack_records, lines, file)]
-    change: Any = _certificate_record if kind is CertificateRecord else dict
-    return (convert(_tolerant(change, line, file), kind, f"a record of {file}") for line in lines)
+        return [convert(record, AttackRecord, file) for record in _apply(_attack_records, lines, file)]
+    upgrade: Any = _certificate_record if kind is CertificateRecord else dict
+    return (convert(_apply(upgrade, line, file), kind, f"a record of {file}") for line in lines)
 
 
 def old_seconds(folder: Path, most: int = LARGEST_FILE) -> float | None:
-    """How long a study of an earlier version took, over all its starts; None where that is not written down."""
+    """The seconds of a study of an earlier version, over all its starts; None where they are not recorded."""
     file = folder / "elapsed.jsonl"
     if not os.path.lexists(file):
         return None
     return math.fsum(line.seconds for line in each_record(file, _Elapsed, most, links=False))
 
 
-def is_unread_summary(record: Json) -> bool:
-    """Whether this is a summary of sensitivity or smoothing of an earlier version, which nothing reads any more."""
+def is_unsupported_summary(record: Json) -> bool:
+    """Whether this is a summary of sensitivity or smoothing of an earlier version, which is no longer read."""
     return "layer" in record or record.get("kind") == "probabilistic"
 
 
 def upgrade_summary(record: Json) -> Json | None:
-    """A summary of an earlier version in the form of today, told by its fields; None for what is no summary."""
-    for marks, change in _SUMMARIES.items():
-        if record.keys() >= set(marks):
-            changed: Json = _tolerant(change, record, "a summary of an earlier version")
-            return changed
+    """A summary of an earlier version, recognized by its fields, in the current form; None for other objects."""
+    for fields, upgrade in _SUMMARIES.items():
+        if record.keys() >= set(fields):
+            upgraded: Json = _apply(upgrade, record, "a summary of an earlier version")
+            return upgraded
     return None
 
 
-def _tolerant(change: Any, record: Any, what: object) -> Any:
-    """What `change` makes of a record; one that it cannot be made of is refused with one sentence."""
+def _apply(upgrade: Any, record: Any, what: object) -> Any:
+    """Apply `upgrade` to a record; a record that it fails on raises one sentence."""
     try:
-        return change(record)
+        return upgrade(record)
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-        raise RunError(f"{what} is not as it should be: {type(error).__name__} {str(error)[:100]}") from error
+        raise RunError(f"{what} is malformed: {type(error).__name__} {str(error)[:100]}") from error
 
 
 def _about(settings: Json) -> Json:
@@ -154,21 +152,21 @@ def _about(settings: Json) -> Json:
 
 
 def _end(record: Json, seconds: Json | None = None) -> Json:
-    """What all summaries end with."""
+    """The fields at the end of all summaries."""
     return {"seconds": seconds or {}, "environment": record.get("environment", {})}
 
 
 # Certificates ----------------------------------------------------------------------------------------------------
 
 
-def _renamed(record: Json, names: Json) -> Json:
-    """A record with some of its fields called otherwise; what is not known stays, and is refused later."""
+def _rename(record: Json, names: Json) -> Json:
+    """Rename some fields of a record; unknown fields stay, and are refused later."""
     return {names.get(name, name): value for name, value in record.items()}
 
 
 def _certify_study(settings: Json) -> Json:
     if settings.get("failure_probability", 0) != 0:
-        raise RunError("certificates that hold with a probability are no proofs, and nobody can prove them again")
+        raise RunError("probabilistic certificates are not proofs, and cannot be proved again")
     kept: Json = {name: settings[name] for name in ("radii", "norm", "batch", "seed") if name in settings}
     early = "verifiers" in settings
     return {
@@ -187,13 +185,13 @@ def _certify_study(settings: Json) -> Json:
 
 
 def _certificate_record(line: Json) -> Json:
-    record = _renamed(line, {"family": "method", "loses": "losses", "reasons": "failures"})
+    record = _rename(line, {"family": "method", "loses": "losses", "reasons": "failures"})
     record["radii"] = [_radius_record(row) for row in line["radii"]]
     if "proofs" in line:
         record["proofs"] = {name: _proof(proof) for name, proof in line["proofs"].items()}
     if "norms" in line:
         record["norms"] = {
-            name: _renamed(norms, {"mu_uncentred": "mu_uncentered"}) for name, norms in line["norms"].items()
+            name: _rename(norms, {"mu_uncentred": "mu_uncentered"}) for name, norms in line["norms"].items()
         }
     return record
 
@@ -201,13 +199,13 @@ def _certificate_record(line: Json) -> Json:
 def _radius_record(row: Json) -> Json:
     names = {"stage": "method", "by": "method", "rivals": "classes"}
     lists: Json = {
-        name: [_renamed(each, names) for each in row[name]] for name in ("stages", "proved") if name in row
+        name: [_rename(each, names) for each in row[name]] for name in ("stages", "proved") if name in row
     }
     return {**row, **lists}
 
 
 def _proof(proof: Json) -> Json:
-    return _renamed(proof, {"rival": "other_class", "fall": "loss"})
+    return _rename(proof, {"rival": "other_class", "fall": "loss"})
 
 
 def _certify_summary(record: Json) -> Json:
@@ -220,27 +218,27 @@ def _certify_summary(record: Json) -> Json:
         **{name: value for name, value in record.items() if name not in changed},
         "kind": "certify",
         "study": _certify_study(record["settings"]),
-        "radii": [_renamed(row, {"attacked": "robust"}) for row in record["radii"]],
+        "radii": [_rename(row, {"attacked": "robust"}) for row in record["radii"]],
         **_end(record, seconds),
     }
 
 
 def _early_summary(record: Json) -> Json:
-    """Of a cascade."""
+    """The summary of a cascade, now a certification with `stop_early`."""
     if record["kind"] != "cascade":
         raise ValueError(f"unknown kind {record['kind']!r}")
     names = {"attacked": "robust", "with_third_party": "with_verifiers"}
     rows = []
     for row in record["radii"]:
-        stages = [_renamed(stage, {"stage": "method", "rivals": "classes"}) for stage in row["stages"]]
-        rows.append({**_renamed(row, names), "stages": stages})
+        stages = [_rename(stage, {"stage": "method", "rivals": "classes"}) for stage in row["stages"]]
+        rows.append({**_rename(row, names), "stages": stages})
     seconds: dict[str, float] = {}
     for entry in record.get("seconds", []):
         seconds[entry["stage"]] = seconds.get(entry["stage"], 0.0) + entry["seconds"]
-    failures = [_renamed(reason, {"stage": "method"}) for reason in record["reasons"]]
+    failures = [_rename(reason, {"stage": "method"}) for reason in record["reasons"]]
     study = _certify_study(record["settings"])
     if study["verifiers"] != record["rests_on"]:
-        raise ValueError("it rests on other verifiers than its settings say")
+        raise ValueError("it rests on other verifiers than those of its settings")
     changed = ("settings", "rests_on", "reasons")
     return {
         **{name: value for name, value in record.items() if name not in changed},
@@ -268,7 +266,7 @@ def _attack_study(settings: Json) -> Json:
 
 
 def _attack_records(lines: Iterable[Json]) -> list[Json]:
-    """One record per image, of one line per attack, ball and image."""
+    """Merge the lines of each attack, ball and image into one record per image."""
     found: dict[int, Json] = {}
     for line in lines:
         record = found.setdefault(
@@ -293,7 +291,7 @@ def _attack_summary(record: Json) -> Json:
         "kind": "attack",
         "study": _attack_study(record["settings"]),
         **{name: record[name] for name in names if name in record},
-        "per_class": [_renamed(row, {"class": "name"}) for row in record["per_class"]],
+        "per_class": [_rename(row, {"class": "name"}) for row in record["per_class"]],
         **_end(record),
     }
 

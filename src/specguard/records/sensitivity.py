@@ -1,4 +1,4 @@
-"""The sensitivity of one attention layer on disk: the largest change found at an image, beside all bounds on it."""
+"""The sensitivity of one attention layer on disk: the largest change found at an image, and all bounds on it."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from specguard.records.study import Summary
 BOUNDS = ("naive", "specformer", "specformer_tight", "lofast1", "lofast2", "t1", "t2", "best")
 HEAD_BOUNDS = {"maps": ("lofast1", "lofast2", "ours"), "values": ("lofast1", "naive")}
 WEIGHT_BOUNDS = ("lofast2", "t1")
-ELEMENTS = ("q", "k", "v", "o", "x")  # what is changed in the last study: a matrix, or the input
+ELEMENTS = ("q", "k", "v", "o", "x")  # perturbed in the last study: a matrix, or the input
 
 
 class SensitivitySettings(Record, frozen=True):
@@ -59,7 +59,7 @@ class SensitivitySettings(Record, frozen=True):
 
 
 class Layer(Record, frozen=True):
-    """The attention layer that is looked at."""
+    """The attention layer under study."""
 
     name: Name
     tokens: Count
@@ -74,7 +74,7 @@ class SensitivityStudy(Record, frozen=True, tag_field="kind", tag="sensitivity")
 
 
 class Change(Record, frozen=True):
-    """The largest change that was found within a radius, and every bound on it; None where there is none."""
+    """The largest change found within a radius, and each bound on it; None where a bound does not exist."""
 
     radius: Size
     found: Size
@@ -82,19 +82,19 @@ class Change(Record, frozen=True):
 
 
 class HeadChange(Change, frozen=True):
-    """The same of one factor of the first head."""
+    """The same for one factor of the first head."""
 
     factor: Name
 
 
 class ScaledChange(Change, frozen=True):
-    """The same at an input that was brought to this spectral norm."""
+    """The same at an input rescaled to this spectral norm."""
 
     input_norm: Size
 
 
 class WeightChange(Record, frozen=True):
-    """Bounds where one element has moved by a fraction of its norm, one for every random direction."""
+    """Bounds after one element was perturbed by a fraction of its norm, one per random direction."""
 
     element: Name
     change: Size
@@ -102,7 +102,7 @@ class WeightChange(Record, frozen=True):
 
 
 class SensitivityRecord(SampleRecord, frozen=True, omit_defaults=True):
-    """One image. The changes of weights are looked at at the first image only."""
+    """One image; perturbations of weights are studied at the first image only."""
 
     layer: Layer
     input_norm: Size
@@ -114,7 +114,7 @@ class SensitivityRecord(SampleRecord, frozen=True, omit_defaults=True):
 
 
 def fits(record: SensitivityRecord, study: SensitivityStudy, first: int) -> bool:
-    """Whether a record can be what this study has written; `first` is the sample that weights are changed at."""
+    """Whether a record can be one of this study; `first` is the sample at which weights are perturbed."""
     s = study.settings
     heads = [(radius, factor) for radius in s.radii for factor in HEAD_BOUNDS]
     changed = [(element, change) for element in ELEMENTS for change in s.weight_changes]
@@ -135,11 +135,11 @@ def fits(record: SensitivityRecord, study: SensitivityStudy, first: int) -> bool
     )
 
 
-# What all images say together ------------------------------------------------------------------------------------
+# Summary ---------------------------------------------------------------------------------------------------------
 
 
 class Extent(Record, frozen=True):
-    """Mean, least and largest."""
+    """Mean, minimum and maximum."""
 
     mean: Size
     min: Size
@@ -149,7 +149,7 @@ class Extent(Record, frozen=True):
 class ChangeSummary(Record, frozen=True, omit_defaults=True):
     """A row over all images or samples; None where a value is missing or infinite.
 
-    `radius`, `factor`, `input_norm`, or `element` and `change`, say what the row is about.
+    `radius`, `factor`, `input_norm`, `element` and `change` identify the row.
     """
 
     bounds: dict[Name, Extent | None]
@@ -178,7 +178,7 @@ class SensitivitySummary(Summary, frozen=True, tag_field="kind", tag="sensitivit
 
 
 def summarize(records: Sequence[SensitivityRecord], study: SensitivityStudy) -> SensitivitySummary:
-    """The summary of all records of a study."""
+    """Summarize all records of a study."""
     first = records[0]
     return SensitivitySummary(
         study=study,
@@ -204,7 +204,7 @@ def summarize(records: Sequence[SensitivityRecord], study: SensitivityStudy) -> 
 
 
 def _rows(columns: Sequence[Sequence[Change]], keys: Callable[..., dict[str, object]]) -> tuple[ChangeSummary, ...]:
-    """The k-th rows of all records, one behind the other."""
+    """Summaries of the k-th rows of all records, for each k."""
     return tuple(
         ChangeSummary(
             found=extent([row.found for row in rows]),
@@ -216,7 +216,7 @@ def _rows(columns: Sequence[Sequence[Change]], keys: Callable[..., dict[str, obj
 
 
 def extent(values: Sequence[float | None]) -> Extent | None:
-    """Mean, least and largest; None where one is missing."""
+    """Mean, minimum and maximum of the values; None where one is missing."""
     known = [value for value in values if value is not None]
     if len(known) < len(values) or not known:
         return None

@@ -1,4 +1,4 @@
-"""Where a study lies, and which part of it a process does.
+"""The folder of a study, and the part of a study that one process does.
 
 shards/2-of-8/      the records of one process of several; shards/.lock is held while the study's folder is written
 """
@@ -14,14 +14,14 @@ from specguard.errors import ConfigError, RunError
 from specguard.records.base import Record, difference, plain
 from specguard.records.files import locked
 from specguard.records.io import read_record, write_record
-from specguard.records.store import begun_by
+from specguard.records.store import old_version
 
 STUDY, _SHARDS = "study.json", "shards"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The part of a study that is process number `index`, from 0 on, of `count`."""
+    """The part of a study that process `index` of `count` does, counted from 0."""
 
     index: int = 0
     count: int = 1
@@ -32,13 +32,13 @@ class Shard:
 
     @classmethod
     def parsed(cls, text: str) -> "Shard":
-        """`2/8` as shard 2 of 8."""
+        """Parse `2/8` as shard 2 of 8."""
         if not re.fullmatch("[0-9]{1,6}/[0-9]{1,6}", text):
             raise ConfigError(f"--shard takes a number and how many there are, such as 0/8, not {text!r}")
         return cls(*map(int, text.split("/")))
 
     def begins(self, count: int, batch: int) -> range:
-        """Where the batches of this shard begin, among `count` samples."""
+        """The first sample of each batch of this shard, among `count` samples."""
         return range(self.index * batch, count, self.count * batch)
 
 
@@ -47,7 +47,7 @@ WHOLE = Shard()
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """Where a process keeps its records (`own`) within the folder of a study."""
+    """The folder of a study, and within it the folder of this process (`own`)."""
 
     folder: Path
     shard: Shard = WHOLE
@@ -62,22 +62,22 @@ class StudyFolder:
 
     @property
     def below(self) -> tuple[str, ...]:
-        """The names of the folders that lead from the study to `own`."""
+        """The names of the folders from the study down to `own`."""
         return () if self.alone else (_SHARDS, f"{self.shard.index}-of-{self.shard.count}")
 
     def folders(self) -> list[Path]:
-        """Where records of any process may lie."""
+        """All folders that may hold records of the study."""
         shards = [p for p in (self.folder / _SHARDS).glob("*-of-*") if re.fullmatch("[0-9]+-of-[0-9]+", p.name)]
         return [self.folder, *sorted(shards)]
 
     def together(self) -> AbstractContextManager[None]:
-        """Held while the folder of the study itself is written; other processes wait."""
+        """Lock the folder of the study itself for writing; other processes wait."""
         return nullcontext() if self.alone else locked(self.folder, _SHARDS, wait=True)
 
 
 @contextmanager
-def opened(place: StudyFolder, header: Record) -> Iterator[None]:
-    """Hold the folder of a study, whose settings are these, alone or beside its other shards."""
+def lock_study(place: StudyFolder, header: Record) -> Iterator[None]:
+    """Lock the folder of the study with these settings, alone or together with its other shards."""
     if place.alone:
         with locked(place.folder):
             _check_header(place.folder, header)
@@ -90,20 +90,20 @@ def opened(place: StudyFolder, header: Record) -> Iterator[None]:
 
 
 def _check_header(folder: Path, header: Record) -> None:
-    """See to it that the settings on disk are these; a folder that holds another study, or a run, is refused."""
+    """Write the settings of a study, or compare them with those on disk; other folders are refused."""
     path = folder / STUDY
     if not path.exists():
-        if (folder / "environment.jsonl").exists():  # every work of any kind begins with one
-            raise RunError(f"{folder} holds other records and no {STUDY}; name another folder{begun_by(folder)}")
+        if (folder / "environment.jsonl").exists():  # every run and study starts with one
+            raise RunError(f"{folder} holds other records and no {STUDY}; name another folder{old_version(folder)}")
         write_record(path, header)
         return
     old, new = read_record(path, dict[str, Any]), plain(header)
     if differs := _difference(old, new):
-        raise RunError(f"{folder} holds another study ({differs}); name another folder{begun_by(folder)}")
+        raise RunError(f"{folder} holds another study ({differs}); name another folder{old_version(folder)}")
 
 
 def _difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
-    """Where settings differ: the kind of study comes first; which images were chosen comes last, and in words."""
+    """The first difference of two settings: the kind of study first, the choice of images last."""
     if other := difference(old.get("kind"), new.get("kind"), "kind"):
         return other
     before, now = (each.get("about") for each in (old, new))

@@ -1,4 +1,4 @@
-"""Randomized smoothing on disk: probabilistic certificates of another function, never mixed with proofs."""
+"""Randomized smoothing on disk: probabilistic certificates of the smoothed classifier, kept apart from proofs."""
 
 import math
 import statistics
@@ -65,7 +65,7 @@ class SmoothSettings(Record, frozen=True):
 
 
 class SmoothStudy(Record, frozen=True, tag_field="kind", tag="smooth"):
-    """What is smoothed. `function` says that certificates are not about the model itself."""
+    """The model, data and settings of a smoothing study; `function` names the function that is certified."""
 
     about: About
     settings: SmoothSettings
@@ -73,10 +73,10 @@ class SmoothStudy(Record, frozen=True, tag_field="kind", tag="smooth"):
 
 
 class SmoothRecord(SampleRecord, frozen=True):
-    """One image: `count` of `draws` noisy images were of the class `selected`, from which all else follows.
+    """One image: `count` of `draws` noisy images were classified as `selected`, from which all else follows.
 
-    `predicted` is None where the smoothed classifier abstains. The certificate is false with probability
-    `failure_probability` at most.
+    `predicted` is None where the smoothed classifier abstains. The certificate is false with probability at most
+    `failure_probability`.
     """
 
     input: Name
@@ -92,8 +92,9 @@ class SmoothRecord(SampleRecord, frozen=True):
 def fits(
     record: SmoothRecord, smoothing: Smoothing, expected: Callable[[int, int, float, float], tuple[float, float]]
 ) -> bool:
-    """Whether a record can be what smoothing has written; `expected(count, draws, alpha, sigma)` are the lower
-    probability and the radius, which are computed again.
+    """Whether a record can be one of this study.
+
+    `expected(count, draws, alpha, sigma)` recomputes the lower bound of the probability and the radius.
     """
     if record.draws != smoothing.n or record.count > record.draws:
         return False
@@ -114,8 +115,8 @@ class FailureProbability(Record, frozen=True):
 class SmoothSummary(Summary, frozen=True, kw_only=True, tag_field="kind", tag="smooth"):
     """Fractions of images on which the smoothed classifier is correct, correct within each radius, and abstains.
 
-    Every fraction is of certificates that are each false with probability `per_image` at most: that none of n is
-    false has the probability 1 - n `per_image` at least.
+    Each certificate is false with probability at most `per_image`; none of n is false with probability at least
+    1 - n `per_image`.
     """
 
     study: SmoothStudy
@@ -133,7 +134,7 @@ class SmoothSummary(Summary, frozen=True, kw_only=True, tag_field="kind", tag="s
 
 
 def summarize(records: Sequence[SmoothRecord], study: SmoothStudy) -> SmoothSummary:
-    """The summary of all records of a study. The ball of a certificate is open."""
+    """Summarize all records of a study. The ball of a certificate is open."""
     n, alpha = len(records), study.settings.smoothing.alpha
     correct = [record.radius for record in records if record.predicted == record.label]
     return SmoothSummary(

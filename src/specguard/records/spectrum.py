@@ -1,4 +1,4 @@
-"""Spectra on disk: the singular values of every part of a network at one image, and their distribution."""
+"""Spectra on disk: the singular values of each part of a network at one image, and their distribution."""
 
 import math
 import statistics
@@ -13,7 +13,7 @@ from specguard.records.ledger import SampleRecord
 from specguard.records.study import Summary
 
 _QUANTILES = (5, 25, 50, 75, 95)
-Length = Annotated[float, Meta(ge=0, lt=1e150)]  # its square is a number, too
+Length = Annotated[float, Meta(ge=0, lt=1e150)]  # its square is finite
 
 
 class SpectrumSettings(Record, frozen=True):
@@ -60,8 +60,8 @@ class SpectrumStudy(Record, frozen=True, tag_field="kind", tag="spectrum"):
 class PartRecord(Record, frozen=True):
     """A part at one image: singular values of J_F and their residuals; `step` is the largest of I + J_F.
 
-    `entering` and `leaving` are the lengths of a perturbation before and behind the part; `row_column` is the bound
-    of Eq. (16), where it was asked for.
+    `entering` and `leaving` are the norms of a perturbation before and after the part; `row_column` is the bound of
+    Eq. (16), where it was requested.
     """
 
     group: Name
@@ -80,7 +80,7 @@ class SpectrumRecord(SampleRecord, frozen=True):
 
 
 class PartForm(Record, frozen=True):
-    """What is known of a part's records beforehand; `dense` where there is a `row_column`."""
+    """The expected form of a part's records; `dense` where there is a `row_column`."""
 
     group: Name
     kind: Name
@@ -89,7 +89,7 @@ class PartForm(Record, frozen=True):
 
 
 def fits(record: SpectrumRecord, forms: Mapping[str, PartForm]) -> bool:
-    """Whether a record has the parts of these names, in this order, and forms."""
+    """Whether a record has the parts of these names and forms, in this order."""
     return tuple(record.parts) == tuple(forms) and all(
         PartForm(group=p.group, kind=p.kind, values=len(p.sigma), dense=p.row_column is not None) == form
         and len(p.residual) == len(p.sigma)
@@ -97,11 +97,11 @@ def fits(record: SpectrumRecord, forms: Mapping[str, PartForm]) -> bool:
     )
 
 
-# What all images say together ------------------------------------------------------------------------------------
+# Summary ---------------------------------------------------------------------------------------------------------
 
 
 class Distribution(Record, frozen=True):
-    """Mean, standard deviation and quantiles of what is finite, and of how many values that is."""
+    """Mean, standard deviation and quantiles of the `n` finite values."""
 
     n: Count
     mean: Finite | None
@@ -128,19 +128,19 @@ class WeightNorms(Record, frozen=True):
 
 
 class WeightSpectra(Record, frozen=True):
-    """Of all weights, after training and before it, where that is known."""
+    """The norms of all weights after training, and before it where known."""
 
     after: tuple[WeightNorms, ...]
     before: tuple[WeightNorms, ...] | None = None
 
 
 class SpectrumSummary(Summary, frozen=True, tag_field="kind", tag="spectrum", omit_defaults=True):
-    """Every part's singular values over the images, and what the blocks do together.
+    """The singular values of each part over the images, and the growth through all blocks.
 
-    `sigma` is of J_F and `step` of I + J_F; for a part without a skip connection both are of its Jacobian. Of the
-    blocks that were looked at, `exponent` is the sum of `sigma`, that of Eq. (15); `log_product` the sum of
-    `log step`, which bounds the growth to first order without reading steps as a flow; and `growth` the logarithm
-    of how much longer they make a PGD perturbation.
+    `sigma` is of J_F and `step` of I + J_F; for a part without a skip connection both are of its Jacobian. Over the
+    blocks studied, `exponent` is the sum of `sigma`, as in Eq. (15); `log_product` the sum of `log step`, which
+    bounds the growth to first order without reading steps as a flow; and `growth` the logarithm of the factor by
+    which they lengthen a PGD perturbation.
     """
 
     study: SpectrumStudy
@@ -157,7 +157,7 @@ class SpectrumSummary(Summary, frozen=True, tag_field="kind", tag="spectrum", om
 
 
 def summarize(records: Sequence[SpectrumRecord], study: SpectrumStudy) -> SpectrumSummary:
-    """The summary of all records of a study, but for the weights, of which there are none."""
+    """Summarize all records of a study; the norms of weights are added by the study."""
     parts = tuple(_part(name, [record.parts[name] for record in records]) for name in study.parts)
     blocks = [part.name for part in parts if part.group == "block"]
     found = [path_of(record, blocks) for record in records] if blocks else []
@@ -168,7 +168,7 @@ def summarize(records: Sequence[SpectrumRecord], study: SpectrumStudy) -> Spectr
 
 
 def path_of(record: SpectrumRecord, blocks: Sequence[str]) -> dict[str, float]:
-    """What the blocks do to one image: the exponent of Eq. (15), the product of steps, the growth under attack."""
+    """The growth through the blocks at one image: the exponent of Eq. (15), the log product, and that of PGD."""
     rows = [record.parts[name] for name in blocks]
     return {
         "exponent": sum(row.sigma[0] for row in rows),
@@ -178,7 +178,7 @@ def path_of(record: SpectrumRecord, blocks: Sequence[str]) -> dict[str, float]:
 
 
 def distribution(values: Sequence[float]) -> Distribution:
-    """Of the values that are finite."""
+    """The distribution of the finite values."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return Distribution(n=0, mean=None, std=None, quantiles=None)

@@ -1,4 +1,4 @@
-"""Tensors, checkpoints and the environment of a run, written so that a crash at any moment leaves it whole."""
+"""Tensors, checkpoints and environments of runs, written so that a crash at any moment leaves them valid."""
 
 import hashlib
 import os
@@ -22,14 +22,14 @@ from specguard.records.files import folder_below, open_file, read_file, reading,
 from specguard.records.io import LARGEST_LINES, RecordFile, read_json, write_json
 from specguard.version import __version__
 
-if TYPE_CHECKING:  # records are read where there is no need of torch: it is imported by what handles tensors
+if TYPE_CHECKING:  # records are read without torch; only functions on tensors import it
     import torch
     from torch import Tensor
 
 _TENSORS, _STATE = "tensors.safetensors", "state.json"
 _PACKAGES = ("torch", "numpy", "safetensors", "scikit-learn")
-LARGEST_WEIGHTS = 32 * 2**30  # bytes of a file that is read, far beyond any real one
-# In these, numbers can be computed with, compared and written again.
+LARGEST_WEIGHTS = 32 * 2**30  # bytes, far beyond any real file
+# Types whose entries can be computed with, compared and written again.
 _DTYPES = frozenset(
     "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split()  # noqa: SIM905
 )
@@ -49,7 +49,7 @@ def write_tensors(path: Path, tensors: "Mapping[str, Tensor]") -> None:
 
 
 def read_tensors(path: Path) -> "dict[str, Tensor]":
-    """The tensors of a safetensors file; anything else is refused with one sentence. Nothing is unpickled."""
+    """The tensors of a safetensors file; anything else raises one sentence. Nothing is unpickled."""
     from safetensors.torch import load as parse_tensors
 
     with reading(path, CheckpointError):
@@ -57,23 +57,23 @@ def read_tensors(path: Path) -> "dict[str, Tensor]":
     try:
         tensors: dict[str, Tensor] = dict(parse_tensors(content))
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
-        reason = str(error).partition("\n")[0]  # torch adds a page of its own
+        reason = str(error).partition("\n")[0]  # without the traceback that torch adds
         raise CheckpointError(f"{path} is truncated or not a safetensors file: {reason}") from error
     check_dtypes(tensors, path)
     return tensors
 
 
 def check_dtypes(tensors: "Mapping[str, Tensor]", path: Path) -> None:
-    """Refuse tensors of a type in which nothing is computed here, such as 8-bit or complex numbers."""
+    """Refuse tensors of unsupported types, such as 8-bit floats or complex numbers."""
     for name, tensor in tensors.items():
         if (kind := str(tensor.dtype).removeprefix("torch.")) not in _DTYPES:
-            raise CheckpointError(f"{path} holds {name!r} of type {kind}, in which nothing is computed here")
+            raise CheckpointError(f"{path} holds {name!r} of type {kind}, which is not supported")
 
 
 def write_checkpoint(run: Path, step: int, tensors: "Mapping[str, Tensor]", state: Json) -> None:
-    """Both files of a checkpoint or neither: the folder gets its name only when they are on the disk.
+    """Write a checkpoint atomically: its folder is renamed only when both files are on the disk.
 
-    Older checkpoints go once the new one stands.
+    Older checkpoints are removed afterwards.
     """
     folder = folder_below(run, "checkpoints")
     draft, retired, final = folder / ".draft", folder / ".retired", folder / f"{step:08d}"
@@ -81,11 +81,11 @@ def write_checkpoint(run: Path, step: int, tensors: "Mapping[str, Tensor]", stat
         for left_over in (draft, retired):
             shutil.rmtree(left_over, ignore_errors=True)
         try:
-            os.mkdir(draft)  # a link of this name is still there, and refused
+            os.mkdir(draft)  # fails where a link of this name is
             write_tensors(draft / _TENSORS, tensors)
             write_json(draft / _STATE, state)
             os.rename(draft, final)
-        except BaseException:  # Control-C too leaves no draft
+        except BaseException:  # including KeyboardInterrupt
             shutil.rmtree(draft, ignore_errors=True)
             raise
         sync_folder(folder)
@@ -96,7 +96,7 @@ def write_checkpoint(run: Path, step: int, tensors: "Mapping[str, Tensor]", stat
 
 
 def checkpoint_steps(run: Path) -> list[int]:
-    """The steps of all complete checkpoints, in order."""
+    """The steps of all complete checkpoints in ascending order."""
     folder = run / "checkpoints"
     names = os.listdir(folder) if folder.is_dir() else []
     return sorted(int(name) for name in names if re.fullmatch("[0-9]{8,12}", name))
@@ -108,7 +108,7 @@ def read_checkpoint(run: Path, step: int) -> "tuple[dict[str, Tensor], Json]":
 
 
 def described(value: object) -> Any:
-    """A frozen dataclass as JSON: its type's name and its fields; the settings of a run are made of these."""
+    """A frozen dataclass as JSON: the name of its type and its fields, as settings of runs hold them."""
     if is_dataclass(value) and not isinstance(value, type):
         parts = {f.name: described(getattr(value, f.name)) for f in fields(value)}
         return {"type": type(value).__name__, **parts}
@@ -120,13 +120,13 @@ def described(value: object) -> Any:
 
 
 def derived_seed(seed: int, *purpose: object) -> int:
-    """A seed for one purpose, such as (7, "crop", epoch, step). No state to save, nothing shared by accident."""
+    """A seed for one purpose, such as (7, "crop", epoch, step), independent of all others and without state."""
     text = "/".join(str(part) for part in (seed, *purpose))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def environment(device: "torch.device", processes: int = 1) -> Environment:
-    """Where and with what a number was measured: hardware, versions, commit, command."""
+    """The hardware, versions, commit and command of this process."""
     import torch
 
     versions: Json = {"specguard": __version__, "python": platform.python_version()}
@@ -146,7 +146,7 @@ def environment(device: "torch.device", processes: int = 1) -> Environment:
 
 
 def record_start(folder: Path, device: "torch.device", processes: int = 1) -> None:
-    """Add this start to environment.jsonl; a last line that was cut short goes."""
+    """Append this start to environment.jsonl, after removing an incomplete last line."""
     starts = RecordFile(folder / "environment.jsonl", Environment)
     starts.read()
     if starts.torn:
@@ -159,19 +159,19 @@ def checks_beside(run: Path) -> Path:
     return run.with_name(f"{run.name}.checks")
 
 
-def begun_by(folder: Path) -> str:
-    """`; it was begun by version 0.0.9, and this is 0.2.0`, where another version began it, else nothing."""
+def old_version(folder: Path) -> str:
+    """`; it was started by version 0.0.9, and this is 0.2.0` where the versions differ, else nothing."""
     for start in RecordFile(folder / "environment.jsonl", Environment).read()[:1]:
         version = start.versions.get("specguard")
         if isinstance(version, str) and version != __version__:
-            return f"; it was begun by version {version[:20]!r}, and this is {__version__}"
+            return f"; it was started by version {version[:20]!r}, and this is {__version__}"
     return ""
 
 
 def source_commit() -> str | None:
-    """The commit of the source tree this package runs from, '+' behind it if changed; None outside one."""
+    """The commit of the source tree of this package, with a '+' if it was modified; None outside a repository."""
     here = Path(__file__).resolve().parent
-    if named := os.environ.get("SPECGUARD_COMMIT"):  # for machines that get the tree without its history
+    if named := os.environ.get("SPECGUARD_COMMIT"):  # for copies of the tree without its history
         return named
     options: Any = {"cwd": here, "capture_output": True, "text": True, "check": True}
     try:

@@ -1,15 +1,15 @@
-"""One life cycle for every study: a folder, its settings, batches of records, shards, a summary.
+"""The life cycle of every study: a folder, its settings, batches of records, shards, a summary.
 
-study.json          what is studied, and how; written once, at the start
+study.json          the model, data and settings; written once, at the start
 environment.jsonl   versions, commit, hardware and command of every start
 records.jsonl       one line per sample
 timing.jsonl        seconds, batch by batch
 shards/2-of-8/      the same of one process of several; shards/.lock is held while the study's own folder is written
 summary.json        the numbers; its presence means that the study is complete
 
-Killed at any moment, a study continues to the same records. Batches are dealt out to shards by their number, so
-that they are the same however many processes there are. Whatever any process has done counts for all: a study begun
-by eight may be ended by two, or by one.
+A study that is killed at any moment resumes to the same records. Batches are assigned to shards by their index, so
+that they are the same for any number of processes. All processes share what any of them has done: a study started
+by eight may be finished by two, or by one.
 """
 
 import time
@@ -24,14 +24,14 @@ from specguard.errors import RunError
 from specguard.records.base import Count, Environment, Record, Size, nearly_equal
 from specguard.records.io import RecordFile, read_record, write_record
 from specguard.records.ledger import RECORDS, Ledger, RecordType
-from specguard.records.shards import WHOLE, Shard, StudyFolder, opened
+from specguard.records.shards import WHOLE, Shard, StudyFolder, lock_study
 from specguard.records.store import record_start
 
 TIMING, SUMMARY = "timing.jsonl", "summary.json"
 
 
 class Summary(Record, frozen=True, kw_only=True):
-    """What a study ends with; `seconds` by stage, `total` over all batches."""
+    """The summary of a study; `seconds` by stage, `total` over all batches."""
 
     study: Any
     seconds: dict[str, Size] = {}
@@ -39,7 +39,7 @@ class Summary(Record, frozen=True, kw_only=True):
 
 
 class Timing(Record, frozen=True):
-    """The seconds of the batch that begins at a place, by stage."""
+    """The seconds of the batch that begins at sample `begin`, by stage."""
 
     begin: Count
     seconds: dict[str, Size]
@@ -47,7 +47,7 @@ class Timing(Record, frozen=True):
 
 @dataclass(frozen=True)
 class Progress:
-    """What a watcher is told: pieces of work done and to do, and what is under way."""
+    """Progress of a study: pieces of work done and in total, and the current one."""
 
     done: int
     total: int
@@ -56,25 +56,25 @@ class Progress:
 
 @dataclass(frozen=True)
 class Pending:
-    """What a shard returns while other shards have batches to do."""
+    """The result of a shard while other shards have batches left to do."""
 
     left: int
     of: int
 
 
 Watcher = Callable[[Progress], None]
-Tell = Callable[[int, str], None]  # how many pieces of a batch are done, and what is under way
+Tell = Callable[[int, str], None]  # reports the pieces of a batch that are done, and the current one
 SummaryType = TypeVar("SummaryType", bound=Summary)
 
 
 @dataclass(frozen=True)
 class Study(Generic[RecordType, SummaryType]):
-    """What is done, and how its records are known.
+    """The work of a study, and the validation of its records.
 
-    `labels` are those of the samples by their numbers in the data set, in order. `work(begin, end, tell)` gives the
-    records of the samples from one place to another, in order, and the seconds of its stages. `fits(record)` says
-    whether a record can be one of this study, beyond its type, sample and label. `summarize` makes the summary of
-    all records, and `finish` adds what does not come from records, such as the fields that `apart` names.
+    `labels` are those of the samples by their index in the data set, in order. `work(begin, end, tell)` returns the
+    records of the samples from `begin` to `end`, in order, and the seconds of its stages. `fits(record)` is whether
+    a record can be one of this study, beyond its type, sample and label. `summarize` computes the summary of all
+    records, and `finish` adds what does not follow from records, such as the fields named by `apart`.
     """
 
     header: Record
@@ -87,7 +87,7 @@ class Study(Generic[RecordType, SummaryType]):
     summarize: Callable[[Sequence[RecordType]], SummaryType]
     finish: Callable[[SummaryType], SummaryType] = lambda summary: summary
     apart: tuple[str, ...] = ()
-    pieces: int = 1  # of a batch, for the watcher
+    pieces: int = 1  # of a batch, for the progress
     doing: str = "working"
 
 
@@ -100,15 +100,18 @@ def complete(
     *,
     resume: bool = True,
 ) -> SummaryType | Pending:
-    """The summary of a study: of the one that `folder` holds, continued where it was; another one is refused.
+    """Run a study, or resume the one in `folder`, and return its summary; a folder with another study is refused.
 
-    A `shard` does its own batches, and while others have some to do, returns how many are left. Without `resume`, a
-    folder that holds records is refused. `device` is where the work is done, for the environment.
+    A `shard` does its own batches and returns how many are left while others have some to do. Without `resume`, a
+    folder that holds records is refused. `device` is the device of the work, for the environment.
     """
     place = StudyFolder(folder, shard)
-    with opened(place, study.header):
+    with lock_study(place, study.header):
         if not resume and any((each / name).exists() for each in place.folders() for name in (RECORDS, SUMMARY)):
-            raise RunError(f"{folder} holds a check, which is not believed: resume it, or name another folder")
+            raise RunError(
+                f"{folder} holds results of an earlier check, which are not trusted: "
+                "resume it, or name another folder"
+            )
         ledger = Ledger(place, study.labels, study.batch, study.record, study.fits)
         ledger.read()
         if not (folder / SUMMARY).exists():
@@ -116,11 +119,11 @@ def complete(
             _work(study, ledger, watch)
             ledger.read()
         with place.together():
-            return _ended(study, ledger, device)
+            return _finish(study, ledger, device)
 
 
 def _work(study: Study[RecordType, Any], ledger: Ledger[RecordType], watch: Watcher) -> None:
-    """Do what is missing; a batch that was cut short is done again."""
+    """Do the missing batches; incomplete ones are done again."""
     begins = ledger.place.shard.begins(len(study.labels), study.batch)
     total, timing = len(begins) * study.pieces, RecordFile(ledger.place.own / TIMING, Timing)
     timing.read()
@@ -136,20 +139,22 @@ def _work(study: Study[RecordType, Any], ledger: Ledger[RecordType], watch: Watc
         begun = time.perf_counter()
         records, seconds = study.work(begin, min(begin + study.batch, len(study.labels)), tell)
         spent = max(0.0, time.perf_counter() - begun)
-        stages = {name: max(0.0, value) for name, value in seconds.items()}  # a clock may have been put back
+        stages = {name: max(0.0, value) for name, value in seconds.items()}  # the clock may have been set back
         timing.append([Timing(begin=begin, seconds={"total": spent, **stages})])
         ledger.add(records)
     watch(Progress(total, total, "done"))
 
 
-def _ended(study: Study[RecordType, SummaryType], ledger: Ledger[RecordType], device: Any) -> SummaryType | Pending:
-    """The summary, as it is stored or made of all records and written; or how much other shards have yet to do."""
+def _finish(
+    study: Study[RecordType, SummaryType], ledger: Ledger[RecordType], device: Any
+) -> SummaryType | Pending:
+    """The summary, read or computed from all records and written; or the batches left to other shards."""
     path = ledger.place.folder / SUMMARY
     if not path.exists():
         begins = WHOLE.begins(len(study.labels), study.batch)
-        if left := sum(not ledger.whole(begin) for begin in begins):
+        if left := sum(not ledger.is_complete(begin) for begin in begins):
             return Pending(left, len(begins))
-        summary = study.finish(study.summarize(ledger.merged()))
+        summary = study.finish(study.summarize(ledger.merge()))
         if not ledger.place.alone:
             record_start(ledger.place.folder, device)
         environment = RecordFile(ledger.place.folder / "environment.jsonl", Environment).read()[-1]
@@ -157,12 +162,12 @@ def _ended(study: Study[RecordType, SummaryType], ledger: Ledger[RecordType], de
         write_record(path, summary)
         return summary
     stored: SummaryType = read_record(path, study.summary)
-    check_summary(stored, study.summarize(ledger.merged()), path, study.apart)
+    check_summary(stored, study.summarize(ledger.merge()), path, study.apart)
     return stored
 
 
 def check_summary(stored: Summary, expected: Summary, path: Path, apart: tuple[str, ...] = ()) -> None:
-    """Refuse a stored summary that says anything else than its records do."""
+    """Refuse a stored summary that differs from that of its records."""
     for name in type(expected).__struct_fields__:
         same = type(stored) is type(expected) and nearly_equal(getattr(stored, name), getattr(expected, name))
         if name not in ("seconds", "environment", *apart) and not same:
@@ -170,7 +175,7 @@ def check_summary(stored: Summary, expected: Summary, path: Path, apart: tuple[s
 
 
 def _seconds(place: StudyFolder) -> dict[str, float]:
-    """Of every stage, over all batches; of the last time, if one was done twice."""
+    """The seconds of each stage over all batches, of the last time where a batch was done twice."""
     batches = {
         line.begin: line for folder in place.folders() for line in RecordFile(folder / TIMING, Timing).read()
     }

@@ -4,8 +4,8 @@ run.json                 full settings, written once, at the start
 arguments.json           the command line's options, if one started the run
 .lock                    held while a process works here
 environment.jsonl        versions, commit, hardware and command of every start
-metrics.jsonl            one record per epoch, without anything that depends on the moment: on the same machine,
-                         with as many threads, a resumed run's file equals an uninterrupted one's
+metrics.jsonl            one record per epoch, without times: on the same machine and with as many threads, the file
+                         of a resumed run equals that of an uninterrupted one
 timing.jsonl             one record per epoch: seconds
 checkpoints/00000123/    tensors.safetensors + state.json after step 123, complete or absent
 model.safetensors        the final weights, model.json their config and hash
@@ -35,7 +35,7 @@ class TrainingSettings(Record, frozen=True, omit_defaults=True):
 
 
 class ModelRecord(Record, frozen=True, omit_defaults=True):
-    """The model of a run: how it is made, the fingerprint of its function, and the names of its classes."""
+    """The model of a run: its config, the fingerprint of its function, and the names of its classes."""
 
     config: dict[str, Any]
     fingerprint: Name
@@ -45,7 +45,7 @@ class ModelRecord(Record, frozen=True, omit_defaults=True):
 
 
 class EpochRecord(Record, frozen=True, omit_defaults=True):
-    """One epoch. Accuracies under attack are of the images that validation holds out."""
+    """One epoch. Robust accuracies are those of the held-out validation images."""
 
     epoch: Count
     step: Count
@@ -70,7 +70,7 @@ class EpochTiming(Record, frozen=True):
 
 
 class TrainingSummary(Record, frozen=True, tag_field="kind", tag="training", omit_defaults=True):
-    """The result of a run; `best` is the epoch whose weights it is, where validation chose them."""
+    """The result of a run; `best` is the epoch of its weights, where validation selected one."""
 
     test_accuracy: Accuracy
     weights: Literal["raw", "ema"]

@@ -1,4 +1,4 @@
-"""What the certificates of single images say together, read one at a time: ten thousand are too many to hold."""
+"""Statistics over the certificates of all images, read one at a time to bound memory."""
 
 import hashlib
 from collections import Counter, defaultdict
@@ -9,14 +9,14 @@ from pathlib import Path
 from specguard.errors import RunError
 from specguard.records.certificate import CertificateRecord, CertificateSummary, fits, rests_on_verifier
 from specguard.records.legacy import study_records
-from specguard.report.names import shortened
+from specguard.report.names import shorten
 
-_TERMS = 8  # that are shown
+_TERMS = 8  # shown
 
 
 @dataclass(frozen=True)
 class LimitingTerm:
-    """A term of the margins, how many images it takes most from, and the mean fraction of what those lose."""
+    """A term of the margin loss, the number of images in which it is largest, and its mean fraction there."""
 
     term: str
     images: int
@@ -25,9 +25,9 @@ class LimitingTerm:
 
 @dataclass(frozen=True)
 class ClassCount:
-    """The images of one class: how many there are, are classified correctly, and are certified at every radius.
+    """The images of one class: how many there are, are classified correctly, and are certified at each radius.
 
-    What rests on verifiers of others is not counted.
+    Certificates that rest on third-party verifiers are not counted.
     """
 
     label: int
@@ -38,10 +38,10 @@ class ClassCount:
 
 @dataclass(frozen=True)
 class CertifiedImages:
-    """Of a whole file of records.
+    """Statistics of a whole file of records.
 
-    `best` is the largest certified l2 radius of every image that is classified correctly, by any method, and
-    `largest` that of each method; both ascend. `digest` is the SHA-256 of the file.
+    `best` holds the largest certified l2 radius of each correctly classified image by any method, `largest` that by
+    each method, both in ascending order. `digest` is the SHA-256 of the file.
     """
 
     best: tuple[float, ...]
@@ -52,14 +52,14 @@ class CertifiedImages:
 
 
 def read_certified_images(folder: Path, summary: CertificateSummary) -> CertifiedImages:
-    """Radii, limiting terms and classes of all images of a certification."""
+    """Certified radii, limiting terms and classes over all images of a certification."""
     digest, study = hashlib.sha256(), summary.study
     methods = () if study.settings.stop_early else study.settings.methods
     largest: dict[str, list[float]] = {method: [] for method in methods}
     best: list[float] = []
     limiting: Counter[str] = Counter()
     fractions: dict[str, float] = defaultdict(float)
-    classes: dict[int, list[int]] = {}  # n, correct, and certified at every radius
+    classes: dict[int, list[int]] = {}  # n, correct, certified at each radius
     seen = 0
     record: CertificateRecord
     for record in study_records(folder, CertificateRecord, digest=digest):
@@ -89,9 +89,9 @@ def read_certified_images(folder: Path, summary: CertificateSummary) -> Certifie
 
 
 def _largest_loss(losses: Mapping[str, float | None]) -> tuple[str, float]:
-    """The term that takes most of a margin, and which fraction; None is infinite, and takes all."""
+    """The largest term of a margin loss, and its fraction of the loss: 1 where it is infinite (None)."""
     if not losses:
         return "rounding", 0.0
     term, value = next(iter(losses.items()))
     total = sum(loss for loss in losses.values() if loss is not None)
-    return shortened(term), 1.0 if value is None or total == 0 else value / total
+    return shorten(term), 1.0 if value is None or total == 0 else value / total

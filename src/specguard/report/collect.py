@@ -1,6 +1,6 @@
-"""From a run directory to a `Run`. Studies are known by what they say, wherever they lie.
+"""Read a run directory into a `Run`. Studies are identified by their contents, not by their place.
 
-What cannot be read becomes a sentence of the report, so that the rest can be.
+Each file that cannot be read becomes one sentence of the report, and the rest is read all the same.
 """
 
 import os
@@ -23,7 +23,7 @@ from specguard.records.legacy import (
     OLD_STUDIES,
     AnyStudy,
     AnySummary,
-    is_unread_summary,
+    is_unsupported_summary,
     old_seconds,
     read_summary,
     study_records,
@@ -37,7 +37,7 @@ from specguard.records.study import SUMMARY
 from specguard.records.training import EpochRecord, ModelRecord, TrainingSummary
 from specguard.report.certified_images import read_certified_images
 from specguard.report.gallery import read_gallery
-from specguard.report.names import path_text, readable, shortened, with_short_names
+from specguard.report.names import path_text, readable, shorten, shorten_names
 from specguard.report.run import (
     FoundAttack,
     FoundCertificates,
@@ -52,11 +52,15 @@ _RESULT, _RUN, _MODEL = "result.json", "run.json", "model.json"
 _SETTINGS = (_RUN, "arguments.json", _MODEL, "flags.json", STUDY)
 _MARKS = (_RUN, _RESULT, STUDY, *OLD_STUDIES)
 _SKIPPED = ("checkpoints", "images", "directions", "gallery")
-_KINDS = {"certify": "certification", "smooth": "smoothing", "check": "verification"}  # others are as they are
+_KINDS = {
+    "certify": "certification",
+    "smooth": "smoothing",
+    "check": "verification",
+}  # other kinds keep their names
 _DEPTH = 4
 _LARGEST = 64 * 2**20  # bytes of a summary
 
-_FOUND: dict[type, type[FoundStudy[Any]]] = {  # of those that have more than a summary
+_FOUND: dict[type, type[FoundStudy[Any]]] = {  # the kinds that have more than a summary
     TrainingSummary: FoundTraining,
     AttackSummary: FoundAttack,
     CertificateSummary: FoundCertificates,
@@ -67,14 +71,31 @@ AnyFound = FoundStudy[Any]
 
 
 def run_directories(path: Path) -> list[Path]:
-    """The run at `path`, or the runs below a folder that is none itself; an error where there is neither."""
+    """Find the run at `path`, or the runs below it.
+
+    Args:
+        path: a run, a folder of studies of one model, or a folder that contains several runs.
+
+    Returns:
+        The directories of the runs, in order.
+
+    Raises:
+        RunError: there are no records at or below `path`.
+
+    Example:
+        >>> from tempfile import mkdtemp
+        >>> from specguard.report.examples import write_example_run
+        >>> folder = write_example_run(Path(mkdtemp()))
+        >>> run_directories(folder) == [folder]
+        True
+    """
     try:
-        return _runs_at(path)
+        return _find_runs(path)
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _runs_at(path: Path) -> list[Path]:
+def _find_runs(path: Path) -> list[Path]:
     if not path.is_dir():
         raise RunError(f"{path} is not a run directory" if path.exists() else f"{path} does not exist")
     if any((path / name).exists() for name in _MARKS):
@@ -88,9 +109,24 @@ def _runs_at(path: Path) -> list[Path]:
 
 
 def read_run(run: Path, label: str) -> Run:
-    """Everything that the run's records say, and what is wrong with them."""
+    """Read all records of a run; what cannot be read is listed in `Run.problems`.
+
+    Args:
+        run: the directory of the run.
+        label: the name of the run in tables and figures.
+
+    Returns:
+        The training and all studies found below the directory. Damaged files raise no error.
+
+    Example:
+        >>> from tempfile import mkdtemp
+        >>> from specguard.report.examples import write_example_run
+        >>> run = read_run(write_example_run(Path(mkdtemp())), "example")
+        >>> [study.place for study in run.attacks], run.problems
+        (['attacks/pgd'], ())
+    """
     reader = _Reader(run)
-    found = reader.found()
+    found = reader.studies()
     model = reader.model()
     training = next((study for study in found if isinstance(study, FoundTraining)), None)
     if training is None and (run / _RUN).exists() and not (run / _RESULT).exists():
@@ -107,7 +143,7 @@ def read_run(run: Path, label: str) -> Run:
         training,
         model,
         fingerprint,
-        () if model is None else tuple(map(shortened, model.classes)),
+        () if model is None else tuple(map(shorten, model.classes)),
         attacks=tuple(study for study in found if isinstance(study, FoundAttack)),
         certificates=tuple(study for study in found if isinstance(study, FoundCertificates)),
         checks=tuple(study for study in found if isinstance(study.summary, CheckSummary)),
@@ -120,7 +156,7 @@ def read_run(run: Path, label: str) -> Run:
 
 
 def _folders(top: Path) -> Iterator[Path]:
-    """`top` and the folders below it that may hold records, in order; links are not followed."""
+    """`top` and the folders below it that may hold records, in order, without following links."""
     for folder, names, _ in os.walk(top):
         depth = len(Path(folder).relative_to(top).parts)
         names[:] = sorted(n for n in names if not n.startswith(".") and n not in _SKIPPED) if depth < _DEPTH else []
@@ -128,15 +164,15 @@ def _folders(top: Path) -> Iterator[Path]:
 
 
 class _Reader:
-    """Reads one run, and gathers what is wrong with it."""
+    """Reads one run and collects its problems."""
 
     def __init__(self, run: Path) -> None:
         self.run = run
         self.problems: list[str] = []
         self.unfinished: list[UnfinishedStudy] = []
 
-    def found(self) -> list[AnyFound]:
-        """Every study that is complete, in the order of their places."""
+    def studies(self) -> list[AnyFound]:
+        """All complete studies, in the order of their places."""
         studies: list[AnyFound | None] = []
         for folder in (*_folders(self.run), *self._beside()):
             if folder != self.run and (folder / _RUN).exists():
@@ -144,7 +180,7 @@ class _Reader:
             names = self._names(folder)
             complete = SUMMARY in names
             if STUDY in names and not complete:
-                self._begun(folder)
+                self._read_unfinished(folder)
             for name in names:
                 if name in OLD_STUDIES:
                     studies.append(None if complete else self._old_study(folder, name))
@@ -163,33 +199,33 @@ class _Reader:
             return None
         try:
             model: ModelRecord = read_record(path, ModelRecord, _LARGEST, links=False)
-            return msgspec.structs.replace(model, fingerprint=shortened(model.fingerprint))
+            return msgspec.structs.replace(model, fingerprint=shorten(model.fingerprint))
         except RunError as error:
-            self._wrong(path, error)
+            self._add_problem(path, error)
             return None
 
     def _names(self, folder: Path) -> list[str]:
         try:
             return sorted(name for name in os.listdir(folder) if name.endswith(".json"))
         except OSError as error:
-            self._wrong(folder, f"it cannot be read: {error.strerror or error}")
+            self._add_problem(folder, f"it cannot be read: {error.strerror or error}")
             return []
 
     def _study(self, path: Path) -> AnyFound | None:
-        """The study or training of a summary; None where the file is no summary, or cannot be read."""
+        """The study or training that a file summarizes; None for other files, and where it cannot be read."""
         try:
             summary = self._summary(path)
             if summary is None and path.name in (SUMMARY, _RESULT):
-                if is_unread_summary(read_json(path, _LARGEST, links=False)):
+                if is_unsupported_summary(read_json(path, _LARGEST, links=False)):
                     return None
-                raise RunError("it is not the summary of a study that is known here")
+                raise RunError("it is not the summary of any known kind of study")
         except RunError as error:
-            self._wrong(path, error)
+            self._add_problem(path, error)
             return None
         return None if summary is None else self._with_records(self._found(path, summary), path)
 
     def _old_study(self, folder: Path, name: str) -> AnyFound | None:
-        """What a file of an earlier version holds: the settings of a study that has begun, or a summary."""
+        """A file of an earlier version: the summary of a study, or the settings of an unfinished one."""
         try:
             summary = self._summary(folder / name)
             if summary is not None:
@@ -197,7 +233,7 @@ class _Reader:
             n = read_json(folder / name, _LARGEST, links=False).get("n")
             self._add_unfinished(folder, OLD_STUDIES[name], n if type(n) is int else None)
         except RunError as error:
-            self._wrong(folder / name, error)
+            self._add_problem(folder / name, error)
         return None
 
     def _summary(self, path: Path) -> AnySummary | None:
@@ -209,11 +245,11 @@ class _Reader:
             methods = set() if settings.stop_early else set(settings.methods)
             if any(row.by.keys() != methods for row in summary.radii):
                 raise RunError("its radii are certified by different methods")
-        return with_short_names(summary, path)
+        return shorten_names(summary, path)
 
     def _found(self, path: Path, summary: AnySummary) -> AnyFound:
-        """A summary with its place, its environments and its time."""
-        own = path.name in (SUMMARY, _RESULT)  # the folder is its alone
+        """A summary with its place, environments and duration."""
+        own = path.name in (SUMMARY, _RESULT)  # no other study is in its folder
         place = path_text(path.parent if path.name == SUMMARY else path, self.run)
         starts = self._lines(path.parent / "environment.jsonl", Environment) if own else ()
         last = () if summary.environment == Environment() else (summary.environment,)
@@ -229,11 +265,11 @@ class _Reader:
             if own and (seconds := old_seconds(path.parent, _LARGEST)) is not None:
                 return seconds
         except RunError as error:
-            self._wrong(path.parent, error)
+            self._add_problem(path.parent, error)
         return summary.seconds.get("total")
 
     def _with_records(self, study: AnyFound, path: Path) -> AnyFound:
-        """The study with what single records beside its summary add."""
+        """The study, with statistics of the records beside its summary."""
         folder, lines = path.parent, path.parent / "records.jsonl"
         try:
             if isinstance(study, FoundTraining):
@@ -248,24 +284,24 @@ class _Reader:
             if isinstance(study, FoundSpectrum) and os.path.lexists(lines):
                 return replace(study, records=_spectra(folder, study.summary))
         except RunError as error:
-            self._wrong(lines, error)
+            self._add_problem(lines, error)
         return study
 
     def _lines(self, path: Path, kind: type[Value]) -> tuple[Value, ...]:
-        """The complete records of a small file; none if it does not exist, or cannot be read."""
+        """The complete records of a small file; none where it does not exist or cannot be read."""
         if not os.path.lexists(path):
             return ()
         try:
             return tuple(each_record(path, kind, _LARGEST, links=False))
         except RunError as error:
-            self._wrong(path, error)
+            self._add_problem(path, error)
             return ()
 
-    def _begun(self, folder: Path) -> None:
+    def _read_unfinished(self, folder: Path) -> None:
         try:
             study: AnyStudy = read_record(folder / STUDY, AnyStudy, _LARGEST, links=False)
         except RunError as error:
-            self._wrong(folder / STUDY, error)
+            self._add_problem(folder / STUDY, error)
             return
         self._add_unfinished(folder, str(type(study).__struct_config__.tag), study.about.n)
 
@@ -276,21 +312,21 @@ class _Reader:
                 with reading(path):
                     done += sum(line.endswith(b"\n") for line in file_lines(path, LARGEST_LINES, links=False))
             except RunError as error:
-                self._wrong(path, error)
+                self._add_problem(path, error)
         starts = self._lines(folder / "environment.jsonl", Environment)
         place = path_text(folder, self.run)
         self.unfinished.append(UnfinishedStudy(place, _KINDS.get(kind, kind), done, n, starts))
 
-    def _wrong(self, path: Path, error: object) -> None:
-        """One sentence that names the file as it stands in the run."""
+    def _add_problem(self, path: Path, error: object) -> None:
+        """Add one sentence that names the file relative to the run."""
         where = path_text(path, self.run)
         message = readable(str(error).replace(f"{self.run}{os.sep}", ""))
         named = where != "." and where in message
-        self.problems.append(shortened(message if named else f"{where}: {message}"))
+        self.problems.append(shorten(message if named else f"{where}: {message}"))
 
 
 def _record_files(folder: Path) -> list[Path]:
-    """Where records of an unfinished study may lie: in its folder, and in those of its shards; no links."""
+    """The files of records of an unfinished study, in its folder and in those of its shards, but no links."""
     shards = folder / "shards"
     folders = [] if shards.is_symlink() else [p for p in shards.glob("*-of-*") if not p.is_symlink()]
     wanted = sorted(p for p in folders if re.fullmatch("[0-9]+-of-[0-9]+", p.name))
@@ -298,13 +334,13 @@ def _record_files(folder: Path) -> list[Path]:
 
 
 def _spectra(folder: Path, summary: SpectrumSummary) -> tuple[SpectrumRecord, ...]:
-    """Of every image, the largest singular value of every part; no more of a record than figures draw."""
+    """The records of all images, reduced to what figures draw: the largest singular value of each part."""
     record: SpectrumRecord
     found = []
     for record in study_records(folder, SpectrumRecord):
         parts = {
-            shortened(name): msgspec.structs.replace(
-                part, group=shortened(part.group), kind="", sigma=part.sigma[:1], residual=()
+            shorten(name): msgspec.structs.replace(
+                part, group=shorten(part.group), kind="", sigma=part.sigma[:1], residual=()
             )
             for name, part in record.parts.items()
         }

@@ -1,4 +1,4 @@
-"""Every accuracy of every run as rows: for the page's own table, for a spreadsheet, and for a leaderboard."""
+"""All accuracies of all runs as rows: for the page, for a spreadsheet, and for a leaderboard."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +12,17 @@ from specguard.report.run import FoundAttack, FoundCertificates, Run
 
 WORST_CASE = "worst case"
 _COLUMNS = ("run", "study", "what", "class", "norm", "radius", "accuracy", "low95", "high95", "count", "n")
-_FORMULA = tuple("=+-@＝＋－＠")  # a spreadsheet would compute what begins so
+_FORMULA = tuple("=+-@＝＋－＠")  # spreadsheets evaluate cells that begin with these
 _NORMS = {"linf": "Linf", "l2": "L2"}
+_TITLES = {  # on the page; the words of the CSV file are fixed
+    "attacked": "robust, attack of the certification",
+    "certified, with verifiers of others": "certified, with third-party verifiers",
+}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One accuracy, with all that is needed to say what it means."""
+    """One accuracy, with its run, study, kind, ball and class; `title` is the kind as the page shows it."""
 
     run: int
     study: str
@@ -27,22 +31,23 @@ class Row:
     radius: float | None
     accuracy: Accuracy
     class_: str = ""
+    title: str | None = None
 
 
 def accuracy_rows(run: Run, number: int) -> list[Row]:
-    """Clean, attacked and certified, of all images."""
+    """Clean, robust and certified accuracy over all images."""
     rows = []
     if run.training is not None:
         rows.append(Row(number, "training", "clean", "", None, run.training.summary.test_accuracy))
-    for hit in run.attacks:
-        rows.append(Row(number, hit.place, "clean", "", None, hit.summary.clean))
-        named = [(row.attack, row) for row in hit.summary.attacks]
+    for study in run.attacks:
+        rows.append(Row(number, study.place, "clean", "", None, study.summary.clean))
+        named = [(row.attack, row) for row in study.summary.attacks]
         rows += [
-            Row(number, hit.place, name, row.norm, row.radius, row.accuracy)
-            for name, row in (*named, *((WORST_CASE, row) for row in hit.summary.worst_case))
+            Row(number, study.place, name, row.norm, row.radius, row.accuracy, title=f"robust, {name}")
+            for name, row in (*named, *((WORST_CASE, row) for row in study.summary.worst_case))
         ]
-    for study in run.certificates:
-        rows += _certified_rows(study, number)
+    for certificates in run.certificates:
+        rows += _certified_rows(certificates, number)
     return rows
 
 
@@ -53,13 +58,16 @@ def _certified_rows(study: FoundCertificates, number: int) -> list[Row]:
         found["certified"] = row.certified
         if row.with_verifiers is not None:
             found["certified, with verifiers of others"] = row.with_verifiers
-        rows += [Row(number, study.place, what, study.norm, row.radius, each) for what, each in found.items()]
+        rows += [
+            Row(number, study.place, what, study.norm, row.radius, each, title=_TITLES.get(what))
+            for what, each in found.items()
+        ]
     return rows
 
 
 def class_rows(run: Run, number: int) -> list[Row]:
-    """The same, class by class; classes of which no image was looked at are left out."""
-    rows = [row for hit in run.attacks for row in _attacked_classes(hit, number)]
+    """The same by class, without the classes of which no image was evaluated."""
+    rows = [row for study in run.attacks for row in _attacked_classes(study, number)]
     for study in run.certificates:
         for entry in study.images.classes if study.images is not None else ():
             name = run.classes[entry.label] if entry.label < len(run.classes) else str(entry.label)
@@ -73,20 +81,20 @@ def class_rows(run: Run, number: int) -> list[Row]:
     return rows
 
 
-def _attacked_classes(hit: FoundAttack, number: int) -> list[Row]:
+def _attacked_classes(study: FoundAttack, number: int) -> list[Row]:
     rows = []
-    for entry in hit.summary.per_class:
+    for entry in study.summary.per_class:
         if entry.clean is not None:
-            rows.append(Row(number, hit.place, "clean", "", None, entry.clean, entry.name))
+            rows.append(Row(number, study.place, "clean", "", None, entry.clean, entry.name))
             rows += [
-                Row(number, hit.place, WORST_CASE, row.norm, row.radius, row.accuracy, entry.name)
+                Row(number, study.place, WORST_CASE, row.norm, row.radius, row.accuracy, entry.name)
                 for row in entry.worst_case
             ]
     return rows
 
 
 def csv_bytes(runs: Sequence[Run]) -> bytes:
-    """All rows, each one line, as a spreadsheet reads them; names that look like formulas are made to be text."""
+    """All rows as CSV; names that a spreadsheet would evaluate as formulas are quoted as text."""
     lines = [",".join(map(_text_cell, _COLUMNS))]
     for number, run in enumerate(runs):
         for row in (*accuracy_rows(run, number), *class_rows(run, number)):
@@ -99,7 +107,7 @@ def csv_bytes(runs: Sequence[Run]) -> bytes:
 
 
 def _text_cell(name: str) -> str:
-    """In quotes, on one line, and with an apostrophe before what begins as a formula does, blanks aside."""
+    """A quoted cell on one line, with an apostrophe before what a spreadsheet would evaluate."""
     shown = printable(name)
     text = f"'{shown}" if shown.lstrip().startswith(_FORMULA) else shown
     return '"' + text.replace('"', '""') + '"'
@@ -109,10 +117,26 @@ def _text_cell(name: str) -> str:
 
 
 def robustbench_record(summary: AttackSummary, *, name: str, architecture: str, dataset: str) -> Json:
-    """A leaderboard entry in the form RobustBench collects them, of the largest radius evaluated.
+    """A leaderboard entry in the format of RobustBench, at the largest radius evaluated.
 
-    Only an accuracy under AutoAttack is called that. What an evaluation cannot know (authors, venue, link, extra
-    data) is null, to be filled in by a person.
+    `autoattack_acc` is null unless AutoAttack was run. Fields that are not in the records (authors, venue, link,
+    additional data) are null, to be filled in by hand.
+
+    Args:
+        summary: the summary of an attack study.
+        name: the name of the model.
+        architecture: the architecture of the model.
+        dataset: the name of the data set.
+
+    Returns:
+        The entry as a JSON object; its accuracies are percentages with two decimals.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> summary = example_run().attacks[0].summary
+        >>> entry = robustbench_record(summary, name="mine", architecture="ViT", dataset="digits")
+        >>> entry["clean_acc"], entry["best_known_acc"], entry["autoattack_acc"]
+        ('75.00', '50.00', None)
     """
     worst = max(summary.worst_case, key=lambda row: row.radius)
     auto = [
@@ -140,18 +164,18 @@ def robustbench_record(summary: AttackSummary, *, name: str, architecture: str, 
 
 
 def robustbench_entries(runs: Sequence[Run]) -> list[Json]:
-    """A leaderboard entry for every evaluation under attack."""
+    """One leaderboard entry per attack study."""
     return [
         robustbench_record(
-            hit.summary, name=run.label, architecture=architecture(run), dataset=hit.dataset or "unknown"
+            study.summary, name=run.label, architecture=architecture(run), dataset=study.dataset or "unknown"
         )
         for run in runs
-        for hit in run.attacks
+        for study in run.attacks
     ]
 
 
 def architecture(run: Run) -> str:
-    """What kind of model a run is of, in a few words."""
+    """The architecture of the model of a run, in a few words."""
     config: dict[str, Any]
     if run.model is not None:
         config = run.model.config
@@ -171,6 +195,6 @@ def architecture(run: Run) -> str:
 
 
 def _fraction(radius: float) -> str:
-    """8/255 rather than 0.0313725, where it is that."""
+    """8/255 rather than 0.0313725, where the radius is a multiple of 1/255."""
     steps = round(255 * radius)
     return f"{steps}/255" if steps and abs(255 * radius - steps) < 1e-6 else f"{radius:g}"

@@ -1,4 +1,4 @@
-"""A gallery of adversarial examples, read into arrays that are known to be images."""
+"""Galleries of adversarial examples, read into arrays that are validated as images."""
 
 import os
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from specguard.errors import RunError
 from specguard.records.attack import Gallery, Picture
 from specguard.records.files import read_file, reading
 from specguard.records.io import read_record
-from specguard.report.names import with_short_names
+from specguard.report.names import shorten_names
 
 Array = NDArray[np.float32]
 _LARGEST = 64 * 2**20  # bytes of a file that is read
@@ -26,7 +26,7 @@ _SIDE, _MOST = 4096, 64
 class GalleryImages:
     """Pictures, and in the same order the arrays `clean` and `adversarial`, of pixels in [0, 1].
 
-    `attention_clean` and `attention_adversarial` are there where the model has attention.
+    Models with attention add `attention_clean` and `attention_adversarial`.
     """
 
     pictures: tuple[Picture, ...]
@@ -34,13 +34,13 @@ class GalleryImages:
 
 
 def read_gallery(folder: Path) -> GalleryImages | None:
-    """The gallery of an evaluation; None where it has none, or nothing was broken."""
+    """The gallery of an attack study; None where it has none, or no attack succeeded."""
     path, images = folder / "gallery" / "pictures.json", folder / "gallery" / "images.safetensors"
     if not os.path.lexists(path):
         return None
     if path.parent.is_symlink():
         raise RunError("it is a link, which is not followed")
-    gallery: Gallery = with_short_names(read_record(path, Gallery, _LARGEST, links=False), path)
+    gallery: Gallery = shorten_names(read_record(path, Gallery, _LARGEST, links=False), path)
     pictures = gallery.pictures[:_MOST]
     return GalleryImages(pictures, _arrays(images, len(pictures))) if pictures else None
 
@@ -53,7 +53,7 @@ def _arrays(path: Path, pictures: int) -> dict[str, Array]:
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, AttributeError) as error:
         raise RunError(f"its images are truncated or not safetensors: {error}") from None
     found: dict[str, Array] = {
-        name: _checked(tensors[name], name)
+        name: _validate(tensors[name], name)
         for name in ("clean", "adversarial", "attention_clean", "attention_adversarial")
         if name in tensors
     }
@@ -66,14 +66,14 @@ def _arrays(path: Path, pictures: int) -> dict[str, Array]:
         raise RunError("it has fewer images than pictures")
     maps = [array for name, array in found.items() if name.startswith("attention")]
     if any(array.ndim != 3 or max(array.shape[1:]) > _SIDE or min(array.shape) < 1 for array in maps):
-        raise RunError("its attention is no map")
+        raise RunError("its attention is not a map")
     return found
 
 
-def _checked(array: Any, name: str) -> Array:
-    """Finite numbers from 0 to 1."""
+def _validate(array: Any, name: str) -> Array:
+    """The array as float32, whose entries must be finite and in [0, 1]."""
     if array.dtype not in (np.float32, np.float64) or not np.isfinite(array).all():
-        raise RunError(f"{name!r} holds what is not a number")
+        raise RunError(f"{name!r} holds entries that are not finite numbers")
     if array.size and (array.min() < 0 or array.max() > 1 + 1e-3):
-        raise RunError(f"{name!r} leaves the range from 0 to 1")
+        raise RunError(f"{name!r} has entries outside [0, 1]")
     return np.asarray(array, dtype=np.float32)

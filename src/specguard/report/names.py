@@ -1,4 +1,4 @@
-"""Names from strangers' files, no longer than can be shown."""
+"""Names from untrusted files, shortened to what can be shown."""
 
 from pathlib import Path
 from typing import Any, TypeVar
@@ -8,43 +8,44 @@ import msgspec
 from specguard.errors import RunError
 from specguard.records.base import convert, sentence
 
-_LONGEST = 400  # letters of a name that is shown
-_KEPT = ("settings", "environment", "seconds")  # which are shown, and cut, in another way
+_LONGEST = 400  # characters of a name that are shown
+_KEPT = ("settings", "environment", "seconds")  # shown, and cut, elsewhere
 Value = TypeVar("Value")
 
 
-def shortened(name: str) -> str:
+def shorten(name: str) -> str:
+    """The name, cut at 400 characters."""
     return name if len(name) <= _LONGEST else f"{name[:_LONGEST]} ..."
 
 
 def path_text(path: Path, above: Path) -> str:
-    """A path below `above`, as text that can be shown."""
+    """A path relative to `above`, as text that can be shown."""
     try:
         shown = str(path.relative_to(above))
     except ValueError:
         shown = str(path)
-    return shortened(readable(shown))
+    return shorten(readable(shown))
 
 
 def readable(name: str) -> str:
-    """With bytes of a file's name that are no text written out."""
+    """The name, with bytes that are not text escaped."""
     return name.encode(errors="backslashreplace").decode()
 
 
-def with_short_names(summary: Value, what: object) -> Value:
-    """The summary with every text in it shortened; settings and the environment stay as they are."""
+def shorten_names(summary: Value, what: object) -> Value:
+    """The summary with every text in it shortened, but for settings and the environment."""
     try:
         fields: dict[str, Any] = msgspec.to_builtins(summary)
         short = {name: value if name in _KEPT else _short(value) for name, value in fields.items()}
     except RecursionError as error:
-        raise RunError(f"{what} is not as it should be: {sentence(error)}") from error
-    changed: Value = summary if short == fields else convert(short, type(summary), what)
-    return changed
+        raise RunError(f"{what} is malformed: {sentence(error)}") from error
+    result: Value = summary if short == fields else convert(short, type(summary), what)
+    return result
 
 
 def _short(value: Any) -> Any:
     if isinstance(value, str):
-        return shortened(value)
+        return shorten(value)
     if isinstance(value, dict):
         return {_short(name): _short(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""A run directory as one value: its training, and studies of the model that came out of it."""
+"""A run directory as one value: its training, and the studies of the trained model."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -16,14 +16,14 @@ from specguard.report.certified_images import CertifiedImages
 from specguard.report.gallery import GalleryImages
 
 SummaryType = TypeVar("SummaryType", bound=Summary | TrainingSummary, covariant=True)
-UNKNOWN = "unknown"  # the data set of a record that does not name one
+UNKNOWN = "unknown"  # the data set of records that name none
 
 
 @dataclass(frozen=True)
 class FoundStudy(Generic[SummaryType]):
-    """What was done to a model, and where it lies: `place` is its folder, or its file, below the run.
+    """A study or training with its summary; `place` is its folder, or file, relative to the run.
 
-    There is one environment for every start that is known.
+    There is one environment per recorded start.
     """
 
     place: str
@@ -33,7 +33,7 @@ class FoundStudy(Generic[SummaryType]):
 
     @property
     def about(self) -> About | None:
-        """Which model and data a study is about; None for a training."""
+        """The model and data of a study; None for a training."""
         return None if isinstance(self.summary, TrainingSummary) else self.summary.study.about
 
     @property
@@ -48,13 +48,13 @@ class FoundStudy(Generic[SummaryType]):
 
     @property
     def subset_of(self) -> int | None:
-        """How many images there were, where a stratified subset of them was looked at."""
+        """The size of the set of which a stratified subset was evaluated; None where none was."""
         return None if self.about is None or self.about.subset is None else self.about.subset.of
 
     def is_about(self, model: str | None, weights: str | None) -> bool:
-        """Whether this is about the model of these fingerprints, of its function and of its weights.
+        """Whether the study is of the model with these fingerprints of its function and its weights.
 
-        Earlier versions have one fingerprint only, which may be that of the weights.
+        Earlier versions record a single fingerprint, which may be that of the weights.
         """
         if model is None:
             return True
@@ -69,21 +69,21 @@ class FoundStudy(Generic[SummaryType]):
 
 @dataclass(frozen=True)
 class FoundTraining(FoundStudy[TrainingSummary]):
-    """A finished training, epoch by epoch."""
+    """A finished training and its epochs."""
 
     epochs: tuple[EpochRecord, ...] = ()
 
 
 @dataclass(frozen=True)
 class FoundAttack(FoundStudy[AttackSummary]):
-    """An evaluation under attack, and a few adversarial examples, where they were kept."""
+    """An attack study, and a few adversarial examples where they were saved."""
 
     gallery: GalleryImages | None = None
 
 
 @dataclass(frozen=True)
 class FoundCertificates(FoundStudy[CertificateSummary]):
-    """A certification, and what its single images say, where their records lie beside the summary."""
+    """A certification, and statistics over its images where their records are available."""
 
     images: CertifiedImages | None = None
 
@@ -93,20 +93,20 @@ class FoundCertificates(FoundStudy[CertificateSummary]):
 
     @property
     def rows(self) -> list[RadiusSummary]:
-        """The radii, the smallest first."""
+        """The radii in ascending order."""
         return sorted(self.summary.radii, key=lambda row: row.radius)
 
 
 @dataclass(frozen=True)
 class FoundSpectrum(FoundStudy[SpectrumSummary]):
-    """Spectra of the blocks, and those of single images with the largest singular value of every part."""
+    """A spectrum study, and the largest singular value of each part at each image."""
 
     records: tuple[SpectrumRecord, ...] = ()
 
 
 @dataclass(frozen=True)
 class UnfinishedStudy:
-    """A study that has been started and not completed: how many records of how many images there are."""
+    """A study that was started and not completed, with `done` records of `n` images."""
 
     place: str
     kind: str
@@ -117,7 +117,29 @@ class UnfinishedStudy:
 
 @dataclass(frozen=True)
 class Run:
-    """Everything found in a run directory, and one sentence for everything that is wrong with it."""
+    """The contents of a run directory, as `read_run` returns them.
+
+    Args:
+        label: the name of the run in tables and figures.
+        training: the training; None where there is none, or it is unfinished.
+        model: the record of the trained model.
+        fingerprint: the fingerprint of the function of the model.
+        classes: the names of the classes.
+        attacks: attack studies.
+        certificates: certifications.
+        checks: independent checks of certificates.
+        spectra: spectrum studies.
+        smoothing: randomized smoothing studies.
+        sensitivity: studies of single attention layers.
+        unfinished: studies that were started and not completed.
+        problems: one sentence per file that could not be read, or does not belong to the run.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> run = example_run()
+        >>> str(run.certificates[0].rows[-1].certified)
+        '25.0 % [4.6, 69.9], n = 4'
+    """
 
     label: str
     training: FoundTraining | None = None
@@ -135,7 +157,7 @@ class Run:
 
     @property
     def studies(self) -> tuple[FoundStudy[Summary | TrainingSummary], ...]:
-        """Everything that is complete, in the order in which it is usually done."""
+        """All complete studies, in the order in which they are usually made."""
         trained = () if self.training is None else (self.training,)
-        looked = (*self.attacks, *self.spectra, *self.sensitivity)
-        return (*trained, *looked, *self.certificates, *self.smoothing, *self.checks)
+        measured = (*self.attacks, *self.spectra, *self.sensitivity)
+        return (*trained, *measured, *self.certificates, *self.smoothing, *self.checks)

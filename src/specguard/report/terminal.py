@@ -14,7 +14,7 @@ from specguard.records.sensitivity import BOUNDS, ChangeSummary, Extent, Sensiti
 from specguard.records.smoothing import SmoothSummary
 from specguard.records.spectrum import Distribution, SpectrumSummary
 
-_WIDE = 5  # radii that fit beside each other
+_COLUMNS = 5  # radii per table
 _BOUND_NAMES = {
     "naive": "naive",
     "specformer": "SpecFormer",
@@ -25,23 +25,51 @@ _BOUND_NAMES = {
     "t2": "T2",
     "best": "best",
 }
-_GROWTH_NAMES = {"exponent": "Eq. 15", "log_product": "product of the steps", "growth": "PGD-20"}
+_GROWTH_NAMES = {
+    "exponent": "sum of sigma (Eq. 15)",
+    "log_product": "product over blocks",
+    "growth": "PGD-20 perturbation",
+}
 
 
 def subset_lines(about: About) -> list[str]:
-    """What is to be said beside n where the images are a subset; of the first of a data set, nothing."""
+    """State that the images of a study are a stratified subset, to be shown beside n.
+
+    Args:
+        about: model, data and choice of images of a study.
+
+    Returns:
+        One line if the images are a stratified subset, else none.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> subset_lines(example_run().attacks[0].summary.study.about)
+        []
+    """
     if about.subset is None:
         return []
-    return [f"the {about.n} images are a stratified subset of {about.subset.of}: every class has its share"]
+    return [f"the {about.n} images are a subset of {about.subset.of}, stratified by class"]
 
 
 # Attacks ---------------------------------------------------------------------------------------------------------
 
 
 def attack_table(summary: AttackSummary) -> Table:
-    """The clean accuracy, a row for every attack and ball, and the worst case."""
-    after = ", each on what was left" if summary.study.stop_early else ""
-    table = Table("", "norm", "radius", f"accuracy (95 %){after}")
+    """Tabulate clean accuracy, robust accuracy per attack and ball, and the worst case over attacks.
+
+    Args:
+        summary: the summary of an attack study, as `read_run` finds it in `Run.attacks`.
+
+    Returns:
+        A rich table, one row per accuracy.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> attack_table(example_run().attacks[0].summary).row_count
+        3
+    """
+    after = " after each attack" if summary.study.stop_early else ""
+    table = Table("", "norm", "radius", f"accuracy{after} (95 %)")
     table.add_row("clean", "", "", str(summary.clean))
     rows = [*((row.attack, row) for row in summary.attacks), *(("worst case", row) for row in summary.worst_case)]
     for name, row in rows:
@@ -50,7 +78,19 @@ def attack_table(summary: AttackSummary) -> Table:
 
 
 def attack_warnings(summary: AttackSummary) -> list[str]:
-    """Why the accuracies under attack may be too high."""
+    """List the signs that robust accuracy is overestimated: obfuscated gradients and warnings of AutoAttack.
+
+    Args:
+        summary: the summary of an attack study, as `read_run` finds it in `Run.attacks`.
+
+    Returns:
+        One line per warning; none where nothing was found.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> attack_warnings(example_run().attacks[0].summary)
+        []
+    """
     flags = [f"warning, {flag.name}: {flag.message}" for flag in summary.flags]
     return [*flags, *(f"warning, autoattack: {text}" for text in summary.warnings)]
 
@@ -59,17 +99,33 @@ def attack_warnings(summary: AttackSummary) -> list[str]:
 
 
 def certificate_tables(summary: CertificateSummary, baseline: LinearBaseline | None = None) -> list[Table]:
-    """Clean accuracy, accuracy under the attack and certified accuracy, a column per radius.
+    """Tabulate clean, robust and certified accuracy with one column per radius.
 
-    There is a row for every method of proof, or, where methods stop early, a table of what each was tried on. With
-    a `baseline`, the linear classifier has a row of its own. What is no certification by proofs is refused.
+    There is one row per certification method. Of a study with `stop_early`, which runs each method only on what the
+    cheaper ones left open, a second table states the images and classes that each method was run on.
+
+    Args:
+        summary: the summary of a certification, as `read_run` finds it in `Run.certificates`.
+        baseline: the certified linear classifier at the same radii, for a row of its own; none by default.
+
+    Returns:
+        Rich tables, of at most five radii each.
+
+    Raises:
+        RunError: the summary is not of a certification, such as one of smoothing.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> (table,) = certificate_tables(example_run().certificates[0].summary)
+        >>> [column.header for column in table.columns][:3]
+        ['', '0.05', '0.1']
     """
-    _only_proofs(summary)
+    _require_proofs(summary)
     if summary.study.settings.stop_early:
         return [_early_accuracies(summary, baseline), _stages(summary)]
     rows, norm = summary.radii, summary.study.settings.norm
-    parts = [rows[begin : begin + _WIDE] for begin in range(0, len(rows), _WIDE)]
-    through = ", through the l2 ball around it" if norm == "linf" else ""
+    parts = [rows[begin : begin + _COLUMNS] for begin in range(0, len(rows), _COLUMNS)]
+    through = ", certified through the enclosing l2 ball" if norm == "linf" else ""
     title = f"Accuracy in % (±{_uncertainty(summary):.1f}, 95 %), n = {summary.n}; {norm} radius{through}"
     return [
         _accuracies(summary, baseline, part, title if part is parts[0] else None, last=part is parts[-1])
@@ -78,19 +134,33 @@ def certificate_tables(summary: CertificateSummary, baseline: LinearBaseline | N
 
 
 def certificate_verdict(summary: CertificateSummary) -> list[str]:
-    """At the last radius: how many are certified and how many broken; what rests on verifiers of others.
+    """State the verdicts at the last radius of a study, and what limits the certificates if fewer than half hold.
 
-    If few are certified, also how far proofs reach, and what limits them: by which term margins lose most, and in
-    which block radii grow most.
+    The limits are the median certified radius, the largest terms of the margin loss, and the steps of the network
+    in which the radius of the perturbation grows most.
+
+    Args:
+        summary: the summary of a certification, as `read_run` finds it in `Run.certificates`.
+
+    Returns:
+        Lines of text.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> certificate_verdict(example_run().certificates[0].summary)[0]
+        'radius 0.1: 1 certified, 2 misclassified under attack, 1 unknown, of 4'
     """
-    _only_proofs(summary)
+    _require_proofs(summary)
     last, n = summary.radii[-1], summary.n
     certified = last.certified.count
-    lines = [f"radius {last.radius:.4g}: {certified} certified, {last.broken} broken, 0 both, of {n}"]
+    lines = [
+        f"radius {last.radius:.4g}: {certified} certified, {last.broken} misclassified under attack, "
+        f"{last.unknown} unknown, of {n}"
+    ]
     lines += subset_lines(summary.study.about)
     if last.with_verifiers is not None:
         more, names = last.with_verifiers.count - certified, "; ".join(summary.study.verifiers.values())
-        lines.append(f"{more} more rest on a third party: {names}")
+        lines.append(f"{more} more certified by third-party verifiers alone: {names}")
     lines += [f"{entry.method} failed on {entry.images} images: {entry.reason}" for entry in summary.failures]
     return lines if certified >= n / 2 else [*lines, *_limits(summary)]
 
@@ -105,15 +175,15 @@ def _limits(summary: CertificateSummary) -> list[str]:
         )
     if summary.limits:
         terms = ", ".join(f"{entry.term} ({entry.images} images)" for entry in summary.limits[:3])
-        lines.append(f"what margins lose most by: {terms}")
+        lines.append(f"largest terms of the margin loss: {terms}")
     if summary.growth:
         steps = (f"{entry.step} (x {entry.factor:.3g}, {entry.images} images)" for entry in summary.growth[:3])
-        lines.append(f"where radii grow most: {', '.join(steps)}")
+        lines.append(f"largest growth of the radius: {', '.join(steps)}")
     return lines
 
 
-def _only_proofs(summary: CertificateSummary) -> None:
-    """Refuse probabilistic certificates: they are of another function, with a table of their own."""
+def _require_proofs(summary: CertificateSummary) -> None:
+    """Refuse probabilistic certificates: they hold for another function, and have their own table."""
     if not isinstance(summary, CertificateSummary):
         raise RunError("probabilistic certificates of smoothing are never shown among proofs")
 
@@ -125,11 +195,11 @@ def _accuracies(
     title: str | None,
     last: bool,
 ) -> Table:
-    """Some of the radii; the last of several tables has median radii and times, too."""
-    more = ("median radius", "ms an image") if last else ()
+    """Tabulate some of the radii; the last of several tables also has median radii and times."""
+    more = ("median radius", "ms/image") if last else ()
     table = Table("", *(f"{row.radius:.4g}" for row in rows), *more, title=title)
     table.add_row("clean", *[_percent(summary.clean)] * len(rows))
-    table.add_row("attacked", *(_percent(row.robust) for row in rows))
+    table.add_row("robust", *(_percent(row.robust) for row in rows))
     for method in rows[0].by:
         milliseconds = 1e3 * summary.seconds.get(method, 0.0) / summary.n / len(summary.radii)
         found = _largest(summary, method) if summary.study.settings.search else ""
@@ -147,19 +217,27 @@ def _early_accuracies(summary: CertificateSummary, baseline: LinearBaseline | No
     title = f"Accuracy in % [95 %], n = {summary.n}; {summary.study.settings.norm} radius"
     table = Table("", *(f"{row.radius:.4g}" for row in rows), title=title)
     table.add_row("clean", *[_with_interval(summary.clean)] * len(rows))
-    table.add_row("attacked", *(_with_interval(row.robust) for row in rows))
-    table.add_row("certified by our proofs", *(_with_interval(row.certified) for row in rows))
+    table.add_row("robust", *(_with_interval(row.robust) for row in rows))
+    table.add_row("certified", *(_with_interval(row.certified) for row in rows))
     if summary.study.verifiers:
-        theirs = (_with_interval(row.with_verifiers or row.certified) for row in rows)
-        table.add_row(f"with a third party's ({', '.join(summary.study.verifiers)})", *theirs)
+        cells = (_with_interval(row.with_verifiers or row.certified) for row in rows)
+        table.add_row(f"with {', '.join(summary.study.verifiers)} (third party)", *cells)
     if baseline is not None:
         table.add_row(*_baseline_row(baseline, rows, _with_interval))
     return table
 
 
 def _stages(summary: CertificateSummary) -> Table:
-    """What every method was tried on at each radius, and its seconds at all radii together."""
-    table = Table("radius", "method", "images", "classes", "certified", "seconds", title="The largest radius first")
+    """Tabulate what each method was run on at each radius, and its seconds over all radii."""
+    table = Table(
+        "radius",
+        "method",
+        "images",
+        "classes",
+        "certified",
+        "seconds",
+        title="Work of each method, from the largest radius down",
+    )
     totals: dict[str, list[int]] = {}
     for row in sorted(summary.radii, key=lambda row: -row.radius):
         for stage in row.stages:
@@ -176,12 +254,12 @@ def _stages(summary: CertificateSummary) -> Table:
 def _baseline_row(
     baseline: LinearBaseline, rows: Sequence[RadiusSummary], cell: Callable[[Accuracy], str]
 ) -> list[str]:
-    """The cells of the linear classifier, whose certificates are exact, at the radii of these rows."""
+    """The row of the linear classifier, whose certified radii are exact, at the radii of `rows`."""
     return ["linear model", *(cell(baseline.at(row.radius)) for row in rows)]
 
 
 def _uncertainty(summary: CertificateSummary) -> float:
-    """Half the widest of the intervals, in points."""
+    """Half the width of the widest interval, in percentage points."""
     found = [summary.clean, *(each for row in summary.radii for each in (row.robust, row.certified))]
     return max(100 * (high - low) / 2 for low, high in (accuracy.interval95 for accuracy in found))
 
@@ -200,7 +278,7 @@ def _largest(summary: CertificateSummary, method: str) -> str:
 
 
 def _median(median: float | None, vacuous_below: float = 0.0) -> str:
-    """The median radius of the images that are right, or what is to be said of one that is below rounding."""
+    """A median certified radius as text; one that rounding of the input exceeds is vacuous."""
     if median is None:
         return ""
     return f"{median:.3g}" if median >= vacuous_below and median > 0 else "vacuous"
@@ -210,29 +288,56 @@ def _median(median: float | None, vacuous_below: float = 0.0) -> str:
 
 
 def smoothing_table(summary: SmoothSummary) -> Table:
-    """Accuracies of the smoothed classifier, with intervals; any other summary is refused."""
+    """Tabulate the accuracy of a smoothed classifier, within each radius too, and its abstention rate.
+
+    Args:
+        summary: the summary of a smoothing study, as `read_run` finds it in `Run.smoothing`.
+
+    Returns:
+        A rich table, one row per radius.
+
+    Raises:
+        RunError: the summary is not of a smoothing study.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> smoothing_table(example_run().smoothing[0].summary).row_count
+        5
+    """
     if not isinstance(summary, SmoothSummary):
         raise RunError("only probabilistic certificates are shown in the table of smoothing")
     sigma = summary.study.settings.smoothing.sigma
     title = f"Smoothed classifier, sigma {sigma:g}: accuracy in % [95 %], n = {summary.n}; l2 radius"
-    table = Table("", f"each false with probability {summary.failure_probability.per_image:g}", title=title)
-    table.add_row("right", _with_interval(summary.clean))
+    table = Table("", f"failure probability {summary.failure_probability.per_image:g} per image", title=title)
+    table.add_row("correct", _with_interval(summary.clean))
     table.add_row("abstains", _with_interval(summary.abstained))
     for row in summary.radii:
-        table.add_row(f"right within {row.radius:.4g}", _with_interval(row.certified))
+        table.add_row(f"correct within {row.radius:.4g}", _with_interval(row.certified))
     return table
 
 
 def smoothing_verdict(summary: SmoothSummary) -> list[str]:
-    """What these numbers are, and what they are not."""
+    """State the failure probability, the function and the assumption of probabilistic certificates.
+
+    Args:
+        summary: the summary of a smoothing study, as `read_run` finds it in `Run.smoothing`.
+
+    Returns:
+        Lines of text.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> smoothing_verdict(example_run().smoothing[0].summary)[-1]
+        'median certified radius: 0.5'
+    """
     failure, median = summary.failure_probability, summary.median_radius
     return [
         *subset_lines(summary.study.about),
-        f"each certificate is false with probability {failure.per_image:g} at most, "
-        f"any of the {summary.n} with {failure.any_of_all:.3g} at most",
-        f"they are about {summary.study.function}",
-        f"assumed is {summary.assumed}",
-        "median radius of what is right: " + ("none" if median is None else f"{median:.3g}"),
+        f"each certificate fails with probability at most {failure.per_image:g}, "
+        f"any of the {summary.n} with probability at most {failure.any_of_all:.3g}",
+        f"they hold for {summary.study.function}",
+        f"they assume {summary.assumed}",
+        "median certified radius: " + ("none" if median is None else f"{median:.3g}"),
     ]
 
 
@@ -240,31 +345,72 @@ def smoothing_verdict(summary: SmoothSummary) -> list[str]:
 
 
 def spectrum_table(label: str, summary: SpectrumSummary) -> Table:
-    """The largest singular value of every part: of what it adds, and with its skip connection."""
+    """Tabulate the largest singular value of each part's Jacobian, without and with its skip connection.
+
+    Args:
+        label: the name of the run, for the title.
+        summary: the summary of a spectrum study, as `read_run` finds it in `Run.spectra`.
+
+    Returns:
+        A rich table, one row per part.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> spectrum_table("example", example_run().spectra[0].summary).row_count
+        2
+    """
     title = f"{label}: largest singular values, n = {summary.n}"
     table = Table("part", "J_F, mean ± std", "median", "I + J_F", title=title)
     for part in summary.parts:
         sigma = part.sigma[0]
-        spread = "" if sigma.mean is None else f"{sigma.mean:.3g} ± {sigma.std or 0.0:.2g}"
+        mean = "" if sigma.mean is None else f"{sigma.mean:.3g} ± {sigma.std or 0.0:.2g}"
         median = "" if sigma.quantiles is None else f"{sigma.quantiles['50']:.3g}"
-        table.add_row(part.name, spread, median, _mean(part.step) if part.kind == "residual" else "")
+        table.add_row(part.name, mean, median, _mean(part.step) if part.kind == "residual" else "")
     return table
 
 
 def spectrum_lines(summary: SpectrumSummary) -> list[str]:
-    """How the images were chosen, and how much the blocks lengthen a perturbation together."""
+    """State how the images were chosen, and by which factor the blocks together amplify a perturbation.
+
+    Args:
+        summary: the summary of a spectrum study, as `read_run` finds it in `Run.spectra`.
+
+    Returns:
+        Lines of text; none where no block was studied.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> len(spectrum_lines(example_run().spectra[0].summary))
+        1
+    """
     lines = subset_lines(summary.study.about)
     if summary.growth is not None and summary.growth.n:
         found = {name: getattr(summary, key) for key, name in _GROWTH_NAMES.items()}
         text = ", ".join(f"{name} {_mean(values)}" for name, values in found.items() if values is not None)
-        lines.append(f"logarithm of the growth through the blocks: {text}")
+        lines.append(f"log of the growth through the blocks: {text}")
     return lines
 
 
 def spectrum_warnings(summary: SpectrumSummary) -> list[str]:
-    """How many values are not to be relied on."""
-    lost = sum(part.unconverged for part in summary.parts)
-    return [f"warning: {lost} values did not converge; --most allows more products"] if lost else []
+    """State how many singular values did not converge.
+
+    Args:
+        summary: the summary of a spectrum study, as `read_run` finds it in `Run.spectra`.
+
+    Returns:
+        One line, or none where all values converged.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> spectrum_warnings(example_run().spectra[0].summary)
+        []
+    """
+    unconverged = sum(part.unconverged for part in summary.parts)
+    return (
+        [f"warning: {unconverged} values did not converge; raise --most, the limit on products"]
+        if unconverged
+        else []
+    )
 
 
 def _mean(values: Distribution) -> str:
@@ -275,7 +421,19 @@ def _mean(values: Distribution) -> str:
 
 
 def sensitivity_tables(summary: SensitivitySummary) -> list[Table]:
-    """LoFAST's Table 3 with all bounds, and how many times what was found each bound is; a column per radius."""
+    """Tabulate the largest change found and all bounds on it (Table 3 of LoFAST), and the ratio of each to it.
+
+    Args:
+        summary: the summary of a sensitivity study, as `read_run` finds it in `Run.sensitivity`.
+
+    Returns:
+        Two rich tables with one column per radius: values, and ratios of bounds to the change found.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> [table.row_count for table in sensitivity_tables(example_run().sensitivity[0].summary)]
+        [9, 8]
+    """
     rows = summary.radii
     values, ratios = (_radius_table(first, rows) for first in ("||F(X') - F(X)||", "bound / found"))
     values.add_row("found", *(_short(row.found) for row in rows))
@@ -290,7 +448,7 @@ def sensitivity_tables(summary: SensitivitySummary) -> list[Table]:
 
 
 def _radius_table(first: str, rows: Sequence[ChangeSummary]) -> Table:
-    """One column per radius, as narrow as can be."""
+    """An empty table with one narrow column per radius."""
     table = Table(padding=(0, 1, 0, 0))
     table.add_column(first, no_wrap=True)
     for row in rows:
@@ -303,7 +461,7 @@ def _short(extent: Extent | None) -> str:
 
 
 def _ratio(bound: Extent | None, found: Extent | None) -> str:
-    """Four digits: the best bounds differ from what was found in the third."""
+    """Four digits: the best bounds differ from the change found in the third."""
     if bound is None or found is None or not found.mean > 0:
         return ""
     ratio = bound.mean / found.mean
@@ -311,5 +469,5 @@ def _ratio(bound: Extent | None, found: Extent | None) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three digits, and no exponent before it is needed."""
+    """Three digits, with an exponent only from a million on."""
     return f"{value:.0f}" if 100 <= value < 1e6 else f"{value:.3g}"

@@ -26,7 +26,14 @@ from specguard.records.base import Environment, Json, difference, plain
 from specguard.records.files import locked
 from specguard.records.io import RecordFile, read_json, write_json, write_record
 from specguard.records.legacy import read_summary
-from specguard.records.store import begun_by, checkpoint_steps, derived_seed, described, record_start, write_tensors
+from specguard.records.store import (
+    checkpoint_steps,
+    derived_seed,
+    described,
+    old_version,
+    record_start,
+    write_tensors,
+)
 from specguard.records.training import (
     DataRecord,
     EpochRecord,
@@ -209,7 +216,7 @@ def _open_run(run: Path, settings: TrainingSettings, arguments: Json | None, res
             record.pop("initial_weights", None)  # the checkpoint's weights replace them
     if differs := difference(old, new):
         raise RunError(
-            f"{run} cannot be resumed with other settings ({differs}); name another run directory{begun_by(run)}"
+            f"{run} cannot be resumed with other settings ({differs}); name another run directory{old_version(run)}"
         )
 
 

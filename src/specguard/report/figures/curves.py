@@ -1,4 +1,4 @@
-"""Accuracy against the radius, as figures: clean, robust and certified, and the gap."""
+"""Figures of clean, robust and certified accuracy by radius, and of training."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -16,36 +16,64 @@ Point = tuple[float, Accuracy]
 
 
 def norms_of(run: Run) -> list[str]:
-    """The norms for which a run has something to show, l2 first."""
+    """The norms of the attack and certification studies of a run, l2 first."""
     proved = {str(study.norm) for study in run.certificates}
     return sorted({row.norm for study in run.attacks for row in study.summary.worst_case} | proved)
 
 
 def curve_figure(run: Run, norm: str) -> Figure:
-    """One run in one norm. The shaded gap is neither broken nor proved."""
-    figure, axis = _blank(norm)
+    """Plot clean, robust and certified accuracy of one run by radius; the shaded gap is unknown.
+
+    Args:
+        run: a run with attack studies or certifications in this norm.
+        norm: `l2` or `linf`.
+
+    Returns:
+        A matplotlib figure.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> figure = curve_figure(example_run(), "l2")
+        >>> figure.axes[0].get_xlabel()
+        'l2 radius'
+    """
+    figure, axis = _new_axes(norm)
     certified, attacked = _certified(run, norm), _attacked(run, norm)
     clean = [*(study.summary.clean for study in certified), *(points[0][1] for points in attacked)][0]
     axis.axhline(100 * clean.value, color=CLEAN, linewidth=1.2, linestyle=(0, (4, 3)), label="clean")
     for number, study in enumerate(certified):
-        curve, standing = _certified_curve(study), _robust(study)
+        curve, robust = _certified_curve(study), _robust(study)
         points = [(row.radius, row.certified) for row in study.rows]
-        _shade(axis, standing, curve, "neither broken nor proved" if number == 0 else None)
-        _line(axis, standing, ATTACKED, "o", "stands the attack" if number == 0 else None)
+        _shade(axis, robust, curve, "unknown" if number == 0 else None)
+        _line(axis, robust, ATTACKED, "o", "robust (certify)" if number == 0 else None)
         axis.plot(
             *zip(*curve, strict=True), color=CERTIFIED, linewidth=2, label="certified" if number == 0 else None
         )
         _dots(axis, points, CERTIFIED, "D")
     for number, points in enumerate(attacked):
-        label = "stands every attack" if number == 0 else None
+        label = "robust (worst case)" if number == 0 else None
         _line(axis, points, ATTACKED, "s", label, dashed=bool(certified))
     _finish(axis)
     return figure
 
 
 def comparison_figure(runs: Sequence[Run], norm: str) -> Figure:
-    """Several runs in one norm: robust accuracy, dashed, and certified accuracy, by the color of the run."""
-    figure, axis = _blank(norm)
+    """Plot robust (dashed) and certified accuracy of several runs by radius, one color per run.
+
+    Args:
+        runs: the runs; their colors follow from their order.
+        norm: `l2` or `linf`.
+
+    Returns:
+        A matplotlib figure.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> figure = comparison_figure([example_run()], "l2")
+        >>> [text.get_text() for text in figure.legends[0].get_texts()]
+        ['certified', 'robust']
+    """
+    figure, axis = _new_axes(norm)
     for number, run in enumerate(runs):
         color = RUN_COLOURS[number % len(RUN_COLOURS)]
         certified = _certified(run, norm)
@@ -58,15 +86,28 @@ def comparison_figure(runs: Sequence[Run], norm: str) -> Figure:
             gid = f"run-{number}-attacked-{place}"
             axis.plot(x, y, color=color, linewidth=1.3, linestyle=(0, (4, 2)), marker="o", markersize=3, gid=gid)
     axis.plot([], [], color=CLEAN, linewidth=2, label="certified")
-    axis.plot([], [], color=CLEAN, linewidth=1.3, linestyle=(0, (4, 2)), marker="o", ms=3, label="stands attacks")
+    axis.plot([], [], color=CLEAN, linewidth=1.3, linestyle=(0, (4, 2)), marker="o", ms=3, label="robust")
     _finish(axis)
     return figure
 
 
 def method_figure(study: FoundCertificates) -> Figure:
-    """What each method certifies, over the radius; where methods stop early, what they certify together."""
+    """Plot certified accuracy by radius, one line per method, or one for all where methods stop early.
+
+    Args:
+        study: a certification, as `read_run` finds it in `Run.certificates`.
+
+    Returns:
+        A matplotlib figure.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> figure = method_figure(example_run().certificates[0])
+        >>> [text.get_text() for text in figure.legends[0].get_texts()]
+        ['clean', 'local']
+    """
     summary = study.summary
-    figure, axis = _blank(study.norm)
+    figure, axis = _new_axes(study.norm)
     axis.axhline(100 * summary.clean.value, color=CLEAN, linewidth=1.2, linestyle=(0, (4, 3)), label="clean")
     for number, method in enumerate(summary.radii[0].by):
         curve = _certified_curve(study, method)
@@ -78,7 +119,7 @@ def method_figure(study: FoundCertificates) -> Figure:
     return figure
 
 
-def _blank(norm: str) -> tuple[Figure, Any]:
+def _new_axes(norm: str) -> tuple[Figure, Any]:
     figure = Figure(figsize=(3.9, 2.9), layout="constrained")
     axis = figure.subplots()
     axis.set_xlabel(f"{norm} radius", fontsize=9)
@@ -103,12 +144,12 @@ def _certified(run: Run, norm: str) -> list[FoundCertificates]:
 
 
 def _robust(study: FoundCertificates) -> list[Point]:
-    """What stands the attack beside the proofs, from radius 0 on."""
+    """Robust accuracy under the attack of a certification, from radius 0 on."""
     return [(0.0, study.summary.clean), *((row.radius, row.robust) for row in study.rows)]
 
 
 def _attacked(run: Run, norm: str) -> list[list[Point]]:
-    """What stands every attack of an evaluation, from radius 0 on; of those in this norm."""
+    """Worst-case robust accuracy of each attack study in this norm, from radius 0 on."""
     found = []
     for summary in (study.summary for study in run.attacks):
         rows = sorted((row for row in summary.worst_case if row.norm == norm), key=lambda row: row.radius)
@@ -118,9 +159,10 @@ def _attacked(run: Run, norm: str) -> list[list[Point]]:
 
 
 def _certified_curve(study: FoundCertificates, method: str | None = None) -> list[tuple[float, float]]:
-    """Per cent of all images that are certified at a radius, by one method or by any.
+    """Percentage of all images certified at each radius, by one method or by any.
 
-    It comes from the radius of every image, where that is known, and else goes through the radii of the study.
+    The curve is exact where the largest certified radius of each image is known; otherwise it connects the radii of
+    the study.
     """
     summary, rows = study.summary, study.rows
     radii: tuple[float, ...] = ()
@@ -133,16 +175,16 @@ def _certified_curve(study: FoundCertificates, method: str | None = None) -> lis
     return [(place, 100 * (len(radii) - bisect_left(radii, place)) / summary.n) for place in places]
 
 
-def _shade(axis: Any, standing: Sequence[Point], curve: Sequence[tuple[float, float]], label: str | None) -> None:
-    """Between what stands, taken as straight between radii, and what is proved."""
-    x, above = _percents(standing)
+def _shade(axis: Any, robust: Sequence[Point], curve: Sequence[tuple[float, float]], label: str | None) -> None:
+    """Shade the gap between robust accuracy, interpolated linearly, and certified accuracy."""
+    x, above = _percents(robust)
     radii = [radius for radius, _ in curve]
-    upper = [_between(x, above, radius) for radius in radii]
-    lower = [min(proved, top) for (_, proved), top in zip(curve, upper, strict=True)]
+    upper = [_interpolate(x, above, radius) for radius in radii]
+    lower = [min(certified, top) for (_, certified), top in zip(curve, upper, strict=True)]
     axis.fill_between(radii, lower, upper, color=UNKNOWN, alpha=0.35, linewidth=0, label=label)
 
 
-def _between(x: Sequence[float], y: Sequence[float], place: float) -> float:
+def _interpolate(x: Sequence[float], y: Sequence[float], place: float) -> float:
     for (left, low), (right, high) in zip(zip(x, y, strict=True), list(zip(x, y, strict=True))[1:], strict=False):
         if left <= place <= right and right > left:
             return low + (high - low) * (place - left) / (right - left)
@@ -159,7 +201,7 @@ def _line(
 
 
 def _dots(axis: Any, points: Sequence[Point], color: str, marker: str) -> None:
-    """Points with their intervals."""
+    """Draw points with their intervals."""
     x, y = _percents(points)
     low, high = zip(*(accuracy.interval95 for _, accuracy in points), strict=True)
     below = [max(0.0, value - 100 * end) for value, end in zip(y, low, strict=True)]
@@ -182,7 +224,19 @@ def _percents(points: Sequence[Point]) -> tuple[list[float], list[float]]:
 
 
 def training_figure(runs: Mapping[int, Sequence[tuple[int, float]]]) -> Figure:
-    """Test accuracy over the epochs; runs by their numbers, for their colors."""
+    """Plot test accuracy by epoch, one line per run.
+
+    Args:
+        runs: pairs of an epoch and a test accuracy in [0, 1], by the index of the run, which sets its color.
+
+    Returns:
+        A matplotlib figure.
+
+    Example:
+        >>> figure = training_figure({0: [(1, 0.5), (2, 0.75)]})
+        >>> [float(y) for y in figure.axes[0].lines[0].get_ydata()]
+        [50.0, 75.0]
+    """
     figure = Figure(figsize=(5.6, 2.4), layout="constrained")
     axis = figure.subplots()
     for number, points in runs.items():

@@ -1,7 +1,7 @@
-"""A matplotlib figure as SVG within a page.
+"""A matplotlib figure as inline SVG.
 
-It has no style of its own, so that a strict policy lets it pass; text that can be selected; and the page's colors,
-by name, so that it is readable in the light and in the dark.
+The element has no style of its own, which the content security policy would block; its text can be selected; its
+colors are variables of the page, so that it is readable in light and dark themes.
 """
 
 import io
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from specguard.report.figures.style import ATTACKED, CERTIFIED, CLEAN, METHOD_COLOURS, RUN_COLOURS, UNKNOWN
 
-# What is drawn in these colors takes the page's.
+# Colors of the figures, and the variables of the page that replace them.
 _NAMES: Mapping[str, str] = {
     **{color: f"var(--run-{number})" for number, color in enumerate(RUN_COLOURS)},
     **{color: f"var(--method-{number})" for number, color in enumerate(METHOD_COLOURS)},
@@ -34,9 +34,9 @@ _RUN = re.compile(r"run-(\d+)-")
 _DROPPED = ("font-family", "font", "clip-rule")
 
 
-def inline_svg(figure: Figure, name: str, says: str) -> Markup:
-    """The figure as an element of a page; `name` makes its ids unique, and `says` is what it shows, in words."""
-    root = ElementTree.fromstring(_drawn(figure))
+def inline_svg(figure: Figure, name: str, label: str) -> Markup:
+    """The figure as an element of a page; `name` makes ids unique, `label` is for screen readers."""
+    root = ElementTree.fromstring(_render(figure))
     for parent in root.iter():
         for child in list(parent):
             if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
@@ -44,13 +44,13 @@ def inline_svg(figure: Figure, name: str, says: str) -> Markup:
     for element in root.iter():
         _rewrite(element, name)
     for size in ("width", "height"):
-        del root.attrib[size]  # the page's to decide
-    root.attrib |= {"class": "figure", "role": "img", "aria-label": says}
+        del root.attrib[size]  # set by the page
+    root.attrib |= {"class": "figure", "role": "img", "aria-label": label}
     _strip_spaces(root)
-    return Markup(ElementTree.tostring(root, encoding="unicode", method="xml"))  # escaped by its maker
+    return Markup(ElementTree.tostring(root, encoding="unicode", method="xml"))  # ElementTree escapes text
 
 
-def _drawn(figure: Figure) -> bytes:
+def _render(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     fixed = matplotlib.rc_context({"svg.hashsalt": "specguard", "svg.fonttype": "none"})
     with fixed, warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""The figure of an attention layer: how far it moves and how far bounds say, over radii, norms and weights."""
+"""The figure of an attention layer: its largest change and the bounds on it, by radius, norm and weights."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,11 +38,24 @@ _STYLES = {"lofast2": ("LoFAST (2)", "--"), "t1": ("T1", "-")}
 
 
 def sensitivity_figure(summary: SensitivitySummary, title: str) -> Figure:
-    """Five panels with a common kind of axis, of the summary of a study: over radii, the whole layer and the two
-    factors of its first head; over input norms; over weight changes.
+    """Plot the largest change found in an attention layer and the bounds on it, in five panels.
 
-    Lines are means over the images or samples, bands go from the least to the largest. The fourth panel is at the
-    largest radius. What is None, or zero, has no place on a log axis and is left out.
+    The panels show, by radius, the output of the layer, the attention map and the values of its first head; by
+    spectral norm of the input, the output at the largest radius; and by relative change of a weight, the bounds.
+    Lines are means over images or samples, and bands go from the smallest to the largest. Zeros are left out.
+
+    Args:
+        summary: the summary of a sensitivity study.
+        title: the title of the figure.
+
+    Returns:
+        A matplotlib figure.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> figure = sensitivity_figure(example_run().sensitivity[0].summary, "example")
+        >>> len(figure.axes)
+        5
     """
     figure = Figure(figsize=(21.0, 4.6), layout="constrained")
     axes = figure.subplots(1, 5)
@@ -59,9 +72,9 @@ def sensitivity_figure(summary: SensitivitySummary, title: str) -> Figure:
     _draw_weights(axes[4], summary)
     texts = (
         ("change of the output, ||F(X') - F(X)||", "radius, ||X' - X||"),
-        ("of one head's map, ||P(X') - P(X)||", "radius, ||X' - X||"),
-        ("of one head's values, ||X' W^V W^O||", "radius, ||X' - X||"),
-        (f"the same at radius {last:g}", "spectral norm of the input, ||X||"),
+        ("change of one head's attention map, ||P(X') - P(X)||", "radius, ||X' - X||"),
+        ("values of one head, ||X' W^V W^O||", "radius, ||X' - X||"),
+        (f"change of the output at radius {last:g}", "spectral norm of the input, ||X||"),
         (f"bounds at radius {summary.study.settings.weight_radius:g}", "relative change of one matrix, or of X"),
     )
     for axis, (heading, below) in zip(axes, texts, strict=True):
@@ -72,7 +85,7 @@ def sensitivity_figure(summary: SensitivitySummary, title: str) -> Figure:
         axis.spines[["top", "right"]].set_visible(False)
     axes[3].set_xscale("log")
     axes[4].set_xscale("log")
-    for axis in (axes[2], axes[4]):  # which span less than a decade
+    for axis in (axes[2], axes[4]):  # they span less than a decade
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 1.2, 1.5, 2, 3, 5)))
         axis.yaxis.set_major_formatter(ScalarFormatter())
         axis.yaxis.set_minor_formatter(NullFormatter())
@@ -110,7 +123,7 @@ def _draw_line(axis: Any, points: list[tuple[float, Extent]], color: str, style:
 
 
 def _points(rows: Sequence[ChangeSummary], key: str, name: str) -> list[tuple[float, Extent]]:
-    """Where every row stands by its field `key`, and what was found there, or the bound of this name."""
+    """The field `key` of each row, and the change found there or the bound of this name."""
     found = [(getattr(row, key), row.found if name == "found" else row.bounds.get(name)) for row in rows]
     return [(place, extent) for place, extent in found if extent is not None and extent.min > 0]
 

@@ -1,4 +1,4 @@
-"""Figures of spectra, as matplotlib objects; `save_figure` makes SVG and PNG of them, the same bytes every time."""
+"""Figures of spectra as matplotlib objects, and `save_figure`, which renders any figure to reproducible bytes."""
 
 import io
 import math
@@ -20,12 +20,28 @@ from specguard.report.figures.style import RUN_COLOURS, plain
 def violin_figure(
     runs: Mapping[str, Sequence[SpectrumRecord]], groups: Sequence[str] = ("embedding", "block", "head")
 ) -> Figure:
-    """The singular values of each part over the images, several runs side by side.
+    """Plot the distribution over images of each part's largest singular value, several runs side by side.
 
-    Above, sigma_max of J_F, of which the theorem speaks; below, of I + J_F, which is what the network does.
-    `runs` maps a label to the records of one study. A run that lacks a part leaves its place empty.
+    The upper panel shows sigma_max(J_F), the quantity of the theorem; the lower one sigma_max(I + J_F), that of
+    the whole part. A run that lacks a part leaves its place empty.
+
+    Args:
+        runs: the records of one spectrum study per run, by label.
+        groups: the groups of parts to show; by default the embedding, the blocks and the head.
+
+    Returns:
+        A matplotlib figure.
+
+    Raises:
+        ValueError: the records have no part of these groups.
+
+    Example:
+        >>> from specguard.report.examples import example_run
+        >>> figure = violin_figure({"example": example_run().spectra[0].records})
+        >>> len(figure.axes)
+        2
     """
-    parts = _names(runs, groups)
+    parts = _part_names(runs, groups)
     if not parts:
         raise ValueError(f"the records hold no part of the groups {', '.join(groups)}")
     width = min(max(6.4, 1.5 + 0.35 * len(parts) * len(runs)), 24.0)
@@ -35,7 +51,7 @@ def violin_figure(
     colors = [RUN_COLOURS[number % len(RUN_COLOURS)] for number in range(len(runs))]
     for axis, key, title in (
         (axes[0], "sigma", r"$\sigma_{\max}(J_F)$"),
-        (axes[1], "step", r"$\sigma_{\max}(I + J_F)$, or of $J$ where nothing is skipped"),
+        (axes[1], "step", r"$\sigma_{\max}(I + J_F)$, or of $J$ without a skip connection"),
     ):
         for number, records in enumerate(runs.values()):
             _violins(axis, [_values(records, part, key) for part in parts], number, len(runs), colors[number])
@@ -55,14 +71,31 @@ def violin_figure(
 def direction_figure(
     images: NDArray[np.floating], directions: Mapping[str, NDArray[np.floating]], labels: Sequence[str]
 ) -> Figure:
-    """Images, and beside each the change of pixels that the named parts amplify most; gray is no change."""
+    """Show images, and beside each the direction in pixel space that each part amplifies most; gray is zero.
+
+    Args:
+        images: images in [0, 1], sample x channel x height x width, with one or three channels.
+        directions: by part, directions of the same shape.
+        labels: one label per image.
+
+    Returns:
+        A matplotlib figure, one row per image.
+
+    Raises:
+        ValueError: the images have another number of channels.
+
+    Example:
+        >>> images = np.zeros((2, 1, 4, 4))
+        >>> len(direction_figure(images, {"blocks.0": images}, ["cat", "dog"]).axes)
+        4
+    """
     count = len(images)
     if images.shape[1] not in (1, 3):
         raise ValueError(f"images have one channel or three, not {images.shape[1]}")
     figure = Figure(figsize=(1.3 * (1 + len(directions)), 1.3 * count + 0.3), layout="constrained")
     axes = figure.subplots(count, 1 + len(directions), squeeze=False)
     for row in range(count):
-        pictures = [("image", images[row]), *((name, _signed(found[row])) for name, found in directions.items())]
+        pictures = [("image", images[row]), *((name, _to_gray(found[row])) for name, found in directions.items())]
         for axis, (name, picture) in zip(axes[row], pictures, strict=True):
             shown = np.clip(np.moveaxis(picture, 0, -1), 0, 1)
             axis.imshow(shown[..., 0] if shown.shape[2] == 1 else shown, cmap="gray", vmin=0, vmax=1)
@@ -74,20 +107,31 @@ def direction_figure(
 
 
 def save_figure(figure: Figure) -> dict[str, bytes]:
-    """The figure as the contents of files, by suffix; no date and no random name is in them."""
-    found = {}
+    """Render a figure to SVG and PNG, without dates or random ids: the same figure gives the same bytes.
+
+    Args:
+        figure: any matplotlib figure.
+
+    Returns:
+        The contents of an SVG and a PNG file, by suffix.
+
+    Example:
+        >>> sorted(save_figure(Figure()))
+        ['png', 'svg']
+    """
+    files = {}
     fixed = matplotlib.rc_context({"svg.hashsalt": "specguard", "savefig.dpi": 150})
     with fixed, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # it is drawn as a box
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # drawn as a box
         for suffix, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
             buffer = io.BytesIO()
             figure.savefig(buffer, format=suffix, metadata=metadata)
-            found[suffix] = buffer.getvalue()
-    return found
+            files[suffix] = buffer.getvalue()
+    return files
 
 
-def _names(runs: Mapping[str, Sequence[SpectrumRecord]], groups: Sequence[str]) -> list[str]:
-    """The parts of any run, in order: where runs differ in depth, the longest gives the order."""
+def _part_names(runs: Mapping[str, Sequence[SpectrumRecord]], groups: Sequence[str]) -> list[str]:
+    """The parts of all runs, in the order of the run with most parts."""
     found = [
         [name for record in records[:1] for name, part in record.parts.items() if part.group in groups]
         for records in runs.values()
@@ -103,12 +147,12 @@ def _values(records: Sequence[SpectrumRecord], part: str, key: str) -> list[floa
 
 
 def _violins(axis: Any, values: list[list[float]], number: int, runs: int, color: str) -> None:
-    share = 0.8 / runs
-    drawn = {i + (number - (runs - 1) / 2) * share: found for i, found in enumerate(values) if found}
+    width = 0.8 / runs
+    drawn = {i + (number - (runs - 1) / 2) * width: found for i, found in enumerate(values) if found}
     if not drawn:
         return
     bodies = axis.violinplot(
-        list(drawn.values()), list(drawn), points=60, widths=0.9 * share, showextrema=False, showmedians=True
+        list(drawn.values()), list(drawn), points=60, widths=0.9 * width, showextrema=False, showmedians=True
     )
     for place, body in enumerate(bodies["bodies"]):
         body.set(facecolor=color, alpha=0.55, linewidth=0, gid=f"run-{number}-body-{id_of(axis)}-{place}")
@@ -116,7 +160,7 @@ def _violins(axis: Any, values: list[list[float]], number: int, runs: int, color
 
 
 def id_of(axis: Any) -> int:
-    """The number of an axis within its figure."""
+    """The index of an axis within its figure."""
     return list(axis.figure.axes).index(axis)
 
 
@@ -128,6 +172,6 @@ def _add_legend(figure: Figure, colors: Mapping[str, str], columns: int) -> None
         text.set(text=plain(label), parse_math=False)
 
 
-def _signed(direction: NDArray[np.floating]) -> NDArray[np.floating]:
+def _to_gray(direction: NDArray[np.floating]) -> NDArray[np.floating]:
     largest = float(np.abs(direction).max())
     return 0.5 + 0.5 * direction / (largest if largest > 0 else 1.0)

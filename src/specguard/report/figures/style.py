@@ -1,14 +1,16 @@
-"""Colors of all figures, and names as figures can show them."""
+"""Colors of all figures, and text that a figure can show."""
 
 import re
 
-_UNREADABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # by XML, or by a person
+_UNREADABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]"
+)  # neither XML nor people can read these
 RUN_COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b83280", "#4a5568", "#b7791f", "#2c7a7b")
 CERTIFIED, ATTACKED, CLEAN, UNKNOWN = "#0f766e", "#c2410c", "#475569", "#94a3b8"
-# All different, because a color is known by its value.
+# All different: `inline` identifies colors by value.
 METHOD_COLOURS = ("#0f766f", "#1d4ed8", "#7e22ce", "#be185d", "#a16207", "#57534e")
 
 
 def plain(text: str) -> str:
-    """A name as it is, but for what cannot be shown."""
+    """The text with characters that cannot be shown replaced."""
     return _UNREADABLE.sub("\ufffd", text)

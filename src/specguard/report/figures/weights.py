@@ -13,7 +13,21 @@ KINDS = {"q": "queries", "k": "keys", "v": "values"}
 
 
 def weights_figure(runs: Mapping[int, WeightSpectra]) -> Figure:
-    """A panel for q, k and v: of a layer the largest head as a line, all as a band; dotted: before training."""
+    """Plot the spectral norms of q, k and v by layer: the largest head as a line, the range of heads as a band.
+
+    Args:
+        runs: the norms of weights of each run, before and after training, by the index of the run, which sets its
+            color. Norms before training are dotted.
+
+    Returns:
+        A matplotlib figure.
+
+    Example:
+        >>> norms = WeightNorms(layer="blocks.0", kind="q", sigma=(1.0, 2.0))
+        >>> figure = weights_figure({0: WeightSpectra(after=(norms,))})
+        >>> [axis.get_title(loc="left") for axis in figure.axes]
+        ['queries', 'keys', 'values']
+    """
     figure = Figure(figsize=(9.0, 2.7), layout="constrained")
     axes = figure.subplots(1, 3, sharey=True)
     for axis, (kind, name) in zip(axes, KINDS.items(), strict=True):

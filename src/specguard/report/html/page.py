@@ -1,7 +1,7 @@
 """One self-contained HTML file from the records of runs.
 
-Figures are inline; nothing is loaded, and nothing runs but the page's own few lines, named to the browser by their
-hash.
+Figures are inline, and nothing is loaded from elsewhere. A content security policy allows only the
+page's own script and style, by their hashes.
 """
 
 import base64
@@ -37,7 +37,7 @@ from specguard.report.figures.spectra import violin_figure
 from specguard.report.figures.style import plain
 from specguard.report.figures.weights import has_heads, weights_figure
 from specguard.report.html import sections
-from specguard.report.html.pictures import shown_pictures
+from specguard.report.html.pictures import gallery_pictures
 from specguard.report.run import FoundCertificates, Run
 from specguard.version import __version__
 
@@ -45,20 +45,30 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _SECTIONS = {
     "summary": "Summary",
     "radius": "Radius",
-    "images": "Broken images",
-    "blocks": "Blocks",
+    "images": "Adversarial examples",
+    "blocks": "Singular values",
     "weights": "Weights",
-    "proofs": "Proofs",
+    "proofs": "Certificates",
     "smoothing": "Smoothing",
     "classes": "Classes",
     "flags": "Warnings",
-    "work": "How it was made",
+    "work": "Provenance",
 }
 
 
 @dataclass(frozen=True)
 class Report:
-    """The contents of three files."""
+    """The contents of the three files of a report.
+
+    Args:
+        html: the page.
+        csv: every accuracy, one per line.
+        robustbench: one leaderboard entry per attack study.
+
+    Example:
+        >>> Report(b"<!DOCTYPE html>", b"", ()).robustbench
+        ()
+    """
 
     html: bytes
     csv: bytes
@@ -66,13 +76,47 @@ class Report:
 
 
 def report(runs: Mapping[str, Path], title: str = "SpecGuard report") -> Report:
-    """The report of the runs in these directories, by label. The same records make the same bytes."""
+    """Build the report of several runs. The same records give the same bytes.
+
+    Args:
+        runs: run directories by label, in the order of the page.
+        title: the title of the page.
+
+    Returns:
+        The contents of the HTML, CSV and leaderboard files.
+
+    Example:
+        >>> from tempfile import mkdtemp
+        >>> from specguard.report.examples import write_example_run
+        >>> made = report({"example": write_example_run(Path(mkdtemp()))})
+        >>> made.html[:15], len(made.robustbench)
+        (b'<!DOCTYPE html>', 1)
+    """
     read = [read_run(path, label) for label, path in runs.items()]
     return Report(_page(read, title).encode(errors="replace"), csv_bytes(read), tuple(robustbench_entries(read)))
 
 
 def write_report(runs: Mapping[str, Path], path: Path, title: str = "SpecGuard report") -> Path:
-    """Write the report to `path`, an .html file, and beside it the .csv and .robustbench.json; return `path`."""
+    """Write the report as an HTML file, and beside it the .csv and .robustbench.json files.
+
+    Args:
+        runs: run directories by label, in the order of the page.
+        path: the HTML file; the other two get its name with another suffix.
+        title: the title of the page.
+
+    Returns:
+        `path`.
+
+    Raises:
+        ConfigError: `path` does not end in .html or .htm.
+
+    Example:
+        >>> from tempfile import mkdtemp
+        >>> from specguard.report.examples import write_example_run
+        >>> folder = write_example_run(Path(mkdtemp()))
+        >>> write_report({"example": folder}, folder / "report.html").name
+        'report.html'
+    """
     if path.suffix not in (".html", ".htm"):
         raise ConfigError(f"a report is an .html file, not {path}")
     made = report(runs, title)
@@ -105,8 +149,8 @@ def _page(runs: Sequence[Run], title: str) -> str:
         "any_median": any(view.median for view in views),
         "any_pictures": any(view.pictures for view in views),
         "any_classes": any(view.classes for view in views),
-        "attack_balls": sections.chosen(sorted({ball for view in views for ball in view.robust}), 6),
-        "certified_balls": sections.chosen(sorted({ball for view in views for ball in view.certified}), 6),
+        "attack_balls": sections.thin_out(sorted({ball for view in views for ball in view.robust}), 6),
+        "certified_balls": sections.thin_out(sorted({ball for view in views for ball in view.certified}), 6),
         "smoothed": [(view, study) for view, run in zip(views, runs, strict=True) for study in run.smoothing],
         "flagged": [
             (view, study) for view, run in zip(views, runs, strict=True) for study in run.attacks
@@ -118,7 +162,7 @@ def _page(runs: Sequence[Run], title: str) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Nothing may be loaded, sent or run but the page's own style and script, and pictures within it."""
+    """The content security policy: only the page's own style and script, and pictures within the page."""
     allowed = {kind: _digest(text) for kind, text in (("style-src", style), ("script-src", script))}
     named = "; ".join(f"{kind} '{digest}'" for kind, digest in allowed.items())
     return f"default-src 'none'; img-src data:; {named}; base-uri 'none'; form-action 'none'"
@@ -158,11 +202,11 @@ def _run_view(run: Run, number: int) -> View:
         bars=sections.bars(run),
         clean=sections.clean_accuracy(run),
         robust=sections.robust_accuracies(run),
-        certified=sections.proved_accuracies(run),
+        certified=sections.certificate_accuracies(run),
         median=sections.median_radius(run),
         training_seconds=None if training is None else training.seconds,
         rows=accuracy_rows(run, number),
-        pictures=[s for study in run.attacks if study.gallery is not None for s in shown_pictures(study.gallery)],
+        pictures=[s for study in run.attacks if study.gallery is not None for s in gallery_pictures(study.gallery)],
         classes=sections.class_table(run),
         stages=sections.stages(run),
         fingerprint=run.fingerprint,
@@ -174,20 +218,21 @@ def _indented(settings: TrainingSettings) -> str:
     try:
         return json.dumps(msgspec.to_builtins(settings), indent=2)[:20_000]
     except RecursionError:
-        return ""  # no training has such settings
+        return ""  # settings nested this deeply are from no training
 
 
 def _figures(runs: Sequence[Run], views: Sequence[View]) -> dict[str, Any]:
-    """Every figure of the page, with what stands beside it."""
+    """All figures of the page with their captions."""
     curves = [
         View(run=view, norm=norm, svg=_svg(curve_figure(run, norm), f"curve-{view.number}-{norm}",
-             f"accuracy of {run.label} against the {norm} radius"), caption=_curve_caption(run, norm))
+             f"accuracy of {run.label} by {norm} radius"), caption=_curve_caption(run, norm))
         for run, view in zip(runs, views, strict=True) for norm in norms_of(run)
     ]  # fmt: skip
     shared = [norm for norm in ("l2", "linf") if sum(norm in norms_of(run) for run in runs) > 1]
     comparisons = [
         View(
-            norm=norm, svg=_svg(comparison_figure(runs, norm), f"all-{norm}", f"all runs against the {norm} radius")
+            norm=norm,
+            svg=_svg(comparison_figure(runs, norm), f"all-{norm}", f"accuracy of all runs by {norm} radius"),
         )
         for norm in shared
     ]
@@ -213,26 +258,24 @@ def _figures(runs: Sequence[Run], views: Sequence[View]) -> dict[str, Any]:
     }
 
 
-def _svg(figure: Any, name: str, says: str) -> Markup:
-    return inline_svg(figure, name, plain(says))
+def _svg(figure: Any, name: str, label: str) -> Markup:
+    return inline_svg(figure, name, plain(label))
 
 
 def _curve_caption(run: Run, norm: str) -> str:
-    words = [
-        f"proved, and attacked beside it, on {sections.images_text(s)}" for s in run.certificates if s.norm == norm
-    ]
+    words = [f"certified and attacked on {sections.images_text(s)}" for s in run.certificates if s.norm == norm]
     words += [
-        f"attacked by {', '.join(dict.fromkeys(row.attack for row in hit.summary.attacks))} "
-        f"on {sections.images_text(hit)}"
-        for hit in run.attacks
-        if any(row.norm == norm for row in hit.summary.worst_case)
+        f"attacked by {', '.join(dict.fromkeys(row.attack for row in study.summary.attacks))} "
+        f"on {sections.images_text(study)}"
+        for study in run.attacks
+        if any(row.norm == norm for row in study.summary.worst_case)
     ]
-    through = " Certified through the l2 ball around the linf ball." if norm == "linf" and run.certificates else ""
+    through = " Certified through the enclosing l2 ball." if norm == "linf" and run.certificates else ""
     return f"{'; '.join(words)}. Whiskers are 95 % intervals.{through}"
 
 
 def _violin(runs: Sequence[Run]) -> View | None:
-    """All runs side by side, in the order of the page; a run that was not looked into leaves its place empty."""
+    """All runs side by side, in the order of the page; the place of a run without spectra stays empty."""
     found = {run.label: next((s.records for s in run.spectra if s.records), ()) for run in runs}
     groups = {part.group for records in found.values() for record in records[:1] for part in record.parts.values()}
     shown: list[str] = [group for group in ("embedding", "block", "head") if group in groups] or sorted(groups)
@@ -240,7 +283,9 @@ def _violin(runs: Sequence[Run]) -> View | None:
         return None
     figure = violin_figure(found, shown)
     figure.set_size_inches(max(9.0, figure.get_figwidth()), figure.get_figheight())
-    for axis, name in zip(figure.axes, ("what a block adds, J_F", "the block with its skip, I + J_F"), strict=True):
+    for axis, name in zip(
+        figure.axes, ("the residual branch, J_F", "the branch with its skip connection, I + J_F"), strict=True
+    ):
         axis.set_title(f"largest singular value of {name}", fontsize=10, loc="left", parse_math=False)
     images = ", ".join(f"{run.label} at {len(found[run.label]):,} images" for run in runs if found[run.label])
     return View(
@@ -257,14 +302,14 @@ def _weights(runs: Sequence[Run]) -> View | None:
     }
     if not weights:
         return None
-    caption = "The largest head of every layer; the band goes down to the smallest."
+    caption = "Line: the largest head of each layer; band: down to the smallest."
     if any(spectra.before for spectra in weights.values()):
         caption += " Dotted: before training."
     return View(svg=_svg(weights_figure(weights), "weights", "spectral norms of q, k and v"), caption=caption)
 
 
 def _growth_means(summary: SpectrumSummary) -> dict[str, float]:
-    """What the blocks do together, on average, where that is known."""
+    """The mean growth through all blocks, by each estimate that is known."""
     found = {key: getattr(summary, key) for key in ("exponent", "log_product", "growth")}
     return {key: values.mean for key, values in found.items() if values is not None and values.mean is not None}
 

@@ -1,4 +1,4 @@
-"""What the page shows of each run, as values that a template can print: no HTML here, no decision there."""
+"""The contents of the page as plain values: all decisions are made here, all HTML is in the template."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,43 +20,43 @@ _STAGES = {
     AttackSummary: "attack",
     SpectrumSummary: "spectra",
     SensitivitySummary: "sensitivity",
-    CertificateSummary: "proofs",
+    CertificateSummary: "certificates",
     SmoothSummary: "smoothing",
-    CheckSummary: "check of the proofs",
+    CheckSummary: "independent check",
 }
-_BALLS, _CLASSES, _COMMANDS = 4, 100, 20  # of each, so many are shown
+_BALLS, _CLASSES, _COMMANDS = 4, 100, 20  # the largest number of each that is shown
 _Found = tuple[tuple[str, float], Accuracy, FoundAttack | FoundCertificates]
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One accuracy of a run, and what it says."""
+    """One accuracy of a run, with its name."""
 
-    kind: str  # clean, attacked or certified
+    kind: str  # clean, attacked or certified: its color
     name: str
     accuracy: Accuracy
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What was done, how long it took, and with which commands, where."""
+    """One study or training: its duration, its commands, and the hardware and versions it ran with."""
 
     name: str
     place: str
     seconds: float | None
     commands: tuple[str, ...]
-    where: str
+    environment: str
 
 
 @dataclass(frozen=True)
 class ClassTable:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, int, tuple[Accuracy | None, ...]], ...]
-    left_out: int
+    omitted: int
 
 
 def radius_text(radius: float) -> str:
-    """8/255 where it is that, else a few digits."""
+    """The radius as a multiple of 1/255 where it is one, else in a few digits."""
     steps = round(255 * radius)
     return f"{steps}/255" if steps > 0 and abs(255 * radius - steps) < 1e-6 else f"{radius:.4g}"
 
@@ -66,7 +66,7 @@ def ball_text(norm: str, radius: float) -> str:
 
 
 def clean_accuracy(run: Run) -> Accuracy | None:
-    """The clean accuracy on as many images as anything was measured on; of as many, on a stratified subset."""
+    """The clean accuracy on most images; among equals, that on a stratified subset."""
     studies: list[FoundAttack | FoundCertificates] = [*run.attacks, *run.certificates]
     found = [study.summary.clean for study in sorted(studies, key=_stratified, reverse=True)]
     if run.training is not None:
@@ -75,23 +75,23 @@ def clean_accuracy(run: Run) -> Accuracy | None:
 
 
 def robust_accuracies(run: Run) -> dict[tuple[str, float], Accuracy]:
-    """By ball, what stands every attack that was tried; of several evaluations the one with most images."""
+    """Robust accuracy under all attacks tried, by ball; of several evaluations, the one on most images."""
     rows: list[_Found] = [
-        ((row.norm, row.radius), row.accuracy, hit) for hit in run.attacks for row in hit.summary.worst_case
+        ((row.norm, row.radius), row.accuracy, study) for study in run.attacks for row in study.summary.worst_case
     ]
     rows += [((study.norm, row.radius), row.robust, study) for study in run.certificates for row in study.rows]
-    return _foremost(rows, lambda accuracy: -accuracy.count)
+    return _select(rows, lambda accuracy: -accuracy.count)
 
 
-def proved_accuracies(run: Run) -> dict[tuple[str, float], Accuracy]:
-    """By ball, what is certified; of several studies, on most images."""
+def certificate_accuracies(run: Run) -> dict[tuple[str, float], Accuracy]:
+    """Certified accuracy by ball; of several studies, the one on most images."""
     rows: list[_Found] = [((s.norm, row.radius), row.certified, s) for s in run.certificates for row in s.rows]
-    return _foremost(rows, lambda accuracy: accuracy.count)
+    return _select(rows, lambda accuracy: accuracy.count)
 
 
-def _foremost(rows: list[_Found], better: Callable[[Accuracy], int]) -> dict[tuple[str, float], Accuracy]:
-    """By ball, the accuracy on most images; of as many, on a stratified subset, and then the better one."""
-    ordered = sorted(rows, key=lambda row: (row[1].n, _stratified(row[2]), better(row[1])))
+def _select(rows: list[_Found], preference: Callable[[Accuracy], int]) -> dict[tuple[str, float], Accuracy]:
+    """By ball, the accuracy on most images; among equals, that on a stratified subset, then the preferred one."""
+    ordered = sorted(rows, key=lambda row: (row[1].n, _stratified(row[2]), preference(row[1])))
     return dict(sorted({ball: accuracy for ball, accuracy, _ in ordered}.items()))
 
 
@@ -100,17 +100,17 @@ def _stratified(study: FoundAttack | FoundCertificates) -> bool:
 
 
 def bars(run: Run) -> list[Bar]:
-    """Clean, attacked and certified, a few of each."""
+    """Clean, robust and certified accuracy, the latter two at a few balls."""
     clean = clean_accuracy(run)
-    found = [] if clean is None else [Bar("clean", "classified right", clean)]
-    for kind, known in (("attacked", robust_accuracies(run)), ("certified", proved_accuracies(run))):
-        word = "stands attacks" if kind == "attacked" else "certified"
-        found += [Bar(kind, f"{word}, {ball_text(*ball)}", known[ball]) for ball in chosen(list(known))]
+    found = [] if clean is None else [Bar("clean", "clean accuracy", clean)]
+    for kind, known in (("attacked", robust_accuracies(run)), ("certified", certificate_accuracies(run))):
+        name = "robust accuracy" if kind == "attacked" else "certified accuracy"
+        found += [Bar(kind, f"{name}, {ball_text(*ball)}", known[ball]) for ball in thin_out(list(known))]
     return found
 
 
-def chosen(balls: Sequence[tuple[str, float]], most: int = _BALLS) -> list[tuple[str, float]]:
-    """A few of many, evenly, with the last."""
+def thin_out(balls: Sequence[tuple[str, float]], most: int = _BALLS) -> list[tuple[str, float]]:
+    """At most `most` of the balls, evenly spaced, the first and the last among them."""
     if len(balls) <= most:
         return list(balls)
     step = (len(balls) - 1) / (most - 1)
@@ -118,40 +118,41 @@ def chosen(balls: Sequence[tuple[str, float]], most: int = _BALLS) -> list[tuple
 
 
 def verdict(run: Run) -> str:
-    """The run in one or two sentences."""
+    """The results of a run in one to three sentences."""
     if not run.certificates:
         known = robust_accuracies(run)
         if not known:
             return ""
         ball, robust = min(known.items(), key=lambda item: item[1].value)
         return (
-            f"Of {robust.n:,} images, {robust.count:,} stand every attack tried at {ball_text(*ball)}. "
-            "Nothing is proved about them."
+            f"Of {robust.n:,} images, {robust.count:,} are classified correctly under every attack tried at "
+            f"{ball_text(*ball)}. None has been certified."
         )
     study = max(run.certificates, key=lambda study: (study.summary.n, _stratified(study)))
     n = study.summary.n
     proved = [row for row in study.rows if row.certified.count]
     row = proved[-1] if proved else study.rows[0]
     place = ball_text(study.norm, row.radius)
-    rest = f"{row.broken:,} are broken or wrong from the start; {row.unknown:,} are neither."
+    rest = f"{row.broken:,} are misclassified, clean or under attack; {row.unknown:,} are unknown."
     if row.with_verifiers is not None:
-        rest += f" {row.with_verifiers.count - row.certified.count:,} more rest on verifiers of others."
+        more = row.with_verifiers.count - row.certified.count
+        rest += f" {more:,} more are certified by third-party verifiers alone."
     if not proved:
         return f"Of {n:,} images, none is certified, even at {place}. {rest}"
     return (
         f"Of {n:,} images, {row.certified.count:,} are certified at {place}: "
-        f"no attack of that size can change their class. {rest}"
+        f"no perturbation of that size changes their class. {rest}"
     )
 
 
 def images_text(study: FoundAttack | FoundCertificates | FoundSpectrum) -> str:
-    """How many images a study is about, and how they were chosen where they are not the first."""
+    """The number of images of a study, and of which set they are a stratified subset, if they are."""
     of = study.subset_of
-    return f"{study.summary.n:,} images" + ("" if of is None else f", a stratified subset of {of:,}")
+    return f"{study.summary.n:,} images" + ("" if of is None else f", a subset of {of:,} stratified by class")
 
 
 def subsets(run: Run) -> list[str]:
-    """One sentence for every choice of images that are not the first of the data set."""
+    """One sentence for each stratified subset, naming the studies that use it."""
     places: dict[str, list[str]] = {}
     studies: list[FoundAttack | FoundCertificates | FoundSpectrum] = [
         *run.attacks,
@@ -161,11 +162,11 @@ def subsets(run: Run) -> list[str]:
     for study in studies:
         if study.subset_of is not None:
             places.setdefault(images_text(study), []).append(study.place)
-    return [f"In {' and '.join(at)}: {text}, in which every class has its share." for text, at in places.items()]
+    return [f"In {' and '.join(at)}: {text}." for text, at in places.items()]
 
 
 def median_radius(run: Run) -> tuple[str, float] | None:
-    """The best method's median certified radius, over the images that are right."""
+    """The largest median certified radius over the correctly classified images, and its method."""
     known = [
         (found.median, method)
         for study in run.certificates
@@ -178,7 +179,7 @@ def median_radius(run: Run) -> tuple[str, float] | None:
 
 
 def stages(run: Run) -> list[Stage]:
-    """All work on a run, in the order in which it is usually done."""
+    """All studies of a run, in the order in which they are usually made."""
     found = [
         _stage(_STAGES[type(study.summary)], study.place, study.seconds, study.environments)
         for study in run.studies
@@ -191,11 +192,11 @@ def stages(run: Run) -> list[Stage]:
 
 def _stage(name: str, place: str, seconds: float | None, environments: Sequence[Environment]) -> Stage:
     commands = dict.fromkeys(start.command[:2000] for start in environments if start.command is not None)
-    return Stage(name, place, seconds, tuple(commands)[-_COMMANDS:], described_environment(environments))
+    return Stage(name, place, seconds, tuple(commands)[-_COMMANDS:], environment_text(environments))
 
 
-def described_environment(environments: Sequence[Environment]) -> str:
-    """Hardware, versions and commit of the last start."""
+def environment_text(environments: Sequence[Environment]) -> str:
+    """Hardware, versions and commit of the last start of a study."""
     if not environments:
         return ""
     last = environments[-1]
@@ -213,11 +214,11 @@ def described_environment(environments: Sequence[Environment]) -> str:
 
 
 def class_table(run: Run) -> ClassTable | None:
-    """Classes by rows, a column for every study and ball; of very many, the weakest."""
+    """One row per class and one column per study and ball; of many classes, those of lowest accuracy."""
     columns: dict[tuple[str, str], None] = {}
     cells: dict[str, dict[tuple[str, str], Accuracy]] = {}
     for row in class_rows(run, 0):
-        what = "stands attacks" if row.what == WORST_CASE else row.what
+        what = "robust" if row.what == WORST_CASE else row.what
         ball = "" if row.radius is None else ball_text(row.norm, row.radius)
         column = (row.study if row.what == "clean" else "", f"{what} {ball}".strip())
         columns[column] = None
@@ -235,13 +236,13 @@ def class_table(run: Run) -> ClassTable | None:
 
 
 def _without_repeated_clean(columns: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """One clean column: that of the first study that has one."""
+    """Keep one column of clean accuracy, that of the first study."""
     clean = [column for column in columns if column[1] == "clean"]
     return [column for column in columns if column[1] != "clean" or column == clean[0]]
 
 
 def checks(run: Run) -> dict[str, CheckSummary]:
-    """By the place of a certification, the check of the very file that lies there."""
+    """Independent checks by the folder of the certificates they are of; the file must be the one checked."""
     by_digest = {study.summary.study.records: study.summary for study in run.checks}
     return {
         study.place: by_digest[study.images.digest]
