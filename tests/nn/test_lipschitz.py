@@ -201,7 +201,7 @@ def test_no_two_points_are_farther_apart_behind_sll(activation, weight):
 
 def test_an_sll_that_divides_by_too_little_is_caught_by_samples_and_by_the_laws(monkeypatch):
     true = SLL.scale
-    monkeypatch.delitem(overrides._known, SLL)  # a proof would refuse a class whose functions were replaced
+    monkeypatch.delitem(overrides._trusted, SLL)  # a proof would refuse a class whose functions were replaced
     monkeypatch.setattr(SLL, "scale", lambda self: true(self) / 1.3)
     assert largest_ratio(sll(WEIGHTS["rank one"]((5, 7)), nn.ReLU()), 7) > 1.1
     layer, points = made("sll, relu", 3.0)

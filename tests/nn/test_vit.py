@@ -128,7 +128,7 @@ def test_a_config_survives_json(subtests):
         ({"local_blocks": 3, "pool": "mean"}, "local_blocks must lie between 0 and 2, not 3"),
         ({"norm_eps": 0.0}, "norm_eps must be positive"),
         ({"dim": 60000, "heads": 1, "mlp_ratio": 4.0, "depth": 12}, "too many weights"),
-        ({"mean": (0.5,)}, "one number for each of the 2 channels"),
+        ({"mean": (0.5,)}, "one value for each of the 2 channels"),
         ({"std": (0.5, 0.0)}, "std positive"),
         ({"mlp_ratio": 0.0}, "mlp_ratio 0.0"),
         ({"mlp_ratio": float("nan")}, "mlp_ratio must be finite"),

@@ -16,7 +16,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 def normalize(mean: Sequence[float], std: Sequence[float], channels: int, like: Tensor) -> Normalize:
     """The first layer, for images of that many channels."""
     if not len(mean) == len(std) == channels:
-        raise ConfigError(f"mean and std need one number for each of the model's {channels} channels")
+        raise ConfigError(f"mean and std need one value for each of the model's {channels} channels")
     return Normalize(tuple(map(float, mean)), tuple(map(float, std))).to(like.device, like.dtype)
 
 

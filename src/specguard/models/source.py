@@ -53,7 +53,7 @@ class ModelSource:
         if self.kind == "torchvision" and self.channels != 3:
             raise ConfigError(f"torchvision's models take images of 3 channels, not of {self.channels}")
         if not len(self.mean) == len(self.std) == self.channels:
-            raise ConfigError(f"mean and std need one number for each of the {self.channels} channels")
+            raise ConfigError(f"mean and std need one value for each of the {self.channels} channels")
         if not all(math.isfinite(number) for number in (*self.mean, *self.std)):
             raise ConfigError("mean and std must be finite")
 
