@@ -257,7 +257,7 @@ def test_without_a_position_bias_nothing_is_stored_for_one():
     assert set(SkipAttention(6, 2).state_dict()) == {"qkv.weight", "qkv.bias", "out.weight", "out.bias"}
     assert SkipAttention(6, 2, position_bias=True, tokens=5).state_dict()["bias"].shape == (2, 5, 5)
     for wrong in ({"position_bias": True}, {"tokens": 5}, {"position_bias": True, "tokens": 0}):
-        with pytest.raises(ConfigError, match="needs the number of tokens"):
+        with pytest.raises(ConfigError, match="must be given with position_bias"):
             SkipAttention(6, 2, **wrong)
 
 

@@ -129,7 +129,7 @@ def test_a_config_survives_json(subtests):
         ({"norm_eps": 0.0}, "norm_eps must be positive"),
         ({"dim": 60000, "heads": 1, "mlp_ratio": 4.0, "depth": 12}, "too many weights"),
         ({"mean": (0.5,)}, "one value for each of the 2 channels"),
-        ({"std": (0.5, 0.0)}, "std positive"),
+        ({"std": (0.5, 0.0)}, "std be positive"),
         ({"mlp_ratio": 0.0}, "mlp_ratio 0.0"),
         ({"mlp_ratio": float("nan")}, "mlp_ratio must be finite"),
         ({"norm": "layerproject", "attention_radius": -1.0}, "radius must be positive"),

@@ -183,7 +183,7 @@ class SkipAttention(nn.Module):
         if self.bias is None:
             return None
         if self.bias.shape[-1] != q.shape[-2]:
-            raise ConfigError(f"the position bias is for {self.bias.shape[-1]} tokens, not {q.shape[-2]}")
+            raise ConfigError(f"its positions are for {self.bias.shape[-1]} tokens, not {q.shape[-2]}")
         return self.bias.to(q.dtype)[None]
 
     def extra_repr(self) -> str:
