@@ -20,7 +20,7 @@ from specguard.nn import (
     Softplus,
     Squareplus,
     almost_orthogonal,
-    capped,
+    cap_norm,
     explicit,
     lipschitz_constant,
     materialized,
@@ -121,7 +121,7 @@ def test_patches_can_be_orthogonal_and_no_other_convolution():
         orthogonal(nn.Linear(3, 7), (1.0, 1.0))
 
 
-@pytest.mark.parametrize("kind", [orthogonal, almost_orthogonal, lambda layer: capped(layer, 0.3)])
+@pytest.mark.parametrize("kind", [orthogonal, almost_orthogonal, lambda layer: cap_norm(layer, 0.3)])
 def test_what_is_known_by_construction_folds_into_a_plain_layer(kind):
     layer = kind(plain((5, 7))).eval()
     folded, x = materialized(layer), random((2, 7), 5)
@@ -134,14 +134,14 @@ def test_what_is_known_by_construction_folds_into_a_plain_layer(kind):
 @EVERY_SHAPE
 def test_a_cap_is_met_to_a_hundredth_and_leaves_small_weights_alone(shape, weight):
     W = WEIGHTS[weight](shape)
-    layer, size = capped(plain(shape, W), 0.3), float(torch.linalg.svdvals(W)[0])
+    layer, size = cap_norm(plain(shape, W), 0.3), float(torch.linalg.svdvals(W)[0])
     assert norm(layer) == pytest.approx(min(size, 0.3), rel=0.01)
     if size < 0.29:
         assert torch.equal(materialized(layer).weight, W)
 
 
 def test_a_cap_follows_a_weight_that_moves_and_stands_still_in_evaluation():
-    layer = capped(plain((5, 7)), 0.3).train()
+    layer = cap_norm(plain((5, 7)), 0.3).train()
     goal, optimizer = random((5, 7), 9), torch.optim.SGD(layer.parameters(), 0.05)
     for _ in range(150):
         loss = -(layer.weight * goal).sum() / 10
@@ -158,7 +158,7 @@ def test_a_cap_follows_a_weight_that_moves_and_stands_still_in_evaluation():
 
 def test_a_cap_must_be_positive_and_an_unknown_layer_claims_nothing():
     with pytest.raises(ConfigError, match="positive and finite, not 0"):
-        capped(nn.Linear(2, 2), 0.0)
+        cap_norm(nn.Linear(2, 2), 0.0)
     with pytest.raises(ConfigError, match="Linear is not known by construction"):
         lipschitz_constant(nn.Linear(2, 2))
 

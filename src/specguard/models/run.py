@@ -14,10 +14,10 @@ from specguard.nn import (
     Network,
     TextEncoder,
     ViT,
-    answers_to,
     check_architecture,
     config_from_json,
     dataclass_from_json,
+    matches_fingerprint,
     materialized,
     text_config_from_json,
     text_encoder,
@@ -60,7 +60,7 @@ def from_run(run: Path) -> Classifier:
         raise CheckpointError(f"{path} holds weights of type {dtype}, in which no model can be evaluated")
     model = model.to(dtype).eval()
     model.load_state_dict(tensors)
-    if not answers_to(model, record.fingerprint):
+    if not matches_fingerprint(model, record.fingerprint):
         raise CheckpointError(f"{path} does not match the fingerprint in {run / 'model.json'}")
     return model
 

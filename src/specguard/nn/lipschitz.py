@@ -28,7 +28,7 @@ def lipschitz_constant(layer: nn.Module) -> float:
     """The l2 Lipschitz constant that a layer of this module has by construction.
 
     Args:
-        layer: An `SLL`, or a map returned by `orthogonal`, `almost_orthogonal` or `capped`.
+        layer: An `SLL`, or a map returned by `orthogonal`, `almost_orthogonal` or `cap_norm`.
 
     Returns:
         The constant, in exact arithmetic.
@@ -147,7 +147,7 @@ class Cap(nn.Module):
         self.vector.copy_(torch.where(v.any(), normalize(v, dim=0, eps=tiny), self.vector))
 
 
-def capped(layer: nn.Linear, norm: float) -> nn.Linear:
+def cap_norm(layer: nn.Linear, norm: float) -> nn.Linear:
     """Scale the weight of a layer down to a spectral norm wherever power iteration finds a larger one.
 
     **Guarantee** none: power iteration estimates the norm from below, so the cap may be exceeded slightly. It is
@@ -161,7 +161,7 @@ def capped(layer: nn.Linear, norm: float) -> nn.Linear:
         The layer.
 
     Example:
-        >>> layer = capped(nn.Linear(3, 3), norm=0.1)
+        >>> layer = cap_norm(nn.Linear(3, 3), norm=0.1)
         >>> bool(torch.linalg.matrix_norm(layer.weight, 2) < 0.101)
         True
     """

@@ -77,7 +77,7 @@ def _functions(kind: type) -> dict[tuple[type, str], object]:
     return found
 
 
-def remember(*kinds: type[nn.Module]) -> None:
+def trust_types(*kinds: type[nn.Module]) -> None:
     """Trust the present functions of these types; a later replacement is found by `find_overrides`.
 
     Args:
@@ -87,13 +87,13 @@ def remember(*kinds: type[nn.Module]) -> None:
         >>> class Twice(nn.Module):
         ...     def forward(self, x):
         ...         return 2 * x
-        >>> remember(Twice)
+        >>> trust_types(Twice)
     """
     for kind in kinds:
         _trusted.setdefault(kind, _functions(kind))
 
 
-remember(*_LAYERS, *_PARAMETRIZATIONS)
+trust_types(*_LAYERS, *_PARAMETRIZATIONS)
 
 
 def find_overrides(model: nn.Module) -> Iterator[tuple[str, str]]:

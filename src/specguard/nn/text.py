@@ -126,7 +126,7 @@ class TextEncoder(nn.Module):
             raise ConfigError(f"the model takes sentences of shape {self.shape}, not {tuple(words.shape[1:])}")
         logits = self.head.weight.new_zeros(len(words), self.config.classes)
         with parametrize.cached():  # compute parametrized weights once for all lengths
-            for count, members in by_length(words):
+            for count, members in group_by_length(words):
                 found = self.encoded(self.embedded(words[members, :count]))
                 logits = logits.index_put((members,), found.to(logits.dtype))
         return logits
@@ -152,7 +152,7 @@ TEXT_PRESETS: MappingProxyType[str, TextConfig] = MappingProxyType(
 )
 
 
-def by_length(words: Int64[Tensor, "batch token"]) -> "list[tuple[int, Int64[Tensor, ' member']]]":
+def group_by_length(words: Int64[Tensor, "batch token"]) -> "list[tuple[int, Int64[Tensor, ' member']]]":
     """Group sentences by their number of words.
 
     Args:
@@ -162,7 +162,7 @@ def by_length(words: Int64[Tensor, "batch token"]) -> "list[tuple[int, Int64[Ten
         For every length that occurs: the length and the indices of the sentences of that length.
 
     Example:
-        >>> by_length(torch.tensor([[5, 2], [4, 0], [3, 1]]))
+        >>> group_by_length(torch.tensor([[5, 2], [4, 0], [3, 1]]))
         [(1, tensor([1])), (2, tensor([0, 2]))]
     """
     present = words != 0
@@ -222,13 +222,13 @@ def text_config_from_json(record: object) -> TextConfig:
     """The config of a text encoder from its JSON record; missing and unknown fields raise a `ConfigError`.
 
     Args:
-        record: A JSON object written by `text_record`.
+        record: A JSON object written by `text_config_to_json`.
 
     Returns:
         The config.
 
     Example:
-        >>> text_config_from_json(text_record(TextConfig(dim=8))).dim
+        >>> text_config_from_json(text_config_to_json(TextConfig(dim=8))).dim
         8
     """
     if not isinstance(record, dict) or record.get("kind") != "text":
@@ -239,7 +239,7 @@ def text_config_from_json(record: object) -> TextConfig:
     return dataclass_from_json(TextConfig, {name: value for name, value in record.items() if name != "kind"})
 
 
-def text_record(config: TextConfig) -> dict[str, object]:
+def text_config_to_json(config: TextConfig) -> dict[str, object]:
     """A config as a JSON object, marked as that of a text encoder.
 
     Args:
@@ -249,7 +249,7 @@ def text_record(config: TextConfig) -> dict[str, object]:
         Its fields, and "kind" = "text".
 
     Example:
-        >>> text_record(TextConfig())["kind"]
+        >>> text_config_to_json(TextConfig())["kind"]
         'text'
     """
     return {"kind": "text", **asdict(config)}

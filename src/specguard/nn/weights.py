@@ -125,7 +125,7 @@ def weights_fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def answers_to(model: nn.Module, recorded: object) -> bool:
+def matches_fingerprint(model: nn.Module, recorded: object) -> bool:
     """Whether a recorded hash is that of this model.
 
     Args:
@@ -137,7 +137,7 @@ def answers_to(model: nn.Module, recorded: object) -> bool:
 
     Example:
         >>> model = nn.Linear(2, 2)
-        >>> answers_to(model, fingerprint(model)), answers_to(model, "another")
+        >>> matches_fingerprint(model, fingerprint(model)), matches_fingerprint(model, "another")
         (True, False)
     """
     return recorded == fingerprint(model) or recorded == weights_fingerprint(model)

@@ -85,8 +85,10 @@ def run_certify(
         >>> from specguard.data import digits
         >>> from specguard.nn import ViT, preset
         >>> from specguard.studies import about_study
-        >>> model, data = ViT(preset("tiny_smooth"), torch.Generator().manual_seed(0)).eval(), digits()
-        >>> split, about = data.take(1, first=True), about_study(model, data, data.take(1, first=True))
+        >>> model = ViT(preset("tiny_smooth", dim=8, heads=2), torch.Generator().manual_seed(0)).eval()
+        >>> data = digits()
+        >>> split = data.take(1, first=True)
+        >>> about = about_study(model, data, split)
         >>> settings = CertifySettings(radii=(0.05,), methods=("local",), search=False)
         >>> with TemporaryDirectory() as folder:
         ...     summary = run_certify(model, split, Path(folder), settings, about=about, device=torch.device("cpu"))

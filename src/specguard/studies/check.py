@@ -23,7 +23,7 @@ from specguard.checker import Image
 from specguard.data import Split
 from specguard.errors import RunError, SoundnessError
 from specguard.geometry import Ball, Norm
-from specguard.nn import answers_to
+from specguard.nn import matches_fingerprint
 from specguard.records.base import About
 from specguard.records.certificate import CertificateRecord, CertifyStudy, fits, summarize
 from specguard.records.check import CheckRecord, CheckSettings, CheckStudy, CheckSummary
@@ -118,8 +118,10 @@ def run_check(
         >>> from specguard.nn import ViT, preset
         >>> from specguard.records.certificate import CertifySettings
         >>> from specguard.studies import about_study, run_certify
-        >>> model, data = ViT(preset("tiny_smooth"), torch.Generator().manual_seed(0)).eval(), digits()
-        >>> split, about = data.take(1, first=True), about_study(model, data, data.take(1, first=True))
+        >>> model = ViT(preset("tiny_smooth", dim=8, heads=2), torch.Generator().manual_seed(0)).eval()
+        >>> data = digits()
+        >>> split = data.take(1, first=True)
+        >>> about = about_study(model, data, split)
         >>> settings, cpu = CertifySettings(radii=(0.05,), methods=("naive",), search=False), torch.device("cpu")
         >>> with TemporaryDirectory() as folder:
         ...     proofs, checked = Path(folder) / "proofs", Path(folder) / "check"
@@ -132,7 +134,7 @@ def run_check(
         (1, 0)
     """
     about = claimed.study.about
-    if not answers_to(model, about.model):
+    if not matches_fingerprint(model, about.model):
         raise SoundnessError(f"{claimed.file} is about another model: the fingerprints differ")
     if about.data != data:
         raise SoundnessError(f"{claimed.file} is about other data: the hashes differ")

@@ -62,7 +62,8 @@ def write_gallery(
         >>> from specguard.nn import ViT, preset
         >>> from specguard.studies import about_study, run_attack
         >>> model, data = ViT(preset("tiny_smooth"), torch.Generator().manual_seed(0)).eval(), digits()
-        >>> split, about = data.take(1, first=True), about_study(model, data, data.take(1, first=True))
+        >>> split = data.take(1, first=True)
+        >>> about = about_study(model, data, split)
         >>> suite, balls = Suite((("pgd", PGD(steps=2)),)), (Ball("l2", 0.1),)
         >>> settings, cpu = AttackSettings(diagnose=False), torch.device("cpu")
         >>> with TemporaryDirectory() as folder:

@@ -44,7 +44,7 @@ def same_image(image: Image, record: CertificateRecord, pixels: Array, require: 
 
 
 def l2_ball(radius: float, size: int, norm: Norm) -> tuple[float, float]:
-    """The radius of the l2 ball around a ball in dimension `size`, and the bound on each entry of a perturbation."""
+    """The radius of the l2 ball around a ball in dimension `size`, and the bound on each of its entries."""
     return (radius, math.inf) if norm == "l2" else (radius * math.sqrt(size) * (1 + 1e-15), radius)
 
 

@@ -23,7 +23,7 @@ from specguard.checker import Reading, read
 from specguard.data import AnyData, Data, Dataset, Sentences, Split
 from specguard.errors import ConfigError, RunError
 from specguard.geometry import Ball, Norm
-from specguard.nn import TextEncoder, by_length, fingerprint, materialized, weights_fingerprint
+from specguard.nn import TextEncoder, fingerprint, group_by_length, materialized, weights_fingerprint
 from specguard.records.base import About, Subset
 from specguard.records.ledger import SampleRecord
 
@@ -99,7 +99,7 @@ class TextSamples:
 
     def batches(self, positions: Int64[Tensor, " sample"]) -> Iterator[Batch]:
         words, labels = self.split.batch(positions)
-        for count, places in by_length(words):
+        for count, places in group_by_length(words):
             if count not in self.prepared:
                 self.prepared[count] = PreparedModel(self.model.network(count))
             with torch.no_grad():

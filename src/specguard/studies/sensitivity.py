@@ -88,8 +88,10 @@ def run_sensitivity(
         >>> from specguard.data import digits
         >>> from specguard.nn import ViT, preset
         >>> from specguard.studies import about_study
-        >>> model, data = ViT(preset("tiny_smooth"), torch.Generator().manual_seed(0)).eval(), digits()
-        >>> split, about = data.take(1, first=True), about_study(model, data, data.take(1, first=True))
+        >>> model = ViT(preset("tiny_smooth", dim=8, heads=2), torch.Generator().manual_seed(0)).eval()
+        >>> data = digits()
+        >>> split = data.take(1, first=True)
+        >>> about = about_study(model, data, split)
         >>> changes = {"radii": (0.01,), "input_norms": (1.0,), "weight_changes": (0.1,), "samples": 1}
         >>> settings, cpu = SensitivitySettings(**changes, steps=1, starts=0), torch.device("cpu")
         >>> with TemporaryDirectory() as folder:

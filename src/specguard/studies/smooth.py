@@ -64,7 +64,8 @@ def run_smooth(
         >>> from specguard.records.smoothing import Smoothing
         >>> from specguard.studies import about_study
         >>> model, data = ViT(preset("tiny_smooth"), torch.Generator().manual_seed(0)).eval(), digits()
-        >>> split, about = data.take(1, first=True), about_study(model, data, data.take(1, first=True))
+        >>> split = data.take(1, first=True)
+        >>> about = about_study(model, data, split)
         >>> settings = SmoothSettings(Smoothing(sigma=0.5, n0=4, n=10, alpha=0.01))
         >>> with TemporaryDirectory() as folder:
         ...     summary = run_smooth(model, split, Path(folder), settings, about=about, device=torch.device("cpu"))

@@ -80,7 +80,8 @@ def run_spectrum(
         >>> from specguard.nn import preset
         >>> from specguard.studies import about_study
         >>> model, data = ViT(preset("tiny_smooth"), torch.Generator().manual_seed(0)).eval(), digits()
-        >>> split, about = data.take(1, first=True), about_study(model, data, data.take(1, first=True))
+        >>> split = data.take(1, first=True)
+        >>> about = about_study(model, data, split)
         >>> settings, cpu = SpectrumSettings("head"), torch.device("cpu")
         >>> with TemporaryDirectory() as folder:
         ...     summary = run_spectrum(model, split, Path(folder), settings, about=about, device=cpu)
