@@ -21,11 +21,11 @@ from specguard.nn import (
     Squareplus,
     almost_orthogonal,
     cap_norm,
-    explicit,
     lipschitz_constant,
     materialized,
     orthogonal,
     overrides,
+    unfuse_attention,
 )
 from specguard.testing import BrokenLawError, check_rule
 
@@ -242,7 +242,7 @@ def test_sll_with_weights_of_all_sizes_obeys_the_laws():
 def test_a_position_bias_is_the_same_on_both_paths_and_learns(size):
     layer = SkipAttention(6, 2, 0.4, position_bias=True, tokens=5)
     nn.init.normal_(layer.bias, std=size, generator=torch.Generator().manual_seed(0))
-    x, twin = torch.randn(3, 5, 6, generator=torch.Generator().manual_seed(1)), explicit(layer)
+    x, twin = torch.randn(3, 5, 6, generator=torch.Generator().manual_seed(1)), unfuse_attention(layer)
     torch.testing.assert_close(layer(x), twin(x), rtol=1e-4, atol=1e-5)
     by_path = [torch.autograd.grad(each(x).square().sum(), layer.bias)[0] for each in (layer, twin)]
     torch.testing.assert_close(*by_path, rtol=1e-3, atol=1e-5)

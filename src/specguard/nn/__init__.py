@@ -7,7 +7,7 @@ from specguard.nn.attention import (
     SkipAttention,
     attention_maps,
     attention_weights,
-    explicit,
+    unfuse_attention,
 )
 from specguard.nn.certifiable import CertifiableConfig, certifiable
 from specguard.nn.layers import (
@@ -100,7 +100,6 @@ __all__ = [
     "check_plain",
     "config_from_json",
     "dataclass_from_json",
-    "explicit",
     "find_overrides",
     "fingerprint",
     "group_by_length",
@@ -113,5 +112,6 @@ __all__ = [
     "text_config_to_json",
     "text_encoder",
     "trust_types",
+    "unfuse_attention",
     "weights_fingerprint",
 ]

@@ -277,7 +277,7 @@ def _find_attention(
             _find_attention(inner, f"{name}.{child}" if name else child, kinds, found)
 
 
-def explicit(model: nn.Module) -> nn.Module:
+def unfuse_attention(model: nn.Module) -> nn.Module:
     """A copy of `model` whose attention does not use the fused kernel; parameters and buffers are shared.
 
     The copy supports forward-mode and second-order derivatives.
@@ -290,7 +290,7 @@ def explicit(model: nn.Module) -> nn.Module:
 
     Example:
         >>> model = Attention(dim=8, heads=2)
-        >>> twin = explicit(model)
+        >>> twin = unfuse_attention(model)
         >>> model.fused, twin.fused, twin.qkv.weight is model.qkv.weight
         (True, False, True)
     """
@@ -317,7 +317,7 @@ def attention_maps(model: nn.Module, images: Float[Tensor, "batch *shape"]) -> t
         torch.Size([1, 2, 3, 3])
     """
     maps: list[Tensor] = []
-    twin = explicit(model)
+    twin = unfuse_attention(model)
     for layer in _attention_layers(twin, _ALL):
         layer.register_forward_pre_hook(lambda layer, inputs: maps.append(layer.probabilities(*inputs)))
     twin(images)

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from specguard.errors import ConfigError
-from specguard.nn import Block, Network, Residual, ViT, explicit
+from specguard.nn import Block, Network, Residual, ViT, unfuse_attention
 
 Kind = Literal["map", "residual"]
 Group = Literal["embedding", "block", "attention", "mlp", "head", "network"]
@@ -49,7 +49,7 @@ def parts(model: ViT | Network, images: Float[Tensor, "batch *shape"]) -> Iterat
     which joins between two groups of blocks, belongs to none of them, nor do norms between branches, as BERT has,
     or the maps of certifiable networks.
     """
-    twin = explicit(model).eval()  # fused attention has no forward derivative
+    twin = unfuse_attention(model).eval()  # fused attention has no forward derivative
     children = list(twin.named_children())
     holders = [i for i, (_, child) in enumerate(children) if _blocks(child)]
     if not holders:

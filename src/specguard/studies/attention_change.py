@@ -17,7 +17,7 @@ from specguard.certificates.node import up
 from specguard.errors import ConfigError
 from specguard.linalg import jacobian, lower_singular_values
 from specguard.models import attention_weights as all_attention
-from specguard.nn import attention_weights, explicit, materialized
+from specguard.nn import attention_weights, materialized, unfuse_attention
 from specguard.rng import Noise
 
 Points = Float[Tensor, "batch token dim"]
@@ -44,7 +44,7 @@ def attention_name(model: nn.Module, number: int) -> str:
 
 def double_copy(model: nn.Module, device: torch.device) -> nn.Module:
     """The model in float64 and eval mode, without fused attention, with plain and frozen weights."""
-    return explicit(materialized(model)).double().to(device).eval().requires_grad_(False)
+    return unfuse_attention(materialized(model)).double().to(device).eval().requires_grad_(False)
 
 
 @torch.no_grad()
