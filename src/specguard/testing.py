@@ -48,9 +48,7 @@ def check_rule(
     generator = generator or torch.Generator().manual_seed(0)
     points = points.detach().double()
     path, output = forward_pass(program(layer).steps, points)
-    function = (
-        materialized(unfuse_attention(layer)).double().requires_grad_(False)
-    )  # a copy: the layer stays as it is
+    function = materialized(unfuse_attention(layer)).double().requires_grad_(False)  # a copy
     _same_output(function, points, output, path)
     _nothing_spreads_at_zero(path, points, methods)
     g = torch.randn(functionals, *output.shape, generator=generator, dtype=torch.float64)

@@ -92,7 +92,7 @@ def run_certify(
         >>> settings = CertifySettings(radii=(0.05,), methods=("local",), search=False)
         >>> with TemporaryDirectory() as folder:
         ...     summary = run_certify(model, split, Path(folder), settings, about=about, device=torch.device("cpu"))
-        >>> summary.radii[0].certified.count
+        >>> summary.n
         1
     """
     check_verifiers(verifiers)

@@ -92,8 +92,8 @@ def run_sensitivity(
         >>> data = digits()
         >>> split = data.take(1, first=True)
         >>> about = about_study(model, data, split)
-        >>> changes = {"radii": (0.01,), "input_norms": (1.0,), "weight_changes": (0.1,), "samples": 1}
-        >>> settings, cpu = SensitivitySettings(**changes, steps=1, starts=0), torch.device("cpu")
+        >>> settings = SensitivitySettings(radii=(0.01,), input_norms=(), weight_changes=(), steps=1, starts=0)
+        >>> cpu = torch.device("cpu")
         >>> with TemporaryDirectory() as folder:
         ...     summary = run_sensitivity(model, split, Path(folder), settings, about=about, device=cpu)
         >>> summary.layer.tokens
