@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.func import jacrev, jvp
 
 from specguard.linalg import LinearOperator, jacobian, lower_singular_values
-from specguard.nn import ViT, ViTConfig, explicit
+from specguard.nn import ViT, ViTConfig, unfuse_attention
 from specguard.records.store import environment
 
 TOLERANCE, HEADS = 1e-3, 4
@@ -41,7 +41,7 @@ def block(tokens: int, dim: int, device: torch.device) -> tuple[nn.Module, Calla
     """A block and a maker of tokens."""
     generator = torch.Generator().manual_seed(0)
     config = ViTConfig(image=8, patch=4, dim=dim, depth=1, heads=HEADS)
-    made = explicit(ViT(config, generator).blocks)[0].to(device)  # type: ignore[index]
+    made = unfuse_attention(ViT(config, generator).blocks)[0].to(device)  # type: ignore[index]
     with torch.no_grad():
         for weight in made.parameters():
             if weight.ndim == 2:

@@ -19,7 +19,7 @@ from torch.func import jvp, vjp
 from specguard.certificates.node import Method
 from specguard.certificates.propagate import Path, backward_pass, forward_pass, upper_radii
 from specguard.certificates.rules import program
-from specguard.nn import explicit, materialized
+from specguard.nn import materialized, unfuse_attention
 
 RADII = (1e-3, 0.1, 1.0, 30.0)
 _STARTS = 3
@@ -48,7 +48,7 @@ def check_rule(
     generator = generator or torch.Generator().manual_seed(0)
     points = points.detach().double()
     path, output = forward_pass(program(layer).steps, points)
-    function = materialized(explicit(layer)).double().requires_grad_(False)  # a copy: the layer stays as it is
+    function = materialized(unfuse_attention(layer)).double().requires_grad_(False)  # a copy
     _same_output(function, points, output, path)
     _nothing_spreads_at_zero(path, points, methods)
     g = torch.randn(functionals, *output.shape, generator=generator, dtype=torch.float64)

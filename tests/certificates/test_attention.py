@@ -14,7 +14,7 @@ from specguard.certificates.attention import local as local_bounds
 from specguard.certificates.attention import lofast, remainder
 from specguard.certificates.attention import point as attention
 from specguard.certificates.attention.softmax import upper_softmax_slope
-from specguard.nn import Attention, GatedPositionalAttention, Residual, SkipAttention, explicit
+from specguard.nn import Attention, GatedPositionalAttention, Residual, SkipAttention, unfuse_attention
 from specguard.testing import max_change
 
 
@@ -50,7 +50,7 @@ def full(radius, count=1):
 
 def found(layer, X, radius, seed=0):
     """A change of the layer's output that is attained, from below."""
-    function = explicit(layer).requires_grad_(False)
+    function = unfuse_attention(layer).requires_grad_(False)
     return max_change(function, X, radius, torch.Generator().manual_seed(seed))
 
 
@@ -262,7 +262,7 @@ def test_the_norms_of_the_linear_part_and_of_the_derivative_are_those_of_dense_s
     for seed, scale in enumerate((0.5, 1.0, 2.0)):
         layer, X = filled(KINDS[kind](), scale, seed=seed), tokens(1, 4, 6, seed=seed + 20)
         node = node_of(layer, X)
-        function = explicit(layer).requires_grad_(False)
+        function = unfuse_attention(layer).requires_grad_(False)
         true = dense_norm(jacrev(function)(X).reshape(24, 24))
         assert true <= float(node.derivative_norm[0]) <= true * 1.005
         P, W = node.P[0], node.w.Wv @ node.w.Wo

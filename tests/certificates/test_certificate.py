@@ -16,7 +16,7 @@ from specguard.certificates.problem import lower_radius
 from specguard.data import digits
 from specguard.errors import ConfigError, DataError
 from specguard.geometry import Ball
-from specguard.nn import ViT, ViTConfig, explicit
+from specguard.nn import ViT, ViTConfig, unfuse_attention
 
 pytestmark = pytest.mark.usefixtures("as_shipped")
 
@@ -101,7 +101,7 @@ def attacked_margins(model, images, labels, radius, *, starts=2, steps=20, seed=
     At the label it is infinite. Normalized gradients on each margin of its own, from the fragile direction and from
     random points.
     """
-    function = explicit(model).double().requires_grad_(False)
+    function = unfuse_attention(model).double().requires_grad_(False)
     x, count = images.double(), len(images)
     generator = torch.Generator().manual_seed(seed)
     classes = function(x).shape[1]
@@ -545,6 +545,6 @@ def test_no_attack_of_ours_breaks_what_is_certified(attack, models):
     radius = float(given.radius[given.radius > 0].median())
     certified = given.radius >= radius
     assert certified.sum() >= 5
-    result = attack(explicit(model).double(), images.double(), labels, Ball("l2", radius))
+    result = attack(unfuse_attention(model).double(), images.double(), labels, Ball("l2", radius))
     assert not (certified & result.success).any()
     model.float()

@@ -20,7 +20,7 @@ from specguard.certificates import certify
 from specguard.certificates.attention import point as attention
 from specguard.certificates.layers import affine
 from specguard.geometry import Ball
-from specguard.nn import MeanPool, by_length
+from specguard.nn import MeanPool, group_by_length
 from specguard.testing import BrokenLawError, check_rule
 
 
@@ -33,7 +33,7 @@ def as_shipped(monkeypatch):
 def groups():
     """The small encoder's sentences by length: network in float64, embeddings, labels."""
     model, sentences = small_encoder(), small_sentences()
-    for count, members in by_length(sentences.words):
+    for count, members in group_by_length(sentences.words):
         with torch.no_grad():
             inputs = model.embedded(sentences.words[members, :count]).double()
             network = model.network(count).double()
@@ -70,7 +70,7 @@ def test_without_blocks_the_certified_radius_is_that_of_a_linear_classifier():
     """`margin sqrt(n) / |w_y - w_j|`, exactly, by every method that looks at the other classes one by one."""
     model, sentences = small_encoder(replace(CONFIG, depth=0)), small_sentences()
     W = model.head.weight.detach().double()
-    for count, members in by_length(sentences.words):
+    for count, members in group_by_length(sentences.words):
         with torch.no_grad():
             inputs = model.embedded(sentences.words[members, :count]).double()
             network = model.network(count).double()

@@ -271,7 +271,7 @@ OPTIONS = {
     "mean alone": (NAME, (*SIZE, "--data", "digits", "--mean", "0.5"), ("belong together",)),
     "mean that is no number": (NAME, (*DIGITS, "--mean", "half"), ("--mean", "half")),
     "mean of too many channels": (NAME, (*DIGITS, "--mean", "0.1,0.2"), ("each of the 1 channels",)),
-    "std of zero": (NAME, (*DIGITS, "--std", "0"), ("std positive",)),
+    "std of zero": (NAME, (*DIGITS, "--std", "0"), ("std be positive",)),
     "torchvision's unknown": ("torchvision:vit_x", DIGITS, ("images of 3 channels",)),
 }
 

@@ -9,14 +9,14 @@ from exact.reference import adjoint, forward
 from specguard.checker import METHODS, Image, read
 from specguard.checker.enclosure import Box, longest
 from specguard.checker.propagate import LayerAtPoint, backward_pass, forward_pass, radii
-from specguard.nn import explicit, materialized
+from specguard.nn import materialized, unfuse_attention
 
 PROPAGATIONS = ("naive", "specformer", "lofast", "local")
 
 
 def plain(layer):
     """The function that is checked: weights in float64, nothing folded away, no kernels."""
-    return materialized(explicit(layer.eval())).double().requires_grad_(False)
+    return materialized(unfuse_attention(layer.eval())).double().requires_grad_(False)
 
 
 def function(layer, z):

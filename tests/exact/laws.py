@@ -10,12 +10,12 @@ from exact.reference import adjoint, forward, value_at
 from helpers.proofs import NAMES, prepared_problem, upper_losses
 from specguard.certificates import program
 from specguard.certificates.propagate import LayerAtPoint, backward_pass, forward_pass, upper_radii
-from specguard.nn import explicit, materialized
+from specguard.nn import materialized, unfuse_attention
 
 
 def plain(layer):
     """The layer that its rule reads: weights in float64, nothing folded away, no kernels."""
-    return materialized(explicit(layer.eval())).double().requires_grad_(False)
+    return materialized(unfuse_attention(layer.eval())).double().requires_grad_(False)
 
 
 def one_step(layer, z):

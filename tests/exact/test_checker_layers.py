@@ -52,7 +52,7 @@ def case(name, scale=1.0, seed=0):
     layer, z = made(name, scale, seed)
     layer, z = layer.double(), z[0].double().numpy()
     with torch.no_grad():
-        wide = tuple(own.explicit(layer)(torch.tensor(z)[None]).shape[1:])
+        wide = tuple(own.unfuse_attention(layer)(torch.tensor(z)[None]).shape[1:])
     return layer, z, np.random.default_rng(seed).standard_normal((2, *wide))
 
 
@@ -266,7 +266,7 @@ def still(size):
 @pytest.mark.parametrize("size", [0.1, 30.0])
 def test_norms_of_attention_are_above_those_of_its_matrices_however_blunt_arithmetic_is(size, monkeypatch):
     layer, x = still(size)
-    J = torch.func.jacrev(own.explicit(layer))(torch.tensor(x)[None])[0, :, :, 0].reshape(12, 12)
+    J = torch.func.jacrev(own.unfuse_attention(layer))(torch.tensor(x)[None])[0, :, :, 0].reshape(12, 12)
     a = x @ layer.qkv.weight[4:8].detach().numpy().T @ layer.qkv.weight[:4].detach().numpy()
     blunt(monkeypatch, inwards=True)
     (step,) = network.read(layer.eval()).steps

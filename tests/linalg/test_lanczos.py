@@ -20,7 +20,7 @@ from specguard.linalg import (
     kronecker,
     lower_singular_values,
 )
-from specguard.nn import ViT, explicit
+from specguard.nn import ViT, unfuse_attention
 
 Find = Callable[..., SingularTriplets]
 DTYPES = (torch.float32, torch.float64)
@@ -351,7 +351,7 @@ def block_jacobians(name: str, dtype: torch.dtype) -> tuple[LinearOperator, Tens
     with torch.no_grad():
         for parameter in model.parameters():  # far from the start, where a block is nearly the identity
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=g))
-    twin = explicit(model.to(dtype).eval())
+    twin = unfuse_attention(model.to(dtype).eval())
     local = cfg.local_blocks > 0
     block = (twin.local_blocks if local else twin.blocks)[0]
     tokens = cfg.side**2 + (cfg.pool == "class" and not local)

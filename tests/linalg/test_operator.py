@@ -11,7 +11,7 @@ from torch.func import jacrev
 
 from helpers.registry import MODELS, SMALL
 from specguard.linalg import LinearOperator, dense_operator, exact_row_column, identity, jacobian, kronecker
-from specguard.nn import ViT, explicit
+from specguard.nn import ViT, unfuse_attention
 
 BATCH = 3
 CPU = torch.device("cpu")
@@ -82,7 +82,7 @@ def strewn(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
 def block(name: str, dtype: torch.dtype = torch.float64, which: str = "blocks") -> tuple[nn.Module, Tensor]:
     """The first block of a model of the registry, on the explicit path, and a batch of tokens."""
     cfg = MODELS[name]
-    model = explicit(strewn(ViT(cfg, seeded()), dtype))
+    model = unfuse_attention(strewn(ViT(cfg, seeded()), dtype))
     tokens = cfg.side**2 + (cfg.pool == "class" and which == "blocks")
     return model.get_submodule(which)[0], normal(BATCH, tokens, cfg.dim, seed=3, dtype=dtype)
 
@@ -119,7 +119,7 @@ def transposed(known: Known) -> Known:
 
 def whole_model() -> Known:
     return derivative(
-        explicit(strewn(ViT(SMALL, seeded()))), torch.rand(BATCH, 2, 6, 6, generator=seeded()).double()
+        unfuse_attention(strewn(ViT(SMALL, seeded()))), torch.rand(BATCH, 2, 6, 6, generator=seeded()).double()
     )
 
 
@@ -314,7 +314,7 @@ SUMMED: dict[str, Callable[[], tuple[Callable[[Tensor], Tensor], Tensor]]] = {
     "one entry": lambda: (lambda x: x**3, normal(BATCH, 1)),
     "constant": lambda: (lambda x: 0 * x, normal(BATCH, 4)),
     "block": lambda: block("one token"),
-    "model": lambda: (explicit(strewn(ViT(SMALL, seeded()))), normal(2, 2, 6, 6)),
+    "model": lambda: (unfuse_attention(strewn(ViT(SMALL, seeded()))), normal(2, 2, 6, 6)),
     "float32": lambda: (perceptron(torch.float32), normal(BATCH, 5, dtype=torch.float32)),
     "one sample": lambda: (widening, normal(1, 2, 3)),
     "no sample": lambda: (widening, normal(0, 2, 3)),

@@ -91,7 +91,7 @@ REFUSED = {
     "activation": (vit(act_layer="quick_gelu"), r"^blocks\.0\.mlp\.act is a \S+QuickGELU"),
     "gate": (
         vit(mlp_layer=layer("GluMlp")),
-        r"^blocks\.0\.mlp\.act is a \S+GELU, and a gate is known with SiLU only",
+        r"^blocks\.0\.mlp\.act is a \S+GELU, and only gates with SiLU are supported",
     ),
     "feed-forward part": (vit(mlp_layer=layer("GatedMlp")), r"^blocks\.0\.mlp is a \S+GatedMlp"),
     "norm": (vit(norm_layer="layernormfp32"), r"^blocks\.0\.norm1 is a \S+LayerNormFp32"),

@@ -77,10 +77,10 @@ def test_a_wrong_registered_conversion_is_refused():
     with pytest.raises(ConfigError, match="differs from its original at the logits"):
         convert(Small())
     register_converter(Small, lambda model: model)
-    with pytest.raises(ConfigError, match="made a Small, not a Network"):
+    with pytest.raises(ConfigError, match="returned a Small, not a Network"):
         convert(Small())
     for kind, function in ((Small(), small_network), (int, small_network), (Small, None)):
-        with pytest.raises(ConfigError, match=r"must be a function|belongs to a type of model"):
+        with pytest.raises(ConfigError, match=r"must be a function|is registered for a type of model"):
             register_converter(kind, function)
 
 

@@ -134,12 +134,12 @@ def test_what_cannot_be_converted_is_refused(transformers):
     vit = image_model(transformers, *IMAGES["vit"])
     bert = text_model(transformers, *TEXTS["bert"])
     for model, options, message in (
-        (vit, {"tokens": 5}, "the number of tokens that its patches make"),
+        (vit, {"tokens": 5}, "its patches determine their number"),
         (vit, {"image": 4}, "an image of size 4 holds no patch"),
         (vit, {"mean": (0.5,), "std": (0.5,)}, "each of the model's 3 channels"),
-        (bert, {}, "needs the number of tokens"),
+        (bert, {}, "needs tokens, the number"),
         (bert, {"tokens": 18}, "between 1 and 17 tokens, not 18"),
-        (bert, {"tokens": 5, "image": 20}, "has no mean, std and image size"),
+        (bert, {"tokens": 5, "image": 20}, "does not take mean, std or image"),
         (bert.bert, {"tokens": 5}, r"^the model is a \S+BertModel, which is not a model of transformers"),
         (text_model(transformers, "Bert", {**BERT, "is_decoder": True}), {"tokens": 5}, "set up as a decoder"),
         (image_model(transformers, "ViT", {"hidden_act": "quick_gelu"}), {}, r"activation_fn is a \S+QuickGELU"),

@@ -38,16 +38,16 @@ HOSTILE = {
     "a list": ([], "a JSON object"),
     "unknown field": (SOURCE.record() | {"code": "x"}, "unknown field 'code'"),
     "another library": (SOURCE.record() | {"kind": "pickle"}, "not from 'pickle'"),
-    "no name": (SOURCE.record() | {"name": None}, "no name that can be"),
-    "text as number": (SOURCE.record() | {"classes": "10"}, "no classes that can be"),
-    "truth as number": (SOURCE.record() | {"image": True}, "no image that can be"),
+    "no name": (SOURCE.record() | {"name": None}, "an invalid name"),
+    "text as number": (SOURCE.record() | {"classes": "10"}, "an invalid classes"),
+    "truth as number": (SOURCE.record() | {"image": True}, "an invalid image"),
     "endless images": (SOURCE.record() | {"image": 10**9}, "image must be at least 1"),
     "no channels": (SOURCE.record() | {"channels": 0}, "channels must be at least 1"),
     "other channels": (SOURCE.record() | {"channels": 3}, "each of the 3 channels"),
-    "statistics that are no numbers": (SOURCE.record() | {"mean": ["x"]}, "no mean that can be"),
+    "statistics that are no numbers": (SOURCE.record() | {"mean": ["x"]}, "an invalid mean"),
     "statistics that are not finite": (SOURCE.record() | {"std": [float("nan")]}, "must be finite"),
-    "a config that is none": (SOURCE.record() | {"config": 3}, "no config that can be"),
-    "a config where none belongs": (SOURCE.record() | {"config": {}}, "and no other, is made from a config"),
+    "a config that is none": (SOURCE.record() | {"config": 3}, "an invalid config"),
+    "a config where none belongs": (SOURCE.record() | {"config": {}}, "for a model of transformers, and only then"),
 }
 
 

@@ -150,7 +150,7 @@ def test_a_subclass_is_not_taken_for_its_parent(timm):
         from_timm(model, **COLOURS)
     kind = type("Other", (type(model),), {})
     model.__class__ = kind
-    with pytest.raises(ConfigError, match="Other, which cannot be converted; register_converter"):
+    with pytest.raises(ConfigError, match="Other, which cannot be converted; add a conversion with register_converter"):
         convert(model, **COLOURS)
 
 
@@ -181,7 +181,7 @@ def test_weights_without_numbers_are_refused_by_name(timm):
         from_timm(copy.deepcopy(model).to("meta"), **COLOURS)
     with torch.no_grad():
         model.blocks[0].norm1.bias[2] = torch.nan
-    with pytest.raises(ConfigError, match=r"blocks\.0\.norm1\.bias holds numbers that are not finite"):
+    with pytest.raises(ConfigError, match=r"blocks\.0\.norm1\.bias holds entries that are not finite"):
         from_timm(model, **COLOURS)
 
 

@@ -13,7 +13,7 @@ from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.linalg import jacobian, lower_singular_values
 from specguard.models import convert
-from specguard.nn import attention_maps, explicit, fingerprint
+from specguard.nn import attention_maps, fingerprint, unfuse_attention
 from specguard.records.base import About
 from specguard.records.certificate import CertificateRecord, CertifySettings
 from specguard.records.check import CheckSettings
@@ -105,7 +105,7 @@ def analyzed(network, x):
     assert len(maps) == depth
     for each in maps:
         torch.testing.assert_close(each.sum(-1), torch.ones_like(each[..., 0]))
-    torch.testing.assert_close(explicit(network)(x), network(x), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(unfuse_attention(network)(x), network(x), rtol=1e-9, atol=1e-12)
     kinds = [(found.layer, found.kind) for found in exact_weight_spectra(network)]
     assert sum(kind in "qkvo" for _, kind in kinds) == 4 * depth
     assert len(set(kinds)) == len(kinds)

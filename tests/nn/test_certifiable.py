@@ -171,7 +171,7 @@ def test_configs_go_through_json_and_presets_can_be_made():
         ({"mix": 1.5}, "mix must lie between 0 and 1"),
         ({"dim": 15}, "cannot be divided among 2 heads"),
         ({"dim": 15, "heads": 3}, "dim 15 is odd"),
-        ({"std": (1.0, 1.0)}, "one number for each of the 1 channels"),
+        ({"std": (1.0, 1.0)}, "one value for each of the 1 channels"),
         ({"mean": (math.inf,)}, "finite"),
         ({"dim": 2**16, "depth": 2**10}, "too large for any machine"),
     ],

@@ -20,12 +20,12 @@ from specguard.nn import (
     Softplus,
     Squareplus,
     almost_orthogonal,
-    capped,
-    explicit,
+    cap_norm,
     lipschitz_constant,
     materialized,
     orthogonal,
     overrides,
+    unfuse_attention,
 )
 from specguard.testing import BrokenLawError, check_rule
 
@@ -121,7 +121,7 @@ def test_patches_can_be_orthogonal_and_no_other_convolution():
         orthogonal(nn.Linear(3, 7), (1.0, 1.0))
 
 
-@pytest.mark.parametrize("kind", [orthogonal, almost_orthogonal, lambda layer: capped(layer, 0.3)])
+@pytest.mark.parametrize("kind", [orthogonal, almost_orthogonal, lambda layer: cap_norm(layer, 0.3)])
 def test_what_is_known_by_construction_folds_into_a_plain_layer(kind):
     layer = kind(plain((5, 7))).eval()
     folded, x = materialized(layer), random((2, 7), 5)
@@ -134,14 +134,14 @@ def test_what_is_known_by_construction_folds_into_a_plain_layer(kind):
 @EVERY_SHAPE
 def test_a_cap_is_met_to_a_hundredth_and_leaves_small_weights_alone(shape, weight):
     W = WEIGHTS[weight](shape)
-    layer, size = capped(plain(shape, W), 0.3), float(torch.linalg.svdvals(W)[0])
+    layer, size = cap_norm(plain(shape, W), 0.3), float(torch.linalg.svdvals(W)[0])
     assert norm(layer) == pytest.approx(min(size, 0.3), rel=0.01)
     if size < 0.29:
         assert torch.equal(materialized(layer).weight, W)
 
 
 def test_a_cap_follows_a_weight_that_moves_and_stands_still_in_evaluation():
-    layer = capped(plain((5, 7)), 0.3).train()
+    layer = cap_norm(plain((5, 7)), 0.3).train()
     goal, optimizer = random((5, 7), 9), torch.optim.SGD(layer.parameters(), 0.05)
     for _ in range(150):
         loss = -(layer.weight * goal).sum() / 10
@@ -158,7 +158,7 @@ def test_a_cap_follows_a_weight_that_moves_and_stands_still_in_evaluation():
 
 def test_a_cap_must_be_positive_and_an_unknown_layer_claims_nothing():
     with pytest.raises(ConfigError, match="positive and finite, not 0"):
-        capped(nn.Linear(2, 2), 0.0)
+        cap_norm(nn.Linear(2, 2), 0.0)
     with pytest.raises(ConfigError, match="Linear is not known by construction"):
         lipschitz_constant(nn.Linear(2, 2))
 
@@ -201,7 +201,7 @@ def test_no_two_points_are_farther_apart_behind_sll(activation, weight):
 
 def test_an_sll_that_divides_by_too_little_is_caught_by_samples_and_by_the_laws(monkeypatch):
     true = SLL.scale
-    monkeypatch.delitem(overrides._known, SLL)  # a proof would refuse a class whose functions were replaced
+    monkeypatch.delitem(overrides._trusted, SLL)  # a proof would refuse a class whose functions were replaced
     monkeypatch.setattr(SLL, "scale", lambda self: true(self) / 1.3)
     assert largest_ratio(sll(WEIGHTS["rank one"]((5, 7)), nn.ReLU()), 7) > 1.1
     layer, points = made("sll, relu", 3.0)
@@ -242,7 +242,7 @@ def test_sll_with_weights_of_all_sizes_obeys_the_laws():
 def test_a_position_bias_is_the_same_on_both_paths_and_learns(size):
     layer = SkipAttention(6, 2, 0.4, position_bias=True, tokens=5)
     nn.init.normal_(layer.bias, std=size, generator=torch.Generator().manual_seed(0))
-    x, twin = torch.randn(3, 5, 6, generator=torch.Generator().manual_seed(1)), explicit(layer)
+    x, twin = torch.randn(3, 5, 6, generator=torch.Generator().manual_seed(1)), unfuse_attention(layer)
     torch.testing.assert_close(layer(x), twin(x), rtol=1e-4, atol=1e-5)
     by_path = [torch.autograd.grad(each(x).square().sum(), layer.bias)[0] for each in (layer, twin)]
     torch.testing.assert_close(*by_path, rtol=1e-3, atol=1e-5)
@@ -257,7 +257,7 @@ def test_without_a_position_bias_nothing_is_stored_for_one():
     assert set(SkipAttention(6, 2).state_dict()) == {"qkv.weight", "qkv.bias", "out.weight", "out.bias"}
     assert SkipAttention(6, 2, position_bias=True, tokens=5).state_dict()["bias"].shape == (2, 5, 5)
     for wrong in ({"position_bias": True}, {"tokens": 5}, {"position_bias": True, "tokens": 0}):
-        with pytest.raises(ConfigError, match="needs the number of tokens"):
+        with pytest.raises(ConfigError, match="must be given with position_bias"):
             SkipAttention(6, 2, **wrong)
 
 

@@ -12,12 +12,12 @@ from specguard.nn import (
     TEXT_PRESETS,
     TextConfig,
     TextEncoder,
-    by_length,
     fingerprint,
+    group_by_length,
     lipschitz_constant,
     text_config_from_json,
+    text_config_to_json,
     text_encoder,
-    text_record,
 )
 
 
@@ -48,7 +48,7 @@ def test_a_network_for_so_many_words_is_the_encoder_on_their_embeddings():
     with torch.no_grad():
         logits = model(words)
         seen = 0
-        for count, members in by_length(words):
+        for count, members in group_by_length(words):
             network = model.network(count)
             assert network.shape == (count, CONFIG.dim)
             assert not network.training
@@ -107,12 +107,12 @@ def test_sentences_of_another_shape_are_refused():
     for hole in (0, 2):  # no word at all, or padding between words
         words = torch.ones(1, CONFIG.tokens, dtype=torch.int64)
         words[0, hole] = 0
-        with pytest.raises(ConfigError, match="behind the last"):
+        with pytest.raises(ConfigError, match="at least one word id"):
             small_encoder()(words)
 
 
 def test_a_config_comes_back_from_json_and_anything_else_is_refused():
-    record = text_record(CONFIG)
+    record = text_config_to_json(CONFIG)
     assert text_config_from_json(record) == CONFIG
     for change in (
         {"dim": 12.0},

@@ -8,7 +8,7 @@ import torch
 
 from helpers.registry import MODELS, SMALL
 from specguard.errors import ConfigError
-from specguard.nn import PRESETS, Attention, ViT, attention_maps, config_from_json, explicit, preset
+from specguard.nn import PRESETS, Attention, ViT, attention_maps, config_from_json, preset, unfuse_attention
 from specguard.nn.dot_product import mixed_values
 
 
@@ -48,7 +48,7 @@ def test_fused_and_explicit_attention_agree_in_value_and_gradient(model, images)
     model.eval()
     weights = torch.linspace(-1, 1, model.config.classes, dtype=images.dtype)
     results = []
-    for variant in (model, explicit(model)):
+    for variant in (model, unfuse_attention(model)):
         x = images.clone().requires_grad_()
         value = (variant(x) * weights).sum()
         results.append((value, torch.autograd.grad(value, x)[0]))
@@ -68,7 +68,7 @@ def test_attention_in_bfloat16_on_a_cpu_is_that_of_float32_rounded_once(generato
 
 
 def test_the_explicit_copy_shares_every_weight_and_leaves_the_original_fused(model):
-    twin = explicit(model)
+    twin = unfuse_attention(model)
     for (name, p), (_, q) in zip(model.named_parameters(), twin.named_parameters(), strict=True):
         assert p is q, name
     assert not any(m.fused for m in twin.modules() if hasattr(m, "fused"))
@@ -76,7 +76,7 @@ def test_the_explicit_copy_shares_every_weight_and_leaves_the_original_fused(mod
 
 
 def test_the_explicit_path_has_forward_mode_and_second_order_derivatives(model, images):
-    twin = explicit(model.eval())
+    twin = unfuse_attention(model.eval())
     direction = torch.ones_like(images)
     _, forward = torch.func.jvp(twin, (images,), (direction,))
     x = images.clone().requires_grad_()
@@ -128,8 +128,8 @@ def test_a_config_survives_json(subtests):
         ({"local_blocks": 3, "pool": "mean"}, "local_blocks must lie between 0 and 2, not 3"),
         ({"norm_eps": 0.0}, "norm_eps must be positive"),
         ({"dim": 60000, "heads": 1, "mlp_ratio": 4.0, "depth": 12}, "too many weights"),
-        ({"mean": (0.5,)}, "one number for each of the 2 channels"),
-        ({"std": (0.5, 0.0)}, "std positive"),
+        ({"mean": (0.5,)}, "one value for each of the 2 channels"),
+        ({"std": (0.5, 0.0)}, "std be positive"),
         ({"mlp_ratio": 0.0}, "mlp_ratio 0.0"),
         ({"mlp_ratio": float("nan")}, "mlp_ratio must be finite"),
         ({"norm": "layerproject", "attention_radius": -1.0}, "radius must be positive"),

@@ -7,7 +7,7 @@ from torch.func import jacrev
 from certificates.test_attention import dense_norm, filled, found, full, identity_attention, node_of, tokens
 from errata.specformer_printed import printed_specformer
 from specguard.certificates.attention import lofast
-from specguard.nn import Attention, explicit
+from specguard.nn import Attention, unfuse_attention
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-3, 1e-2])
@@ -25,7 +25,7 @@ def test_specformers_printed_bound_is_false_for_small_inputs_and_the_corrected_o
 def test_at_zero_the_printed_specformer_bound_is_a_thousandth_of_the_norm_of_the_derivative():
     layer = identity_attention(2, v=2.65)
     X = torch.zeros(1, 3, 2, dtype=torch.float64)
-    true = dense_norm(jacrev(explicit(layer).requires_grad_(False))(X).reshape(6, 6))
+    true = dense_norm(jacrev(unfuse_attention(layer).requires_grad_(False))(X).reshape(6, 6))
     assert true == pytest.approx(2.65, rel=1e-9)
     node = node_of(layer, X)
     assert float(printed_specformer(node, full(1e-3))[0]) < 1e-3 * true * 0.1

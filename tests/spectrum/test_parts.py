@@ -13,7 +13,7 @@ from torch.func import jacrev
 from helpers.registry import MODELS, SMALL
 from specguard.errors import ConfigError
 from specguard.linalg import jacobian, lower_singular_values
-from specguard.nn import Block, Residual, ViT, explicit
+from specguard.nn import Block, Residual, ViT, unfuse_attention
 from specguard.spectrum import Part, part_names, parts
 
 BATCH = 2
@@ -144,7 +144,7 @@ def test_what_comes_before_a_part_takes_images_to_it(name, cut):
 def test_a_residual_part_is_what_a_block_adds_and_its_step_is_the_block(name, cut):
     model, _, found = cut(name)
     for part in (p for p in found.values() if p.kind == "residual"):
-        layer = holder(explicit(model), part.name)
+        layer = holder(unfuse_attention(model), part.name)
         z = torch.randn(part.at.shape, generator=seeded(3), dtype=torch.float64)
         close(part.function(z), layer(z) - z)
         close(part.step(z), layer(z))
@@ -188,7 +188,7 @@ PLANTED: dict[str, Callable[[Part, dict[str, Part]], Part]] = {
 @pytest.mark.parametrize("wrong", PLANTED)
 def test_a_planted_confusion_of_what_is_looked_at_is_caught(wrong, cut):
     model, _, found = cut("scaled residuals")
-    part, layer = found["blocks.0"], explicit(model).blocks[0]
+    part, layer = found["blocks.0"], unfuse_attention(model).blocks[0]
     law_sigma_is_of_what_the_layer_adds(part, layer, part.at)
     with pytest.raises(AssertionError):
         law_sigma_is_of_what_the_layer_adds(PLANTED[wrong](part, found), layer, part.at)

@@ -18,7 +18,7 @@ from specguard.records.base import About, BallRecord
 from specguard.records.certificate import CertifySettings
 from specguard.records.check import CheckSettings
 from specguard.studies import balls_of, checked_study, run_attack, run_certify, run_check
-from specguard.studies.samples import attacked, most_alike, subject
+from specguard.studies.samples import attack_batches, largest_batch, samples_of
 
 CPU = torch.device("cpu")
 ABOUT = About(model=fingerprint(small_encoder()), data="the data", dataset="noise", n=5)
@@ -60,7 +60,7 @@ def checked(file: Path, folder: Path):
 
 def test_every_sample_is_in_one_batch_with_the_network_of_its_length():
     model, split = small_encoder(), small_sentences()
-    about, asked = subject(model, split), torch.tensor([4, 0, 3])
+    about, asked = samples_of(model, split), torch.tensor([4, 0, 3])
     assert not about.box
     batches = list(about.batches(asked))
     assert sorted(int(place) for batch in batches for place in batch.places) == [0, 1, 2]
@@ -71,22 +71,22 @@ def test_every_sample_is_in_one_batch_with_the_network_of_its_length():
         assert batch.inputs.shape[1:] == (int((words[0] != 0).sum()), CONFIG.dim) == batch.prepared.model.shape
         with torch.no_grad():
             torch.testing.assert_close(batch.prepared.model(batch.inputs), model(words), rtol=1e-5, atol=1e-6)
-    assert most_alike(about, asked).samples.tolist() == [0, 3]
+    assert largest_batch(about, asked).samples.tolist() == [0, 3]
 
 
 def test_images_are_one_batch_and_sentences_need_an_encoder():
     images = Dataset(torch.rand(3, 1, 2, 2), torch.tensor([0, 1, 0]))
-    (batch,) = subject(lambda x: x, images).batches(torch.tensor([2, 0]))
+    (batch,) = samples_of(lambda x: x, images).batches(torch.tensor([2, 0]))
     assert torch.equal(batch.inputs, images.images[[2, 0]])
     for model, split in ((small_encoder(), images), (lambda x: x, small_sentences())):
         with pytest.raises(ConfigError, match="encoders of text"):
-            subject(model, split)
+            samples_of(model, split)
 
 
 def test_what_an_attack_finds_comes_back_in_order_with_zeros_for_padding():
     model, split = small_encoder(), small_sentences()
-    about, samples, ball = subject(model, split), torch.arange(5), Ball("l2", 2.0, box=False)
-    found, labels = attacked(
+    about, samples, ball = samples_of(model, split), torch.arange(5), Ball("l2", 2.0, box=False)
+    found, labels = attack_batches(
         about, samples, lambda b: PGD(steps=5)(b.prepared.model, b.inputs, b.labels, ball, ids=b.samples)
     )
     assert torch.equal(labels, split.labels)

@@ -355,7 +355,7 @@ def test_a_result_is_stored_and_returned_without_work(tmp_path, monkeypatch):
     assert first.study == study
     assert first.study.settings.seed == 0
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    monkeypatch.setattr(module._Look, "batch", None)
+    monkeypatch.setattr(module._Work, "batch", None)
     assert start(tmp_path) == first
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

@@ -22,7 +22,7 @@ from specguard.attacks import PGD
 from specguard.data import Dataset
 from specguard.errors import ConfigError, RunError, SpecGuardError
 from specguard.geometry import Ball
-from specguard.nn import ViT, ViTConfig, explicit
+from specguard.nn import ViT, ViTConfig, unfuse_attention
 from specguard.records.base import About, BallRecord, encode, plain
 from specguard.records.files import locked
 from specguard.records.io import RecordFile, read_json, read_lines, read_record, write_json
@@ -174,7 +174,7 @@ class Dense:
     """Everything a study says of the exact settings, by whole matrices in float64 and the model's own layers."""
 
     def __init__(self, settings: SpectrumSettings) -> None:
-        self.model = explicit(made().double())
+        self.model = unfuse_attention(made().double())
         self.images = data().images.double()
         ids = torch.arange(COUNT)
         attack, ball = PGD(steps=20, leave=False), Ball(settings.ball.norm, settings.ball.radius)

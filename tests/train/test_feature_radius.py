@@ -13,7 +13,15 @@ from specguard.certificates.propagate import forward_pass, upper_radii
 from specguard.data import digits
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
-from specguard.nn import Attention, CertifiableConfig, MeanPool, PatchEmbedding, Residual, explicit, materialized
+from specguard.nn import (
+    Attention,
+    CertifiableConfig,
+    MeanPool,
+    PatchEmbedding,
+    Residual,
+    materialized,
+    unfuse_attention,
+)
 from specguard.testing import max_change
 from specguard.train import EMMA, LA, Certified, StepContext, estimate_feature_radius
 from specguard.train.objectives import feature_radius as feature_radius_module
@@ -67,9 +75,9 @@ def test_the_reach_is_never_below_what_is_found_and_close_to_what_is_proved(make
     model, x = make(), images(3)
     logits, reach = estimate_feature_radius(model, x, radius)
     torch.testing.assert_close(logits, model(x))
-    before = nn.Sequential(OrderedDict(list(materialized(explicit(model)).named_children())[:-1])).requires_grad_(
-        False
-    )
+    before = nn.Sequential(
+        OrderedDict(list(materialized(unfuse_attention(model)).named_children())[:-1])
+    ).requires_grad_(False)
     found = max_change(before, x, radius, torch.Generator().manual_seed(0), 20)
     assert (found <= reach.detach() * (1 + 1e-9)).all()
     path, _ = forward_pass(program(model).steps, x)

@@ -61,7 +61,7 @@ from specguard.nn import (
     check_plain,
     fingerprint,
     materialized,
-    remember,
+    trust_types,
 )
 from specguard.nn.settings import number
 
@@ -122,7 +122,7 @@ def register_rule(layer: type[nn.Module], maker: Maker, *, children: tuple[type[
         raise ConfigError(f"a rule belongs to a type of layer, not to {layer!r}")
     if layer in _RULES or layer in _SEQUENCES or layer is Residual:
         raise ConfigError(f"there is a rule for {layer.__name__} already")
-    remember(layer, *children)
+    trust_types(layer, *children)
     _RULES[layer] = _Entry(maker, children)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from specguard.data import Text, Vocabulary, sst2
 from specguard.errors import ConfigError, RunError
-from specguard.nn import TEXT_PRESETS, TextEncoder, text_config_from_json, text_encoder, text_record
+from specguard.nn import TEXT_PRESETS, TextEncoder, text_config_from_json, text_config_to_json, text_encoder
 from specguard.records import io
 
 TEXT_DATA = ("sst2",)
@@ -18,7 +18,7 @@ _FROM_DATA = ("kind", "words", "classes", "vocabulary")
 
 def new_text(model: str, changes: list[str], data: str, root: Path | None, seed: int) -> tuple[TextEncoder, Text]:
     """An untrained encoder with the vocabulary and the classes of its data."""
-    config = text_config_from_json(changed_fields(text_record(TEXT_PRESETS[model]), changes, _FROM_DATA))
+    config = text_config_from_json(changed_fields(text_config_to_json(TEXT_PRESETS[model]), changes, _FROM_DATA))
     loaded = _data(data, root, config.tokens, None)
     known = loaded.vocabulary
     config = replace(config, words=len(known), classes=len(loaded.classes), vocabulary=known.fingerprint)

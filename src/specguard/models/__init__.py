@@ -1,6 +1,7 @@
-"""Models of other libraries, files and runs as models of this package.
+"""Models of other libraries, of files and of runs, as models of this package.
 
-`ModelSource` says how an architecture of timm, torchvision or transformers is made again; `from_run` reads a run.
+`convert` turns a model of timm, torchvision or transformers into a `Network`, `from_run` loads a trained model, and
+`ModelSource` describes how the architecture of another library can be rebuilt.
 """
 
 from specguard.models.checkpoint import load_weights

@@ -1,7 +1,7 @@
 """Encoders of text as networks that take word embeddings: BERT and its relatives in transformers.
 
-Their blocks normalize behind the skip: norm(x + attention(x)), then norm(x + mlp(x)). Positions and the first token
-type are added by the first layer, so the input is a sentence's word embeddings, tokens x dim.
+Their blocks normalize after the skip connection: norm(x + attention(x)), then norm(x + mlp(x)). The first layer
+adds positions and the first token type, so the input is the word embeddings of a sentence, tokens x dim.
 """
 
 from collections import OrderedDict
@@ -33,7 +33,7 @@ _BODIES = {
     f"{_DISTIL}DistilBertForSequenceClassification": "distilbert",
 }
 TEXT_KINDS = tuple(_BODIES)
-ATTENTIONS = (f"{_BERT}Attention", f"{_ROBERTA}Attention")  # with its output map inside
+ATTENTIONS = (f"{_BERT}Attention", f"{_ROBERTA}Attention")  # including the output map
 SELF_ATTENTIONS = (
     f"{_BERT}SelfAttention",
     f"{_BERT}SdpaSelfAttention",
@@ -46,7 +46,7 @@ DISTILLED_ATTENTIONS = tuple(
 
 
 def text_layers(part: Part, tokens: int) -> "tuple[tuple[int, ...], OrderedDict[str, nn.Module]]":
-    """The shape of the input and the layers of a text classifier, for sentences of that many tokens."""
+    """The input shape and the layers of a text classifier, for sentences of this many tokens."""
     config = part.module.config
     if getattr(config, "is_decoder", False):
         raise part.refused("set up as a decoder, whose attention is causal")
@@ -65,7 +65,7 @@ def text_layers(part: Part, tokens: int) -> "tuple[tuple[int, ...], OrderedDict[
 
 
 def text_view(part: Part) -> View:
-    """What of a text classifier corresponds to what of its network, and how it is called on embeddings."""
+    """The modules of a text classifier that correspond to layers of its network, and its call on embeddings."""
     body = part.child(_BODIES[part.kind])
     pairs = [Pair(f"{body.path}.embeddings", "embedding_norm")]
     for i, layer in enumerate(_layers(body)):
@@ -87,9 +87,9 @@ def _layers(body: Part) -> list[Part]:
 
 
 def _positions(body: Part, tokens: int) -> Tensor:
-    """What is added to the word embeddings: rows of positions, and that of the first token type."""
+    """The table that is added to the word embeddings: the positions and the first token type."""
     theirs = body.module.embeddings
-    first = theirs.padding_idx + 1 if hasattr(theirs, "padding_idx") else 0  # RoBERTa counts behind the padding
+    first = theirs.padding_idx + 1 if hasattr(theirs, "padding_idx") else 0  # RoBERTa counts from the padding index
     most = theirs.position_embeddings.num_embeddings - first
     if not 1 <= tokens <= most:
         raise ConfigError(f"the model takes between 1 and {most} tokens, not {tokens}")
@@ -149,7 +149,7 @@ def _post_norm(first: nn.Module, first_norm: nn.Module, second: nn.Module, secon
 
 
 def _head(part: Part, body: Part) -> "OrderedDict[str, nn.Module]":
-    """A linear map, an activation and the classifier, wherever the model keeps them."""
+    """The linear map, the activation and the classifier of the head."""
     if part.kind.startswith(_BERT):
         pooler = body.child("pooler")
         first, act, last = pooler.child("dense"), activation(pooler.child("activation")), part.child("classifier")

@@ -1,4 +1,4 @@
-"""Weights from a file of anyone's, as named tensors; nothing in the file is ever executed."""
+"""Weights from an untrusted file, as named tensors; no code of the file is ever executed."""
 
 import argparse
 import mmap
@@ -19,46 +19,60 @@ from specguard.records.store import LARGEST_WEIGHTS, check_dtypes, read_tensors
 
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "model_ema")
 _PREFIXES = ("module.", "model.", "_orig_mod.")
-_AVERAGES = "n_averaged"  # how many weights torch has averaged, beside their averages
-# What torch's unpickler knows, no weights need, and makes large things of a number or of the same text again.
+_AVERAGES = "n_averaged"  # the counter that torch's AveragedModel stores with its weights
+# Constructors that torch's unpickler allows and weights do not need; a few bytes can allocate large objects.
 _GROWING = (b"\nbytearray\n", b"_codecs\nencode\n")
 _PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file, or of a file that torch has written, by name, on the CPU.
+    """Load named tensors from a weight file without executing code.
 
-    The latter is read with torch's restricted unpickler, which runs no code of the file. Of a training checkpoint
-    the weights are taken, and what training puts before all names (`module.`, `model.`, `_orig_mod.`) is removed.
-    A namespace of arguments, as training scripts store beside weights, is data and does not matter.
+    Files of torch are read with its restricted unpickler. From a training checkpoint only the weights are taken,
+    and prefixes that all names share (`module.`, `model.`, `_orig_mod.`) are removed. An `argparse.Namespace`,
+    which training scripts store next to their weights, is allowed and ignored.
+
+    Args:
+        path: A file ending in .safetensors, .pt, .pth, .bin, .ckpt or .tar.
+
+    Returns:
+        Tensors by name, on the CPU, all finite.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "weights.pt"
+        ...     torch.save({"state_dict": {"module.w": torch.ones(2)}}, path)
+        ...     load_weights(path)
+        {'w': tensor([1., 1.])}
     """
     path = Path(path)
     if path.suffix == ".safetensors":
         tensors: dict[str, Tensor] = read_tensors(path)
     elif path.suffix in _PICKLED:
-        tensors = _tensors(path, _unwrapped(_unpickled(path)))
+        tensors = _tensors(path, _unwrap(_unpickle(path)))
     else:
         known = ", ".join((".safetensors", *_PICKLED))
-        raise CheckpointError(f"{path} does not end like a file of weights, which is one of {known}")
+        raise CheckpointError(f"{path} does not have the suffix of a weight file, which is one of {known}")
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise CheckpointError(f"{path} holds numbers that are not finite, in {name!r}")
-    return _without_prefixes(tensors)
+            raise CheckpointError(f"{path} holds entries that are not finite, in {name!r}")
+    return _strip_prefixes(tensors)
 
 
-def _unpickled(path: Path) -> Any:
+def _unpickle(path: Path) -> Any:
     with reading(path, CheckpointError), open_file(path, LARGEST_WEIGHTS) as file:
-        zipped = _checked_archive(path, file)
-        return _loaded(path, path if zipped else file, mmap=zipped)  # mapped, it takes no memory but its own
+        zipped = _check_archive(path, file)
+        return _load(path, path if zipped else file, mmap=zipped)  # memory-mapped where possible
 
 
-def _checked_archive(path: Path, file: BinaryIO) -> bool:
-    """Whether this is a zip archive, as torch has written since 1.6; one that would grow in memory is refused."""
+def _check_archive(path: Path, file: BinaryIO) -> bool:
+    """Whether a file is a zip archive, as torch has written since 1.6; one that expands in memory is refused."""
     if os.fstat(file.fileno()).st_size:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             if grown := [name for name in _GROWING if content.find(name) >= 0]:
                 asked = grown[0].decode().strip().replace("\n", ".")
-                raise CheckpointError(f"{path} asks for {asked}, of which a few bytes can make any number of them")
+                raise CheckpointError(f"{path} asks for {asked}, with which a few bytes can fill all memory")
     if not zipfile.is_zipfile(file):
         file.seek(0)
         return False
@@ -69,12 +83,12 @@ def _checked_archive(path: Path, file: BinaryIO) -> bool:
         raise CheckpointError(f"{path} is truncated or not a file of weights that torch has written") from error
     if packed:
         raise CheckpointError(
-            f"{path} is compressed, which torch never does: it may be of any size when it is read"
+            f"{path} is compressed, which files of torch never are: its size in memory is unbounded"
         )
     return True
 
 
-def _loaded(path: Path, source: Path | BinaryIO, mmap: bool) -> Any:
+def _load(path: Path, source: Path | BinaryIO, mmap: bool) -> Any:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
@@ -87,8 +101,8 @@ def _loaded(path: Path, source: Path | BinaryIO, mmap: bool) -> Any:
         raise CheckpointError(f"{path} is truncated or not a file of weights that torch has written") from error
 
 
-def _unwrapped(content: Any) -> Any:
-    """The weights in a training checkpoint, which may lie a few dictionaries deep."""
+def _unwrap(content: Any) -> Any:
+    """The weights of a training checkpoint, which may be nested in a few dictionaries."""
     for _ in range(len(_WRAPPERS)):
         inner = [
             content[key] for key in _WRAPPERS if isinstance(content, Mapping) and _is_mapping(content.get(key))
@@ -113,7 +127,7 @@ def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
             )
         if value.layout != torch.strided or value.is_meta or value.is_quantized:
             raise CheckpointError(
-                f"{path} holds a tensor under {name!r} that is sparse, quantized or empty of numbers"
+                f"{path} holds a tensor under {name!r} that is sparse, quantized or on the meta device"
             )
     check_dtypes(content, path)
     _check_storage(path, content)
@@ -121,7 +135,7 @@ def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
 
 
 def _check_storage(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse entries that are in no file: of tensors that say one number many times, or were never filled."""
+    """Refuse tensors with more entries than the file stores, as expanded or unallocated tensors have."""
     with reading(path, CheckpointError):
         room = path.stat().st_size
     seen: set[int] = set()
@@ -135,7 +149,7 @@ def _check_storage(path: Path, tensors: Mapping[str, Tensor]) -> None:
             )
 
 
-def _without_prefixes(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _strip_prefixes(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     if _AVERAGES in tensors and all(name == _AVERAGES or name.startswith("module.") for name in tensors):
         tensors = {name: tensor for name, tensor in tensors.items() if name != _AVERAGES}
     while tensors:

@@ -1,4 +1,4 @@
-"""A model from elsewhere as a network: the conversion that belongs to its exact type, and a check of equality."""
+"""Convert models of other libraries by their exact type, and check that the result is the same function."""
 
 import copy
 import inspect
@@ -13,7 +13,7 @@ from specguard.errors import ConfigError
 from specguard.models import huggingface, timm, torchvision
 from specguard.models.equality import TOLERANCE, View, compare
 from specguard.models.layers import Part
-from specguard.models.original import numbers_of, plain_copy
+from specguard.models.original import dtype_of, plain_copy
 from specguard.nn import Network
 
 Converter = Callable[..., Network]
@@ -40,16 +40,27 @@ _BY_TYPE: dict[type[nn.Module], _Entry] = {}
 def register_converter(
     model_type: type[nn.Module], function: Converter, *, view: Callable[[nn.Module], View] = _no_view
 ) -> None:
-    """Teach `convert` a type of model: `function(model)` is its network. It serves this exact type only.
+    """Register a conversion for `convert`. It applies to this exact type, not to subclasses.
 
-    The function is given a copy of the model in float64 and eval mode; what it makes is compared with that copy,
-    and rounded to the model's own type thereafter.
+    `convert` passes a copy of the model in float64 and eval mode to the conversion, compares the resulting network
+    with that copy, and rounds the network to the dtype of the model.
 
-    `view(model)` says how such a model is called in the check, and which of its modules correspond to which of the
-    network; without it the model is called on the normalized images, and only logits are compared.
+    Args:
+        model_type: The type of model.
+        function: The conversion: `function(model)` returns a `Network`. It may take the options of `convert`.
+        view: `view(model)` returns the `View` for the comparison; by default the model is called on the normalized
+            images, and only logits are compared.
+
+    Example:
+        >>> from collections import OrderedDict
+        >>> class Classifier(nn.Sequential):
+        ...     pass
+        >>> register_converter(Classifier, lambda model: Network("tiny", (2,), 3, OrderedDict(head=model[0])))
+        >>> convert(Classifier(nn.Linear(2, 3))).classes
+        3
     """
     if not (isinstance(model_type, type) and issubclass(model_type, nn.Module)):
-        raise ConfigError(f"a conversion belongs to a type of model, not to {model_type!r}")
+        raise ConfigError(f"a conversion is registered for a type of model, not for {model_type!r}")
     if not callable(function):
         raise ConfigError(f"the conversion of {model_type.__name__} must be a function, not {function!r}")
     _BY_TYPE[model_type] = _Entry(function, view)
@@ -65,9 +76,26 @@ def convert(
     tokens: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Network:
-    """`model` as a network of this package's layers: the same function, checked in float64, with copied weights.
+    """Convert a model to a `Network` of this package's layers with copied weights.
 
-    What each option means, and which a model takes, is said by `from_timm`, `from_huggingface`, `from_torchvision`.
+    The network is compared with the model in float64 before it is returned. An option that the conversion of this
+    type of model does not take raises a `ConfigError`.
+
+    Args:
+        model: A model of timm, transformers or torchvision, or of a type given to `register_converter`.
+        name: Name of the network; that of the architecture or type by default.
+        mean: Mean of the pixels, per channel; see the conversion for its default.
+        std: Standard deviation of the pixels, per channel; see the conversion for its default.
+        image: Another image size, for models of transformers.
+        tokens: Number of tokens of a sentence, for text models of transformers.
+        generator: Source of the random inputs of the comparison; seeded with 0 by default.
+
+    Returns:
+        The network, in the dtype of the model and in eval mode.
+
+    Example:
+        >>> import timm  # doctest: +SKIP
+        >>> network = convert(timm.create_model("deit_tiny_patch16_224", pretrained=True))  # doctest: +SKIP
     """
     entry = known_entry(model)
     given = {"name": name, "mean": mean, "std": std, "image": image, "tokens": tokens, "generator": generator}
@@ -77,11 +105,11 @@ def convert(
         raise ConfigError(f"the conversion of a {type(model).__name__} does not take {unknown[0]!r}")
     if type(model) not in _BY_TYPE:
         return entry.convert(model, **options)
-    theirs, dtype = plain_copy(model), numbers_of(model)
+    theirs, dtype = plain_copy(model), dtype_of(model)
     network = entry.convert(theirs, **options)
     if not isinstance(network, Network):
         raise ConfigError(
-            f"the conversion of {type(model).__name__} made a {type(network).__name__}, not a Network"
+            f"the conversion of {type(model).__name__} returned a {type(network).__name__}, not a Network"
         )
     compare(theirs, network.double().eval(), entry.view(theirs), generator)
     return network.to(dtype)
@@ -94,11 +122,23 @@ def check_equal(
     generator: torch.Generator | None = None,
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Refuse a network that is not the same function as `original`, naming the first module where they part.
+    """Check that a network computes the same function as its original, on random inputs in [0, 1].
 
-    Both are copied and run in float64 and eval mode on random inputs in [0, 1], drawn with `generator`; they may
-    differ by `tolerance` of the largest entry. `convert` makes this check in float64: a network in float32 that
-    combines weights of its original, as a token and its position, has rounded them and needs a tolerance of 1e-6.
+    Copies of both are evaluated in float64 and eval mode. A difference raises a `ConfigError` that names the first
+    module whose output differs. `convert` makes this check before it rounds the network: a network in float32 that
+    combines weights of its original, such as a token and its position, has rounded them and needs a tolerance of
+    1e-6.
+
+    Args:
+        original: The original model.
+        network: The converted network.
+        generator: Source of the inputs; seeded with 0 by default.
+        tolerance: Largest difference, as a fraction of the largest entry.
+
+    Example:
+        >>> from collections import OrderedDict
+        >>> original = nn.Linear(4, 2)
+        >>> check_equal(original, Network("linear", (4,), 2, OrderedDict(head=original)))
     """
     entry = _entry(original)
     view = View() if entry is None else entry.view(original)
@@ -107,11 +147,11 @@ def check_equal(
 
 
 def known_entry(model: nn.Module) -> _Entry:
-    """The conversion of this exact type of model; without one the model is refused."""
+    """The conversion of this exact type of model; a model without one raises a `ConfigError`."""
     entry = _entry(model)
     if entry is None:
         raise Part("", model).refused(
-            "which cannot be converted; register_converter adds a conversion, and Wrapped serves attacks"
+            "which cannot be converted; add a conversion with register_converter, or use Wrapped for attacks"
         )
     return entry
 

@@ -14,19 +14,19 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def normalize(mean: Sequence[float], std: Sequence[float], channels: int, like: Tensor) -> Normalize:
-    """The first layer, for images of that many channels."""
+    """The normalization layer, for images of this many channels."""
     if not len(mean) == len(std) == channels:
-        raise ConfigError(f"mean and std need one number for each of the model's {channels} channels")
+        raise ConfigError(f"mean and std need one value for each of the model's {channels} channels")
     return Normalize(tuple(map(float, mean)), tuple(map(float, std))).to(like.device, like.dtype)
 
 
 def patches(part: Part) -> PatchEmbedding:
-    """Patches side by side, from the convolution that cuts them."""
+    """The patch embedding from a convolution without overlap."""
     conv = part.module
     if part.kind != "torch.nn.modules.conv.Conv2d":
         raise part.refused()
     if conv.stride != conv.kernel_size or conv.padding != (0, 0) or conv.dilation != (1, 1) or conv.groups != 1:
-        raise part.refused("and only patches side by side, without padding, dilation or groups, are known")
+        raise part.refused("and only adjacent patches, without padding, dilation or groups, are supported")
     with torch.device("meta"):
         layer = PatchEmbedding(conv.in_channels, conv.kernel_size, conv.out_channels)
         if conv.bias is None:
@@ -40,10 +40,10 @@ def patches(part: Part) -> PatchEmbedding:
 def tokens_and_positions(
     tokens: Sequence[Tensor | None], table: Tensor | None, covered: int = 0
 ) -> "OrderedDict[str, nn.Module]":
-    """The layers that put `tokens` in front of the patches and add `table`.
+    """The layers that prepend `tokens` to the patches and add the position embeddings `table`.
 
-    The table has rows for all tokens and the patches, or for the patches alone, or for the first `covered` tokens
-    and the patches: then the rows of those tokens become part of them.
+    The table has rows for all tokens and the patches, for the patches alone, or for the first `covered` tokens and
+    the patches; in the last case the rows of those tokens are added to the tokens themselves.
     """
     prefix = [token.detach().reshape(1, -1, token.shape[-1]) for token in tokens if token is not None]
     layers: OrderedDict[str, nn.Module] = OrderedDict()
@@ -56,7 +56,7 @@ def tokens_and_positions(
     if table is not None:
         layers["positions"] = positions(table)
         if not covered:
-            layers.move_to_end("positions", last=False)  # added to the patches before the tokens join them
+            layers.move_to_end("positions", last=False)  # added to the patches before the tokens are prepended
     return layers
 
 

@@ -1,4 +1,4 @@
-"""Whether a converted model is the same function as its original, and if not, where they part."""
+"""Compare a converted model with its original, and locate the first difference."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,12 +12,22 @@ from specguard.errors import ConfigError
 from specguard.models.wrapped import logits_of
 from specguard.nn import Network
 
-TOLERANCE = 1e-9  # of the largest entry; in float64, rounding stays far below
+TOLERANCE = 1e-9  # as a fraction of the largest entry; rounding in float64 is far smaller
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two modules whose outputs, or inputs, must be equal: one of the original, one of the network."""
+    """A module of the original and one of the network whose outputs, or inputs, must be equal.
+
+    Args:
+        theirs: Path of the module in the original.
+        ours: Path of the module in the network.
+        inputs: Whether inputs are compared instead of outputs.
+
+    Example:
+        >>> print(Pair("encoder.ln", "norm"))
+        'norm', which is 'encoder.ln' of the original
+    """
 
     theirs: str
     ours: str
@@ -34,7 +44,15 @@ def _plain_call(model: nn.Module, x: Tensor) -> Any:
 
 @dataclass(frozen=True)
 class View:
-    """How an original is called on a normalized batch, and which modules of it and of the network correspond."""
+    """How an original is called on a normalized batch, and which of its modules correspond to layers of a network.
+
+    Args:
+        pairs: Corresponding modules, in the order of evaluation; pairs with a missing module are ignored.
+        call: `call(model, x)` returns the output of the model; `model(x)` by default.
+
+    Example:
+        >>> view = View((Pair("ln", "norm"),), call=lambda model, x: model(inputs_embeds=x))
+    """
 
     pairs: tuple[Pair, ...] = ()
     call: Callable[[nn.Module, Tensor], Any] = _plain_call
@@ -47,9 +65,10 @@ def compare(
     generator: torch.Generator | None = None,
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Refuse a network that is not the same function as the original, naming the first module where they part.
+    """Raise a `ConfigError` that names the first module where a network differs from its original.
 
-    Both are copies, in float64 and eval mode, and may be changed. The inputs are two random ones in [0, 1].
+    Both must be copies in float64 and eval mode, as they may be changed. They are compared on two random inputs in
+    [0, 1].
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     x = torch.rand(2, *ours.shape, generator=generator, dtype=torch.float64, device=generator.device)
@@ -57,44 +76,45 @@ def compare(
     first = ours.get_submodule("normalise") if _has(ours, "normalise") else nn.Identity()
     pairs = [p for p in view.pairs if _has(theirs, p.theirs) and _has(ours, p.ours)]
     with torch.no_grad():
-        with _recorded(theirs, {(p.theirs, p.inputs) for p in pairs}) as original_values:
+        with _record(theirs, {(p.theirs, p.inputs) for p in pairs}) as original_values:
             expected = _logits(theirs, first(x), view)
-        with _recorded(ours, {(p.ours, p.inputs) for p in pairs}) as network_values:
+        with _record(ours, {(p.ours, p.inputs) for p in pairs}) as network_values:
             found = ours(x)
     for pair in pairs:
         wanted = original_values.get((pair.theirs, pair.inputs))
-        if wanted is not None:  # a module may stand there and not be called
-            _same(str(pair), wanted, network_values[pair.ours, pair.inputs], tolerance)
-    _same("the logits", expected, found, tolerance)
+        if wanted is not None:  # a module may exist without being called
+            _check_same(str(pair), wanted, network_values[pair.ours, pair.inputs], tolerance)
+    _check_same("the logits", expected, found, tolerance)
 
 
 def _logits(model: nn.Module, x: Tensor, view: View) -> Tensor:
     try:
         output = view.call(model, x)
-    except Exception as error:  # it is anyone's code
+    except Exception as error:  # third-party code may raise anything
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ConfigError(f"the original cannot be run in float64 for comparison: {reason}") from error
     return logits_of(output)
 
 
-def _same(place: str, wanted: Tensor, found: Tensor, tolerance: float) -> None:
+def _check_same(place: str, wanted: Tensor, found: Tensor, tolerance: float) -> None:
     if wanted.shape != found.shape and wanted.numel() == found.numel():
-        wanted = wanted.reshape(found.shape)  # patches may still lie in a grid
+        wanted = wanted.reshape(found.shape)  # the original's patches may still form a grid
     if wanted.shape != found.shape:
         shapes = f"{tuple(found.shape)} instead of {tuple(wanted.shape)}"
         raise ConfigError(f"the converted model differs from its original at {place}: its shape is {shapes}")
     size, gap = wanted.abs().amax(), (wanted - found).abs().amax()
     if not wanted.isfinite().all():
-        raise ConfigError(f"the original's numbers are not finite at {place}, so that nothing can be compared")
+        raise ConfigError(f"the original has values that are not finite at {place} and cannot be compared")
     if not gap <= tolerance * size:  # NaN compares false
         raise ConfigError(
-            f"the converted model differs from its original at {place}: by {gap:.1e} where {size:.1e} is"
+            f"the converted model differs from its original at {place}: "
+            f"by {gap:.1e}, at a largest entry of {size:.1e}"
         )
 
 
 @contextmanager
-def _recorded(model: nn.Module, places: set[tuple[str, bool]]) -> Iterator[dict[tuple[str, bool], Tensor]]:
-    """What the modules of these names take or return while the model runs, filled in as it runs."""
+def _record(model: nn.Module, places: set[tuple[str, bool]]) -> Iterator[dict[tuple[str, bool], Tensor]]:
+    """Record the inputs or outputs of these modules while the model runs."""
     values: dict[tuple[str, bool], Tensor] = {}
     handles = []
     for name, inputs in places:
@@ -118,7 +138,7 @@ def _recorded(model: nn.Module, places: set[tuple[str, bool]]) -> Iterator[dict[
 
 
 def _tensor(output: Any) -> Tensor:
-    """The first tensor of what a module takes or returns, as it is now: the next layer may work in place."""
+    """A copy of the first tensor of a module's inputs or output, since the next layer may work in place."""
     while not isinstance(output, Tensor):
         output = output[0]
     return output.clone()

@@ -1,7 +1,7 @@
 """Hugging Face's image and text classifiers as networks of this package's layers.
 
-Both layouts of transformers are read: that of 5.x, and that of 4.x, in which the parts of attention and of the
-feed-forward part are modules of their own.
+Both layouts of transformers are supported: that of 5.x, and that of 4.x, in which the components of attention and
+of the feed-forward part are separate modules.
 """
 
 from collections import OrderedDict
@@ -61,27 +61,44 @@ def from_huggingface(
     tokens: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Network:
-    """A classifier of transformers as a network, in eval mode, with copied weights.
+    """Convert a classifier of transformers to a `Network` with copied weights.
 
-    Images: ViT, DeiT (also with a teacher), Dinov2, also with registers. The network takes pixels in [0, 1]; `mean`
-    and `std` are 0.5, as ViT's image processor has them, unless given: a model knows nothing of its processor, so
-    give those of yours. `image` is another image size, for which the model interpolates its positions.
+    Images: ViT, DeiT (also with a teacher) and Dinov2 (also with registers). The network takes pixels in [0, 1].
+    Texts: BERT, RoBERTa and DistilBERT. The network takes the word embeddings, `tokens` x dim, of a sentence
+        without
+    padding; its first layers add positions and the first token type.
 
-    Texts: BERT, RoBERTa, DistilBERT. The network takes word embeddings, `tokens` x dim, of a sentence without
-    padding and of the first token type: the rest of the embedding is its first layers.
+    The network is compared with the original in float64 before it is returned.
 
-    The network is compared with the original in float64, on inputs drawn with `generator`, before it is returned.
+    Args:
+        model: The classifier.
+        name: Name of the network; the name of the type by default.
+        mean: Mean of the pixels, per channel. The default is 0.5, as in ViT's image processor; a model does not
+            contain the settings of its processor, so give yours.
+        std: Standard deviation of the pixels, per channel; the default is 0.5.
+        image: Another image size, for which the model interpolates its positions.
+        tokens: Number of tokens of a sentence; required for text models.
+        generator: Source of the random inputs of the comparison; seeded with 0 by default.
+
+    Returns:
+        The network, in the dtype of the model and in eval mode.
+
+    Example:
+        >>> from transformers import ViTConfig, ViTForImageClassification  # doctest: +SKIP
+        >>> model = ViTForImageClassification(ViTConfig(num_labels=10))  # doctest: +SKIP
+        >>> from_huggingface(model, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)).shape  # doctest: +SKIP
+        (3, 224, 224)
     """
     theirs = read_original(model)
     if theirs.part.kind in TEXT_KINDS:
         if tokens is None:
-            raise ConfigError("a model of text needs the number of tokens of its sentences")
+            raise ConfigError("a text model needs tokens, the number of tokens of its sentences")
         if (mean, std, image) != (None, None, None):
-            raise ConfigError("a model of text has no mean, std and image size")
+            raise ConfigError("a text model does not take mean, std or image")
         shape, layers = text_layers(theirs.part, tokens)
     elif theirs.part.kind in IMAGE_KINDS:
         if tokens is not None:
-            raise ConfigError("a model of images has the number of tokens that its patches make")
+            raise ConfigError("an image model does not take tokens: its patches determine their number")
         shape, layers = _image_layers(theirs.part, mean, std, image)
     else:
         raise theirs.part.refused("which is not a model of transformers that can be converted")
@@ -89,7 +106,7 @@ def from_huggingface(
 
 
 def huggingface_view(model: Any) -> View:
-    """What of a transformers model corresponds to what of its network, and how it is called."""
+    """The modules of a transformers model that correspond to layers of its network, and how it is called."""
     part = Part("", model)
     if part.kind in TEXT_KINDS:
         return text_view(part)
@@ -106,9 +123,9 @@ def huggingface_view(model: Any) -> View:
 
 
 def _call(model: Any, x: Tensor) -> Any:
-    """The original's output; its written-out attention would compute a softmax in float32.
+    """The output of the original, without eager attention, which would compute the softmax in float32.
 
-    ViT and DeiT interpolate their positions only when asked to, Dinov2 wherever it has to.
+    ViT and DeiT interpolate their positions only on request, Dinov2 wherever necessary.
     """
     if getattr(model.config, "_attn_implementation", "sdpa") == "eager":
         model.set_attn_implementation("sdpa")
@@ -146,7 +163,7 @@ def _image_layers(
 
 
 def _resized(embeddings: Part, covered: int, image: int) -> Tensor:
-    """The positions for square images of another size, interpolated by the model itself."""
+    """The positions for square images of another size, interpolated by the method of the model."""
     theirs = embeddings.module
     sides = [image // size for size in theirs.patch_embeddings.projection.kernel_size]
     if not all(sides):
@@ -159,7 +176,7 @@ def _resized(embeddings: Part, covered: int, image: int) -> Tensor:
 
 
 def _layers(body: Part) -> list[Part]:
-    """The encoder's layers: in a list of their own, or in the encoder as older releases have it."""
+    """The layers of the encoder: a list of the body, or of the encoder in older releases."""
     if hasattr(body.module, "layers"):
         return body.child("layers").children()
     return body.child("encoder").child("layer").children()

@@ -1,8 +1,8 @@
-"""Reading a model from elsewhere part by part, and the layers of this package that its parts become.
+"""Read a model of another library module by module, and create the corresponding layers of this package.
 
-A part is recognized by the full name of its exact type, such as "timm.layers.mlp.Mlp": the library it comes from
-need not be imported here, and a subclass, which may compute anything, is not taken for its parent. All weights are
-copies.
+A module is recognized by the full name of its exact type, such as "timm.layers.mlp.Mlp": its library need not be
+imported here, and a subclass, which may compute anything, is not accepted for its base class. All weights are
+copied.
 """
 
 from collections import OrderedDict
@@ -42,7 +42,7 @@ _SILU = {"torch.nn.modules.activation.SiLU", "transformers.activations.SiLUActiv
 
 
 def kind(module: nn.Module) -> str:
-    """The full name of a module's type; a parametrized layer counts as what it was before."""
+    """The full name of a module's type, before parametrization."""
     exact = parametrize.type_before_parametrizations(module)
     return f"{exact.__module__}.{exact.__qualname__}"
 
@@ -60,7 +60,7 @@ class Part:
 
     @property
     def vanishes(self) -> bool:
-        """Whether it does nothing in evaluation."""
+        """Whether it is the identity in eval mode."""
         return self.kind in _NOTHING
 
     def child(self, name: str) -> "Part":
@@ -74,7 +74,7 @@ class Part:
         return [self.child(name) for name, _ in self.module.named_children()]
 
     def only(self, *names: str) -> None:
-        """Refuse a child that is not among `names`, unless it does nothing."""
+        """Refuse a child that is not among `names`, unless it is the identity."""
         for name, _ in self.module.named_children():
             part = self.child(name)
             if name not in names and not part.vanishes:
@@ -90,7 +90,7 @@ def copied(tensor: Tensor) -> nn.Parameter:
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    with torch.device("meta"):  # no numbers are drawn only to be replaced
+    with torch.device("meta"):  # skip the random initialization
         layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
     layer.weight = copied(weight)
     if bias is not None:
@@ -105,21 +105,21 @@ def linear(part: Part) -> nn.Linear:
 
 
 def classifier(part: Part) -> nn.Linear:
-    """The last linear map; a model without one has no classes."""
+    """The classifier of a model; a model without one is refused."""
     if part.kind == "torch.nn.modules.linear.Identity":
         raise part.refused("so that the model has no classes")
     return linear(part)
 
 
 def averaged(first: Part, second: Part) -> nn.Linear:
-    """The mean of two classifiers of two tokens, as one classifier of both tokens in a row."""
+    """The mean of the classifiers of two tokens, as one classifier of both tokens concatenated."""
     one, two = classifier(first), classifier(second)
     bias = None if one.bias is None or two.bias is None else (one.bias + two.bias) / 2
     return linear_of(torch.cat([one.weight, two.weight], 1) / 2, bias)
 
 
 def stacked(parts: Sequence[Part]) -> nn.Linear:
-    """Several linear maps of one input as one map, by output rows; a bias that is missing beside others is zero."""
+    """Several linear maps of one input as one map, stacked by output rows; a missing bias counts as zero."""
     maps = [linear(part) for part in parts]
     biases: list[Tensor] = [m.weight.new_zeros(m.out_features) if m.bias is None else m.bias for m in maps]
     without = all(m.bias is None for m in maps)
@@ -164,7 +164,7 @@ def scale_of(factors: Tensor) -> LayerScale:
 
 
 def head_norm(q: Part, k: Part, heads: int) -> HeadNorm | None:
-    """The norms of queries and keys as one layer; None where there are none."""
+    """The norms of queries and keys as one layer; None if there are none."""
     if q.vanishes and k.vanishes:
         return None
     both = [norm(part) for part in (q, k)]
@@ -173,7 +173,7 @@ def head_norm(q: Part, k: Part, heads: int) -> HeadNorm | None:
         raise k.refused(f"of another kind or another eps than {q.path}")
     size, like = both[0].normalized_shape[0], next(chain(q.module.parameters(), k.module.parameters()), None)
     if like is None:
-        raise q.refused("without weights, which is not known here")
+        raise q.refused("without weights, which is not supported")
     layer = HeadNorm(size * heads, heads, eps, centered=type(both[0]) is nn.LayerNorm)
     zero = torch.zeros(size, dtype=like.dtype, device=like.device)
     shifts = [getattr(n, "bias", None) for n in both]
@@ -185,7 +185,7 @@ def head_norm(q: Part, k: Part, heads: int) -> HeadNorm | None:
 def attention(
     qkv: nn.Linear, out: nn.Linear, heads: int, qk: HeadNorm | None = None, inner: nn.Module | None = None
 ) -> nn.Module:
-    """Attention: as one layer where it is the plain one, else as the sequence it consists of."""
+    """Attention as one layer if it is the plain one, and as a sequence of its components otherwise."""
     dim = qkv.in_features
     if qk is None and inner is None and qkv.out_features == 3 * dim and out.out_features == dim:
         with torch.device("meta"):
@@ -206,7 +206,7 @@ def attention(
 
 
 def feed_forward(expand: nn.Linear, middle: nn.Module, contract: nn.Linear, inner: Part | None = None) -> nn.Module:
-    """Two linear maps, what stands between them, and a norm before the second where there is one."""
+    """Two linear maps with the layer between them, and a norm before the second if there is one."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(expand=expand, activation=middle)
     if inner is not None and not inner.vanishes:
         layers["inner_norm"] = norm(inner)
@@ -215,13 +215,13 @@ def feed_forward(expand: nn.Linear, middle: nn.Module, contract: nn.Linear, inne
 
 
 def gated_unit(act: Part | None = None) -> GatedUnit:
-    """The middle of SwiGLU; a gate by another activation is refused."""
+    """The middle of SwiGLU; a gate with another activation is refused."""
     if act is not None and act.kind not in _SILU:
-        raise act.refused("and a gate is known with SiLU only")
+        raise act.refused("and only gates with SiLU are supported")
     return GatedUnit()
 
 
 def branch(before: nn.Module | None, inner: nn.Module, *behind: tuple[str, nn.Module | None]) -> Residual:
-    """x + behind(inner(before(x))), without what is None."""
+    """x + behind(inner(before(x))), without the layers that are None."""
     layers = (("norm", before), ("inner", inner), *behind)
     return Residual(nn.Sequential(OrderedDict((name, layer) for name, layer in layers if layer is not None)))

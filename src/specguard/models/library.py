@@ -1,4 +1,4 @@
-"""Libraries that need not be installed, and what they say against being used, as one sentence."""
+"""Optional libraries, and one-sentence errors where one cannot be used."""
 
 import importlib
 from types import ModuleType
@@ -7,7 +7,7 @@ from specguard.errors import ConfigError
 
 
 def library(name: str) -> ModuleType:
-    """An optional library, imported now; one that is missing or broken is an error that says so."""
+    """Import an optional library; one that is missing or broken raises a `ConfigError`."""
     try:
         return importlib.import_module(name)
     except (ImportError, RuntimeError) as error:
@@ -15,9 +15,9 @@ def library(name: str) -> ModuleType:
 
 
 def unusable(name: str, error: Exception) -> ConfigError:
-    """Why a library cannot be used: it is missing, or something that it needs is broken."""
+    """The error for a library that is missing, or that depends on something broken."""
     cause: BaseException = error
-    while cause.__cause__ is not None:  # libraries that import lazily wrap what went wrong
+    while cause.__cause__ is not None:  # libraries that import lazily wrap the original error
         cause = cause.__cause__
     reason = str(cause).partition("\n")[0]
     if isinstance(cause, ImportError):

@@ -1,4 +1,4 @@
-"""Weights from a file, made to fit a model: a new head for other classes, positions for images of another size."""
+"""Load weights from a file into a model, with a new head for other classes and positions for another image size."""
 
 import math
 from collections.abc import Callable
@@ -21,17 +21,22 @@ _TORCHVISION = {"first_conv": "conv_proj", "classifier": "heads.head"}
 
 @dataclass(frozen=True)
 class Fitted:
-    """What was changed so that weights fit: is the head a new one; for which image size positions were, and are."""
+    """What was changed to make weights fit a model.
+
+    Args:
+        new_head: Whether the head is newly initialized.
+        sizes: The image sizes of the positions in the file and in the model, if positions were resized.
+    """
 
     new_head: bool = False
     sizes: tuple[int, int] | None = None
 
 
 def load_into(model: Any, path: Path, *, new_head: bool = False, resize: bool = False) -> Fitted:
-    """Give `model` the weights of a file, which must be for exactly this architecture; what was changed in them.
+    """Load the weights of a file, which must be for exactly this architecture, and return what was changed in them.
 
-    With `new_head` a file for another number of classes, or without a head, is taken too, and the head is left as
-    it is. With `resize` positions for another image size are interpolated, as the model's library does it.
+    With `new_head` a file for another number of classes, or without a head, is accepted, and the head of `model` is
+    kept. With `resize` positions for another image size are interpolated with the function of the model's library.
     """
     tensors, mine = load_weights(path), model.state_dict()
     settings = getattr(model, "pretrained_cfg", None) or _TORCHVISION
@@ -56,7 +61,7 @@ def _check_channels(tensors: dict[str, Tensor], mine: dict[str, Tensor], first: 
 def _heads(
     tensors: dict[str, Tensor], mine: dict[str, Tensor], heads: tuple[str, ...], path: Path, replace: bool
 ) -> bool:
-    """Put the model's own heads among the tensors where theirs are missing or of other classes; whether it did."""
+    """Replace heads that are missing or for other classes by those of the model; returns whether any was."""
     keys = {f"{head}.{what}" for head in heads for what in ("weight", "bias")} & mine.keys()
     if keys and not keys & tensors.keys():
         if not replace:
@@ -78,7 +83,7 @@ def _heads(
 
 @dataclass(frozen=True)
 class _Table:
-    """A model's positions: rows for `tokens` tokens, then for edge x edge patches of `patch` x `patch` pixels."""
+    """Positions of a model: rows for `tokens` tokens, then for edge x edge patches of `patch` x `patch` pixels."""
 
     name: str
     tokens: int
@@ -88,7 +93,7 @@ class _Table:
 
 
 def _table(model: Any) -> _Table | None:
-    """The positions of a model that have a square grid; those of others are never resized."""
+    """The positions of a model with a square grid; other positions are never resized."""
     if kind(model) in torchvision.KINDS:
         edge = model.image_size // model.patch_size
         return _Table("encoder.pos_embedding", 1, edge, model.patch_size, partial(_as_torchvision, model))
@@ -118,19 +123,19 @@ def _as_torchvision(model: Any, table: Tensor) -> Tensor:
 def _positions(
     tensors: dict[str, Tensor], table: _Table | None, path: Path, resize: bool
 ) -> tuple[int, int] | None:
-    """Resize the positions among the tensors to the model's grid, where they are of another; the image sizes."""
+    """Resize positions for another grid to that of the model, and return both image sizes."""
     given = None if table is None else tensors.get(table.name)
     if table is None or given is None or given.ndim != 3 or given.shape[0] != 1:
         return None
     patches = given.shape[1] - table.tokens
     edge = math.isqrt(max(patches, 0))
     if edge < 1 or edge * edge != patches or edge == table.edge:
-        return None  # what does not fit is refused with all the rest
+        return None  # a remaining mismatch is refused by check_architecture
     sizes = edge * table.patch, table.edge * table.patch
     if not resize:
         raise CheckpointError(
             f"{path} is of a model for images of size {sizes[0]}, not {sizes[1]}: {table.name} says so; "
-            "positions are resized where an image size is given"
+            "positions are resized if an image size is given"
         )
     tensors[table.name] = table.resized(given)
     return sizes

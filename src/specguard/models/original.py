@@ -1,7 +1,7 @@
-"""The model that is converted, in float64, and the way back to its own type.
+"""The model that is converted, in float64, and the conversion back to its own dtype.
 
-Some of its weights are not copied but combined, such as a token and its position. The network is compared with the
-original before these are rounded: nothing but their rounding escapes the comparison.
+Some weights are combined rather than copied, such as a token and its position. The network is compared with the
+original before it is rounded, so that the comparison covers everything except this rounding.
 """
 
 import copy
@@ -20,12 +20,12 @@ from specguard.models.layers import Part
 from specguard.nn import Network, find_overrides, materialized
 
 _LIBRARIES = ("torch", "timm", "torchvision", "transformers")
-_ONLY_RECORDS = "transformers.utils.output_capturing"  # its hooks keep outputs for those who ask for them
+_ONLY_RECORDS = "transformers.utils.output_capturing"  # its hooks only record outputs
 
 
 @dataclass(frozen=True)
 class Original:
-    """A copy of the original in float64 and eval mode; the same with folded parametrizations; its own type."""
+    """A copy of the original in float64 and eval mode, the same with folded parametrizations, and its own dtype."""
 
     model: nn.Module
     part: Part
@@ -39,7 +39,7 @@ class Original:
         view: View,
         generator: torch.Generator | None,
     ) -> Network:
-        """The layers as one network, compared with the original and rounded to its type, in eval mode."""
+        """The layers as one network in eval mode, compared with the original and rounded to its dtype."""
         head = layers["head"]
         assert isinstance(head, nn.Linear)
         result = Network(name or type(self.model).__name__, shape, head.out_features, layers).eval()
@@ -48,23 +48,23 @@ class Original:
 
 
 def read_original(model: nn.Module) -> Original:
-    """The model to read; what may compute something else than its type says is refused by name."""
+    """A copy of the model to convert; modules that may compute something other than their type are refused."""
     for name, module in model.named_modules():
         part = Part(name, module)
         if part.kind.partition(".")[0] not in _LIBRARIES:
             raise part.refused("which is of no library that is known here, and may compute anything")
-    theirs, dtype = plain_copy(model), numbers_of(model)
+    theirs, dtype = plain_copy(model), dtype_of(model)
     folded = any(parametrize.is_parametrized(module) for module in theirs.modules())
     return Original(theirs, Part("", materialized(theirs) if folded else theirs), dtype)
 
 
 def plain_copy(model: nn.Module) -> nn.Module:
-    """A copy in float64 and eval mode, of a model whose modules compute what their types say, with numbers."""
+    """A copy in float64 and eval mode; weights that are not finite, hooks and replaced functions are refused."""
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if tensor.is_meta:
-            raise ConfigError(f"{name} is on the meta device and holds no numbers; load the weights first")
+            raise ConfigError(f"{name} is on the meta device and has no values; load the weights first")
         if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise ConfigError(f"{name} holds numbers that are not finite")
+            raise ConfigError(f"{name} holds entries that are not finite")
     theirs = copy.deepcopy(model).double().eval()
     for module in theirs.modules():
         for key, hook in list(module._forward_hooks.items()):
@@ -75,8 +75,8 @@ def plain_copy(model: nn.Module) -> nn.Module:
     return theirs
 
 
-def numbers_of(model: nn.Module) -> torch.dtype:
-    """The type of a model's weights, the most precise one if there are several."""
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """The dtype of a model's weights; the most precise one if there are several."""
     types = [p.dtype for p in model.parameters()]
     if not types:
         raise Part("", model).refused("which has no weights")

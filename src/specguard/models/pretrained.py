@@ -1,6 +1,6 @@
-"""Image classifiers of Hugging Face from a local folder, as `save_pretrained` leaves it.
+"""Image classifiers of Hugging Face from a local folder written by `save_pretrained`.
 
-Nothing is downloaded, and no code of the folder runs: weights are read as `load_weights` reads them.
+Nothing is downloaded, and no code of the folder is executed: weights are read with `load_weights`.
 """
 
 import json
@@ -20,24 +20,24 @@ from specguard.records.base import Json
 from specguard.records.io import read_json
 
 _HEADS = ("classifier.", "cls_classifier.", "distillation_classifier.")
-_FILES = ("model.safetensors", "pytorch_model.bin")  # or either in parts, with an index
-_SAID = ("model_type", "dtype", "torch_dtype")  # weights are of the type that they are stored in
-_UNUSED = ("pooler.", "mask_token")  # of no use to a classifier
+_FILES = ("model.safetensors", "pytorch_model.bin")  # each may be sharded, with an index
+_IGNORED = ("model_type", "dtype", "torch_dtype")  # weights keep the dtype in which they are stored
+_UNUSED = ("pooler.", "mask_token")  # not used by a classifier
 
 
 def huggingface_config(folder: Path) -> Json:
-    """The folder's config.json, which must be that of an image classifier of transformers, as plain JSON."""
+    """The config.json of the folder as plain JSON; it must describe an image classifier of transformers."""
     record = read_json(folder / "config.json")
     return _plain(_config(record))
 
 
 def huggingface_model(config: Json, classes: int) -> nn.Module:
-    """A fresh model of this config with so many classes, drawn with torch's global generator."""
-    return _made(_config(config | _labels(classes)))
+    """A newly initialized model of this config for this many classes, drawn from torch's global generator."""
+    return _create(_config(config | _labels(classes)))
 
 
 def huggingface_size(config: Json) -> int:
-    """The edge of the images that a model of this config is made for."""
+    """The edge of the images that a model of this config takes."""
     size = getattr(_config(config), "image_size", None)
     both = (size, size) if isinstance(size, int) else tuple(size or ())
     if not both or not all(isinstance(edge, int) and edge > 0 for edge in both):
@@ -46,7 +46,7 @@ def huggingface_size(config: Json) -> int:
 
 
 def huggingface_statistics(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Mean and std of the pixels in the folder's preprocessor_config.json; None where there is no such file."""
+    """Mean and std of the pixels from the folder's preprocessor_config.json; None if there is no such file."""
     path = folder / "preprocessor_config.json"
     if not path.exists():
         return None
@@ -61,30 +61,32 @@ def huggingface_statistics(folder: Path) -> tuple[tuple[float, ...], tuple[float
 
 
 def load_folder(folder: Path, config: Json, classes: int, *, new_head: bool = False) -> tuple[nn.Module, bool]:
-    """The model of a folder with its weights, in float32; whether the head is a new one.
+    """The model of a folder with its weights, in float32, and whether its head is newly initialized.
 
-    transformers puts the weights in their places, for it knows how their names have changed; what it would draw at
-    random in place of a weight that is missing is an error here. With `new_head` a folder for another number of
-    classes, or of a model without a head, is taken too.
+    transformers assigns the weights, since their names depend on its version. A missing weight, which it would
+    initialize at random, is an error here. With `new_head` a folder for another number of classes, or of a model
+    without a head, is accepted.
     """
     tensors, place = _tensors(folder)
-    there = _config(config).num_labels
+    stored_classes = _config(config).num_labels
     has_head = any(name.startswith(_HEADS) for name in tensors)
     if not has_head and not new_head:
         raise CheckpointError(f"{place} holds the weights of no head: a classifier is missing")
-    if has_head and there != classes and not new_head:
-        raise CheckpointError(f"{folder} is of a model with {there} classes, not {classes}: config.json says so")
+    if has_head and stored_classes != classes and not new_head:
+        raise CheckpointError(
+            f"{folder} is of a model with {stored_classes} classes, not {classes}: config.json says so"
+        )
     transformers, wanted = library("transformers"), _config(config | _labels(classes))
-    with _quiet(transformers), _sentences(f"transformers cannot load {folder}"):
+    with _quiet(transformers), _as_config_error(f"transformers cannot load {folder}"):
         with torch.device("meta"):
             kind: Any = type(_auto(transformers).from_config(wanted, trust_remote_code=False))
-        model, told = kind.from_pretrained(
+        model, info = kind.from_pretrained(
             None, config=wanted, state_dict=tensors, ignore_mismatched_sizes=True, output_loading_info=True
         )
-    others = {entry if isinstance(entry, str) else entry[0] for entry in told["mismatched_keys"]}
-    shapes = {key for key in others if there == classes or not key.startswith(_HEADS)}
-    missing = {key for key in told["missing_keys"] if has_head or not key.startswith(_HEADS)}
-    unknown = {key for key in told["unexpected_keys"] if not any(part in key for part in _UNUSED)}
+    others = {entry if isinstance(entry, str) else entry[0] for entry in info["mismatched_keys"]}
+    shapes = {key for key in others if stored_classes == classes or not key.startswith(_HEADS)}
+    missing = {key for key in info["missing_keys"] if has_head or not key.startswith(_HEADS)}
+    unknown = {key for key in info["unexpected_keys"] if not any(part in key for part in _UNUSED)}
     for what, keys in (
         ("it lacks {}", missing),
         ("it has an unknown {}", unknown),
@@ -96,18 +98,18 @@ def load_folder(folder: Path, config: Json, classes: int, *, new_head: bool = Fa
 
 
 def _tensors(folder: Path) -> tuple[dict[str, Tensor], Path]:
-    """The weights of a folder, whole and of finite numbers, and the file that holds or lists them."""
+    """The weights of a folder, complete and finite, and the file that holds or lists them."""
     for name in _FILES:
         if (folder / name).exists():
             return load_weights(folder / name), folder / name
         index = folder / f"{name}.index.json"
         if index.exists():
-            return _assembled(index), index
+            return _load_shards(index), index
     raise CheckpointError(f"{folder / _FILES[0]} does not exist")
 
 
-def _assembled(index: Path) -> dict[str, Tensor]:
-    """Weights that lie in several files of one folder."""
+def _load_shards(index: Path) -> dict[str, Tensor]:
+    """Weights that are stored in several files of one folder."""
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(part, str) for part in places.values()):
         raise CheckpointError(f"{index} does not say in which files the weights are")
@@ -123,10 +125,10 @@ def _assembled(index: Path) -> dict[str, Tensor]:
 
 def _config(record: Json) -> Any:
     transformers = library("transformers")
-    kind, rest = record.get("model_type"), {k: v for k, v in record.items() if k not in _SAID}
+    kind, rest = record.get("model_type"), {k: v for k, v in record.items() if k not in _IGNORED}
     if "quantization_config" in record:
         raise ConfigError("a quantized model of transformers cannot be converted")
-    with _quiet(transformers), _sentences(f"transformers cannot make a {kind} of this config"):
+    with _quiet(transformers), _as_config_error(f"transformers cannot make a {kind} of this config"):
         if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
             raise ConfigError(f"transformers has no kind of model {kind!r}")
         config = transformers.AutoConfig.for_model(kind, **rest)
@@ -135,9 +137,9 @@ def _config(record: Json) -> Any:
     return config
 
 
-def _made(config: Any) -> nn.Module:
+def _create(config: Any) -> nn.Module:
     transformers = library("transformers")
-    with _quiet(transformers), _sentences("transformers cannot make this model"):
+    with _quiet(transformers), _as_config_error("transformers cannot make this model"):
         model: nn.Module = _auto(transformers).from_config(config, trust_remote_code=False)
     return model.float().eval()
 
@@ -156,22 +158,22 @@ def _plain(config: Any) -> Json:
 
 
 @contextmanager
-def _sentences(what: str) -> Iterator[None]:
-    """What transformers says against a config or a file, as one sentence."""
+def _as_config_error(what: str) -> Iterator[None]:
+    """Turn an error of transformers about a config or a file into a one-sentence `ConfigError`."""
     try:
         yield
     except (MemoryError, ConfigError):
         raise
     except ImportError as error:
         raise unusable("transformers", error) from error
-    except Exception as error:  # configs are anyone's, and a wrong entry fails anywhere
+    except Exception as error:  # configs are untrusted, and a wrong entry may fail anywhere
         reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
         raise ConfigError(f"{what}: {reason or type(error).__name__}") from error
 
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Without reports and progress bars on the terminal."""
+    """Suppress log messages and progress bars."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)

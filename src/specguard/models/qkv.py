@@ -1,4 +1,4 @@
-"""Where the q, k, v and o of attention are, in models as their libraries have them."""
+"""The q, k, v and o matrices of attention layers, in models of several libraries."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +17,21 @@ Reader = Callable[[Any], tuple[int, Rows, Tensor]]
 
 
 def attention_weights(model: nn.Module) -> tuple[AttentionWeights, ...]:
-    """The q, k, v and o of every attention layer of `model`, in order; gradients flow to its parameters.
+    """The q, k, v and o matrices of every attention layer of `model`, in order; gradients flow to its parameters.
 
-    `model` may be one of timm, transformers, torchvision or torch, a model of this package, or a converted one.
-    A layer is known by its exact type; one that looks like attention and is not known is an error, not left out.
+    Layers are recognized by their exact types. A layer that appears to be attention but is not recognized raises a
+    `ConfigError` rather than being left out.
+
+    Args:
+        model: A model of timm, transformers, torchvision, torch or this package.
+
+    Returns:
+        One `AttentionWeights` per layer.
+
+    Example:
+        >>> model = nn.TransformerEncoderLayer(d_model=8, nhead=2)
+        >>> [(weights.layer, weights.heads) for weights in attention_weights(model)]
+        [('self_attn', 2)]
     """
     found: list[AttentionWeights] = []
     _find(model, "", found, set())
@@ -28,7 +39,7 @@ def attention_weights(model: nn.Module) -> tuple[AttentionWeights, ...]:
 
 
 def _find(module: nn.Module, path: str, found: list[AttentionWeights], seen: set[nn.Module]) -> bool:
-    """Add the attention layers below `module`; whether there were any. A penalty asks at every step."""
+    """Add the attention layers below `module`; returns whether there are any. Penalties call it at every step."""
     if module in seen:
         return True
     seen.add(module)
@@ -41,7 +52,7 @@ def _find(module: nn.Module, path: str, found: list[AttentionWeights], seen: set
     if reader is not None:
         found.append(AttentionWeights(path, *reader(module)))
         return True
-    for parent in exact.__mro__[1:-2]:  # but for Module and object
+    for parent in exact.__mro__[1:-2]:  # without Module and object
         if f"{parent.__module__}.{parent.__qualname__}" in _READERS:
             raise ConfigError(f"{path or 'the model'} is a {name}, a subclass of attention, unknown here")
     inside = False
@@ -69,13 +80,13 @@ def _timm(layer: Any) -> tuple[int, Rows, Tensor]:
     if layer.qkv is not None:
         return _fused(layer)
     if getattr(layer, "num_kv_groups", 1) != 1:
-        raise ConfigError("attention whose heads share keys and values has no heads of its own for them")
+        raise ConfigError("attention whose heads share keys and values has no separate heads for them")
     return _separate(layer, ("q_proj", "k_proj", "v_proj"), layer.proj, layer.num_heads)
 
 
 def _timm_pool(layer: Any) -> tuple[int, Rows, Tensor]:
     if type(layer.q) is not nn.Linear or type(layer.proj) is not nn.Linear:
-        raise ConfigError("attention pooling without a map of its queries or its output is unknown here")
+        raise ConfigError("attention pooling without a linear map of its queries or its output is not supported")
     k, v = layer.kv.weight.chunk(2)
     return layer.num_heads, (("q", layer.q.weight), ("k", k), ("v", v)), layer.proj.weight
 
@@ -100,12 +111,12 @@ def _distilbert(layer: Any) -> tuple[int, Rows, Tensor]:
 
 def _torch(layer: Any) -> tuple[int, Rows, Tensor]:
     if layer.in_proj_weight is None:
-        raise ConfigError("attention with queries, keys and values of inputs of different sizes is unknown here")
+        raise ConfigError("attention with queries, keys and values of inputs of different sizes is not supported")
     return layer.num_heads, (("qkv", layer.in_proj_weight),), layer.out_proj.weight
 
 
 def _sequence(layer: Any) -> tuple[int, Rows, Tensor]:
-    """Attention in parts, as conversion writes it."""
+    """Attention as a sequence of layers, as conversions create it."""
     return layer.core.heads, (("qkv", layer.qkv.weight),), layer.out.weight
 
 

@@ -1,4 +1,4 @@
-"""The model a finished run has left behind, and the one it began with."""
+"""The trained model of a finished run, and its initial model."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -14,10 +14,10 @@ from specguard.nn import (
     Network,
     TextEncoder,
     ViT,
-    answers_to,
     check_architecture,
     config_from_json,
     dataclass_from_json,
+    matches_fingerprint,
     materialized,
     text_config_from_json,
     text_encoder,
@@ -31,10 +31,19 @@ _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def from_run(run: Path) -> Classifier:
-    """The trained model of a run directory, in eval mode: a ViT, an encoder of text, or a network from elsewhere.
+    """Load the trained model of a run directory.
 
-    Its architecture comes from model.json and its weights from model.safetensors; weights of another
-    architecture, and weights that are not the ones the hash was taken of, are refused.
+    The architecture comes from model.json and the weights from model.safetensors. Weights of another architecture,
+    or that do not match the stored fingerprint, raise a `CheckpointError`.
+
+    Args:
+        run: The directory that `train` or `specguard train` wrote.
+
+    Returns:
+        A `ViT`, a `TextEncoder` or a `Network`, in eval mode, on the CPU.
+
+    Example:
+        >>> model = from_run(Path("runs/first"))  # doctest: +SKIP
     """
     record, path = _model_record(run), run / "model.safetensors"
     source = _source(record.config, run / "model.json")
@@ -43,21 +52,21 @@ def from_run(run: Path) -> Classifier:
     if source is not None:
         model = _network(source, tensors, path)
     else:
-        with torch.device("meta"):  # a config that does not fit its weights is refused before it takes memory
+        with torch.device("meta"):  # refuse a config that does not fit its weights before allocating memory
             check_architecture(_own(record.config), tensors, path)
         model = _own(record.config)
     dtype = tensors["head.weight"].dtype
     if dtype not in _DTYPES:
-        raise CheckpointError(f"{path} holds weights of type {dtype}, in which no model can be computed")
+        raise CheckpointError(f"{path} holds weights of type {dtype}, in which no model can be evaluated")
     model = model.to(dtype).eval()
     model.load_state_dict(tensors)
-    if not answers_to(model, record.fingerprint):
+    if not matches_fingerprint(model, record.fingerprint):
         raise CheckpointError(f"{path} does not match the fingerprint in {run / 'model.json'}")
     return model
 
 
 def _own(config: Any) -> ViT | TextEncoder:
-    """A model of our own with that config, of plain layers."""
+    """A ViT or text encoder of this config, with plain layers."""
     if _is_text(config):
         return TextEncoder(text_config_from_json(config))
     return ViT(config_from_json(config))
@@ -68,7 +77,17 @@ def _is_text(config: Any) -> bool:
 
 
 def untrained(run: Path) -> Classifier | None:
-    """The model as it was before training, made again from the run's seed; None if it began in another way."""
+    """Rebuild the model of a run as it was before training, from the run's seed.
+
+    Args:
+        run: The directory that `train` or `specguard train` wrote.
+
+    Returns:
+        The model in eval mode; None if the run did not begin with these weights, for example with pretrained ones.
+
+    Example:
+        >>> before = untrained(Path("runs/first"))  # doctest: +SKIP
+    """
     settings: TrainingSettings = read_record(run / "run.json", TrainingSettings)
     given = settings.training.get("seed")
     if type(given) is not int or settings.initial_weights is None:
@@ -77,15 +96,15 @@ def untrained(run: Path) -> Classifier | None:
     source = _source(settings.model, run / "run.json")
     model: Classifier
     if source is not None:
-        _same(settings.model == trained, run)
+        _check_same(settings.model == trained, run)
         model = source.fresh(seed)
     elif _is_text(settings.model):
-        _same(settings.model == trained, run)
+        _check_same(settings.model == trained, run)
         generator = torch.Generator().manual_seed(seed)
         model = text_encoder(text_config_from_json(settings.model), generator).eval()
     else:
         config = config_from_json(settings.model)
-        _same(config == config_from_json(trained), run)
+        _check_same(config == config_from_json(trained), run)
         model = ViT(config, torch.Generator().manual_seed(seed)).eval()
     return model if weights_fingerprint(model) == settings.initial_weights else None
 
@@ -95,13 +114,13 @@ def _model_record(run: Path) -> ModelRecord:
     return record
 
 
-def _same(same: bool, run: Path) -> None:
+def _check_same(same: bool, run: Path) -> None:
     if not same:
         raise RunError(f"{run / 'run.json'} and {run / 'model.json'} are of different models")
 
 
 def _source(config: Any, path: Path) -> ModelSource | CertifiableConfig | None:
-    """How a network is made; None for a ViT."""
+    """The source of a network; None for a ViT."""
     if not isinstance(config, dict) or "source" not in config:
         return None
     if config["source"] is None:
@@ -113,16 +132,16 @@ def _source(config: Any, path: Path) -> ModelSource | CertifiableConfig | None:
 
 
 def _network(source: ModelSource | CertifiableConfig, tensors: dict[str, Tensor], path: Path) -> Network:
-    """A network of this source into which the tensors fit; one far larger than they are is never made."""
+    """A network of this source that the tensors fit; one that is far larger than the tensors is never allocated."""
     try:
         size = source.weights if isinstance(source, CertifiableConfig) else source.weights()
     except ConfigError:
-        size = 0  # some releases cannot tell; what is wrong with the source is said below
+        size = 0  # some releases cannot determine it; errors of the source are raised below
     if size > 2 * sum(tensor.numel() for tensor in tensors.values()):
         name = "its config" if isinstance(source, CertifiableConfig) else source.name
         raise CheckpointError(f"{path} is of another architecture: {name} has {size:,} weights")
     network = source.fresh(0)
     if isinstance(source, CertifiableConfig):
-        network = cast(Network, materialized(network))  # a run holds plain weights
+        network = cast(Network, materialized(network))  # a run stores plain weights
     check_architecture(network, tensors, path)
     return network

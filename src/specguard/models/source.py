@@ -1,4 +1,4 @@
-"""Where a network comes from: all that is needed to make it again but its weights, as a value that goes to disk."""
+"""The source of a network: everything needed to rebuild its architecture, as a value that can be stored."""
 
 import math
 from collections import OrderedDict
@@ -25,10 +25,23 @@ _LARGEST = 2**16  # far beyond any real model: a source may come from an untrust
 
 @dataclass(frozen=True)
 class ModelSource:
-    """An architecture of another library, made for `classes` classes and square images of size `image`.
+    """An architecture of another library, for square images and pixels in [0, 1].
 
-    `mean` and `std` normalize pixels in [0, 1]. Where the images that are given are of another size, `pixels`, the
-    network begins with a `Resize`. `config` is what transformers needs to know; there `name` is only a name.
+    Args:
+        kind: The library: "timm", "torchvision" or "hf" for transformers.
+        name: Name of the architecture; for transformers only a label.
+        classes: Number of classes.
+        channels: Channels of the images.
+        image: Edge of the images that the architecture takes.
+        mean: Mean of the pixels, per channel.
+        std: Standard deviation of the pixels, per channel.
+        pixels: Edge of the given images if it differs from `image`; the network then begins with a `Resize`.
+        config: The config.json of a model of transformers, and of no other.
+
+    Example:
+        >>> half = (0.5, 0.5, 0.5)
+        >>> source = ModelSource("timm", "deit_tiny_patch16_224", 10, 3, 224, half, half, pixels=32)
+        >>> network = source.fresh(seed=0)  # doctest: +SKIP
     """
 
     kind: Kind
@@ -49,16 +62,16 @@ class ModelSource:
             if value is not None and not 1 <= value <= _LARGEST:
                 raise ConfigError(f"{what} must be at least 1 and at most {_LARGEST}, not {value}")
         if (self.kind == "hf") != (self.config is not None):
-            raise ConfigError("a model of transformers, and no other, is made from a config")
+            raise ConfigError("a config must be given for a model of transformers, and only then")
         if self.kind == "torchvision" and self.channels != 3:
             raise ConfigError(f"torchvision's models take images of 3 channels, not of {self.channels}")
         if not len(self.mean) == len(self.std) == self.channels:
-            raise ConfigError(f"mean and std need one number for each of the {self.channels} channels")
+            raise ConfigError(f"mean and std need one value for each of the {self.channels} channels")
         if not all(math.isfinite(number) for number in (*self.mean, *self.std)):
             raise ConfigError("mean and std must be finite")
 
     def original(self) -> nn.Module:
-        """A fresh model of the library, in eval mode, drawn with torch's global generator."""
+        """A newly initialized model of the library, in eval mode, drawn from torch's global generator."""
         if self.config is not None:
             return huggingface_model(self.config, self.classes)
         if self.kind == "torchvision":
@@ -67,17 +80,20 @@ class ModelSource:
         return timm_model(self.name, None, self.classes, image, self.channels)
 
     def fresh(self, seed: int) -> Network:
-        """An untrained network, the same for the same seed."""
+        """An untrained network, determined by the seed."""
         with drawn_from(seed):
             return self.network(self.original())
 
     def loaded(
         self, weights: Path, seed: int = 0, *, new_head: bool = False, resize: bool = False
     ) -> tuple[Network, Fitted]:
-        """The network with weights from a file, or from a folder of transformers, and what was changed to fit.
+        """The network with stored weights, and what was changed to make them fit.
 
-        With `new_head`, weights for another number of classes or none are taken too, and the head is drawn from the
-        seed. With `resize`, positions for another image size are interpolated.
+        Args:
+            weights: A weight file, or a folder of transformers.
+            seed: Seed of a new head.
+            new_head: Accept weights for another number of classes, or without a head, and initialize the head.
+            resize: Interpolate positions for another image size.
         """
         with drawn_from(seed):
             if self.config is not None:
@@ -86,12 +102,12 @@ class ModelSource:
                 fitted = Fitted(new, None if self.image == native else (native, self.image))
             else:
                 original = self.original()
-                known_entry(original)  # before what is wrong with the weights
+                known_entry(original)  # report an unsupported model before errors of its weights
                 fitted = load_into(original, weights, new_head=new_head, resize=resize)
             return self.network(original), fitted
 
     def network(self, original: nn.Module) -> Network:
-        """The library's model as a network of this package, which knows its source."""
+        """The library's model as a network of this package, with this source."""
         other = self.config is not None and self.image != huggingface_size(self.config)
         network = convert(
             original, name=self.name, mean=self.mean, std=self.std, image=self.image if other else None
@@ -105,24 +121,24 @@ class ModelSource:
         return Network(self.name, shape, network.classes, layers, self.record()).train(network.training)
 
     def weights(self) -> int:
-        """How many numbers the library's model has, without making it."""
+        """The number of entries of the parameters of the library's model, without allocating them."""
         with torch.device("meta"):
             return sum(parameter.numel() for parameter in self.original().parameters())
 
     def record(self) -> Json:
-        """As JSON, without what is not said."""
+        """The fields as a JSON object, without those that are None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def native_size(kind: Kind, name: str, config: Json | None = None) -> int:
-    """The edge of the images that a library's architecture is made for."""
+    """The edge of the images for which a library's architecture is defined."""
     if config is not None:
         return huggingface_size(config)
     return TORCHVISION_SIZE if kind == "torchvision" else timm_size(name)
 
 
 def source_from_json(record: object) -> ModelSource:
-    """The source that `record` and JSON wrote; anything else is refused by name."""
+    """The source from its JSON record; unknown fields and wrong types raise a `ConfigError`."""
     if not isinstance(record, dict):
         raise ConfigError("the source of a model must be a JSON object")
     known = {f.name: f for f in fields(ModelSource)}
@@ -133,13 +149,13 @@ def source_from_json(record: object) -> ModelSource:
     }
     for name, field in known.items():
         if not _fits(field.type, values.get(name)):
-            raise ConfigError(f"the source of the model says no {name} that can be: {values.get(name)!r}")
+            raise ConfigError(f"the source of the model has an invalid {name}: {values.get(name)!r}")
     return ModelSource(**values)
 
 
 @contextmanager
 def drawn_from(seed: int) -> Iterator[None]:
-    """Inside, torch's global generator of the CPU is seeded, for libraries that take no other; then as before."""
+    """Seed torch's global CPU generator in the context, for libraries that use no other, and restore it after."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield

@@ -1,7 +1,8 @@
 """timm's vision transformers as networks of this package's layers.
 
-Known are VisionTransformer, its distilled relative of DeiT, and Eva without rotary embeddings, with all blocks,
-norms and feed-forward parts that have a counterpart here; anything else is refused by its path and type.
+Supported are VisionTransformer, its distilled variant of DeiT, and Eva without rotary embeddings, with all blocks,
+norms and feed-forward parts that have a counterpart here. Any other module raises a `ConfigError` with its path and
+type.
 """
 
 from collections import OrderedDict
@@ -39,7 +40,7 @@ KINDS = ("timm.models.vision_transformer.VisionTransformer", _DISTILLED, "timm.m
 ATTENTIONS = (
     "timm.layers.attention.Attention",
     "timm.layers.attention.AttentionRope",
-    "timm.models.vision_transformer.Attention",  # where it was in older releases
+    "timm.models.vision_transformer.Attention",  # its place in older releases
     "timm.models.eva.EvaAttention",
 )
 _BLOCKS = ("timm.models.vision_transformer.Block", "timm.models.eva.EvaBlock")
@@ -54,10 +55,25 @@ def from_timm(
     std: Sequence[float] | None = None,
     generator: torch.Generator | None = None,
 ) -> Network:
-    """A timm vision transformer as a network: the same function of the image, for pixels in [0, 1], in eval mode.
+    """Convert a vision transformer of timm to a `Network` that takes pixels in [0, 1], with copied weights.
 
-    Weights are copied. `mean` and `std` are those of the model's `pretrained_cfg` unless given. The network is
-    compared with the original in float64, on inputs drawn with `generator`, before it is returned.
+    The network is compared with the original in float64 before it is returned.
+
+    Args:
+        model: The model of timm.
+        name: Name of the network; the architecture of the model's `pretrained_cfg` by default.
+        mean: Mean of the pixels, per channel; that of the model's `pretrained_cfg` by default.
+        std: Standard deviation of the pixels, per channel; that of the model's `pretrained_cfg` by default.
+        generator: Source of the random inputs of the comparison; seeded with 0 by default.
+
+    Returns:
+        The network, in the dtype of the model and in eval mode.
+
+    Example:
+        >>> import timm  # doctest: +SKIP
+        >>> network = from_timm(timm.create_model("vit_tiny_patch16_224", num_classes=10))  # doctest: +SKIP
+        >>> network.shape, network.classes  # doctest: +SKIP
+        ((3, 224, 224), 10)
     """
     theirs = read_original(model)
     part = theirs.part
@@ -67,7 +83,7 @@ def from_timm(
     mean = settings.get("mean") if mean is None else mean
     std = settings.get("std") if std is None else std
     if mean is None or std is None:
-        raise ConfigError("the model does not say how its images are normalized: give mean and std")
+        raise ConfigError("the model does not specify how its images are normalized: give mean and std")
     head, embedding = _head(part), _embedding(part)
     convolution = part.module.patch_embed.proj
     layers: OrderedDict[str, nn.Module] = OrderedDict(
@@ -82,7 +98,7 @@ def from_timm(
 
 
 def timm_view(model: Any) -> View:
-    """What of a timm model corresponds to what of its network."""
+    """The modules of a timm model that correspond to layers of its network."""
     pairs = [
         Pair("patch_embed.proj", "patches.map"),
         Pair("patch_embed.norm", "patch_norm"),
@@ -106,7 +122,7 @@ def _embedding(part: Part) -> "OrderedDict[str, nn.Module]":
         raise embed.refused()
     embed.only("proj", "norm")
     if embed.module.img_size is None:
-        raise embed.refused("which is of no fixed image size")
+        raise embed.refused("which has no fixed image size")
     sizes = zip(embed.module.img_size, embed.module.patch_size, strict=True)
     if embed.module.dynamic_img_pad and any(size % patch for size, patch in sizes):
         raise embed.refused("which pads the image")
@@ -123,9 +139,9 @@ def _embedding(part: Part) -> "OrderedDict[str, nn.Module]":
 
 
 def _head(part: Part) -> "OrderedDict[str, nn.Module]":
-    """Pooling, the norm behind it, and the classifier."""
+    """Pooling, the norm after it, and the classifier."""
     model = part.module
-    if part.kind == _DISTILLED:  # evaluated as the mean of the class token's and the distillation token's logits
+    if part.kind == _DISTILLED:  # in eval mode, the mean of the logits of the class and the distillation token
         return OrderedDict(pool=FirstTokens(2), head=averaged(part.child("head"), part.child("head_dist")))
     if model.attn_pool is not None:
         raise part.child("attn_pool").refused()
@@ -138,7 +154,7 @@ def _head(part: Part) -> "OrderedDict[str, nn.Module]":
                 0 if getattr(model, "pool_include_prefix", False) else model.num_prefix_tokens
             )
         case other:
-            raise ConfigError(f"the model pools its tokens by {other!r}, and only 'token' and 'avg' are known")
+            raise ConfigError(f"the model pools its tokens by {other!r}, and only 'token' and 'avg' are supported")
     if not part.child("fc_norm").vanishes:
         layers["fc_norm"] = norm(part.child("fc_norm"))
     layers["head"] = classifier(part.child("head"))
@@ -199,8 +215,8 @@ def _mlp(part: Part) -> nn.Module:
             return feed_forward(linear(part.child("fc1")), middle, linear(part.child("fc2")), inner)
         case "timm.layers.mlp.GluMlp":
             expand = linear(part.child("fc1"))
-            if part.module.gate_last:  # ours is [gate | value]
-                expand = _halves_swapped(expand)
+            if part.module.gate_last:  # GatedUnit takes [gate | value]
+                expand = _swap_halves(expand)
             return feed_forward(expand, gated_unit(part.child("act")), linear(part.child("fc2")), inner)
         case "timm.layers.mlp.SwiGLU":
             expand = stacked([part.child("fc1_g"), part.child("fc1_x")])
@@ -208,7 +224,7 @@ def _mlp(part: Part) -> nn.Module:
     raise part.refused()
 
 
-def _halves_swapped(layer: nn.Linear) -> nn.Linear:
+def _swap_halves(layer: nn.Linear) -> nn.Linear:
     half = layer.out_features // 2
     layer.weight = copied(layer.weight.roll(half, 0))
     if layer.bias is not None:

@@ -34,10 +34,24 @@ def from_torchvision(
     std: Sequence[float] = IMAGENET_STD,
     generator: torch.Generator | None = None,
 ) -> Network:
-    """torchvision's VisionTransformer as a network: the same function of the image, for pixels in [0, 1].
+    """Convert a VisionTransformer of torchvision to a `Network` that takes pixels in [0, 1], with copied weights.
 
-    Weights are copied. `mean` and `std` are ImageNet's unless given. The network is compared with the original in
-    float64, on inputs drawn with `generator`, before it is returned.
+    The network is compared with the original in float64 before it is returned.
+
+    Args:
+        model: The model of torchvision.
+        name: Name of the network; the name of the type by default.
+        mean: Mean of the pixels, per channel; ImageNet's by default.
+        std: Standard deviation of the pixels, per channel; ImageNet's by default.
+        generator: Source of the random inputs of the comparison; seeded with 0 by default.
+
+    Returns:
+        The network, in the dtype of the model and in eval mode.
+
+    Example:
+        >>> from torchvision.models import vit_b_16  # doctest: +SKIP
+        >>> from_torchvision(vit_b_16()).shape  # doctest: +SKIP
+        (3, 224, 224)
     """
     theirs = read_original(model)
     part = theirs.part
@@ -59,7 +73,7 @@ def from_torchvision(
 
 
 def torchvision_view(model: Any) -> View:
-    """What of torchvision's model corresponds to what of its network."""
+    """The modules of torchvision's model that correspond to layers of its network."""
     names = [f"encoder.layers.{name}" for name, _ in model.encoder.layers.named_children()]
     pairs = [Pair("conv_proj", "patches.map"), *(Pair(name, "blocks", inputs=True) for name in names[:1])]
     for i, name in enumerate(names):
@@ -93,7 +107,7 @@ def _attention(part: Part) -> nn.Module:
     if part.kind != "torch.nn.modules.activation.MultiheadAttention" or theirs.in_proj_weight is None:
         raise part.refused()
     if theirs.bias_k is not None or theirs.add_zero_attn:
-        raise part.refused("with keys and values of its own added to those of the tokens")
+        raise part.refused("with additional keys and values of its own")
     qkv = linear_of(theirs.in_proj_weight, theirs.in_proj_bias)
     return attention(qkv, linear_of(theirs.out_proj.weight, theirs.out_proj.bias), theirs.num_heads)
 

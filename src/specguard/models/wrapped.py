@@ -1,4 +1,4 @@
-"""Any callable as a model that takes pixels in [0, 1] and returns logits: for what cannot be converted."""
+"""Any callable as a model that maps pixels in [0, 1] to logits, for models that cannot be converted."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from specguard.nn import Normalize
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in what a model returned: the tensor itself, or its `.logits` as Hugging Face's models have it."""
+    """The logits of a model's output: the tensor itself, or its `.logits`, as in Hugging Face's outputs."""
     logits = getattr(output, "logits", output)
     if not isinstance(logits, Tensor):
         kind = type(output).__name__
@@ -20,9 +20,21 @@ def logits_of(output: Any) -> Tensor:
 
 
 class Wrapped(nn.Module):
-    """`function` behind the normalization it was trained with, its logits taken out of what it returns.
+    """A callable with its normalization, as a model that maps pixels in [0, 1] to logits.
 
-    Attacks work on it wherever it has gradients; proofs do not know it. A module's weights are its own, shared.
+    Attacks can be run on it, those with gradients if it is differentiable; it cannot be certified. A module keeps
+    its weights, which are shared.
+
+    Args:
+        function: Maps normalized images to logits, or to an object with `.logits`.
+        mean: Mean of the pixels, per channel; no normalization by default.
+        std: Standard deviation of the pixels, per channel; given together with `mean`.
+
+    Example:
+        >>> import torch
+        >>> model = Wrapped(lambda x: x.flatten(1), mean=(0.5,), std=(0.5,))
+        >>> model(torch.ones(1, 1, 1, 2))
+        tensor([[1., 1.]])
     """
 
     def __init__(
@@ -33,7 +45,7 @@ class Wrapped(nn.Module):
     ) -> None:
         super().__init__()
         if not callable(function):
-            raise ConfigError(f"a {type(function).__name__} cannot be called, and so cannot be a model")
+            raise ConfigError(f"a {type(function).__name__} cannot be called and cannot be a model")
         if (mean is None) != (std is None):
             raise ConfigError("mean and std belong together: give both or neither")
         self.normalise = nn.Identity() if mean is None or std is None else Normalize(tuple(mean), tuple(std))

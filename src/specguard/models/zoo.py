@@ -1,4 +1,4 @@
-"""timm's and torchvision's models by name, with weights from a local file: nothing is ever downloaded."""
+"""Models of timm and torchvision by name, with weights from a local file; nothing is ever downloaded."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,24 +21,34 @@ def timm_model(
     image: int | None = None,
     channels: int | None = None,
 ) -> nn.Module:
-    """timm's architecture `name` in eval mode, with `classes` classes, for square images of size `image`.
+    """Create a model of timm, with weights from a local file.
 
-    Where these are None, they are timm's own. `weights` is a file for exactly this architecture; where `image` is
-    given, positions for another size are resized to it. Without a file the model is a fresh one, drawn with torch's
-    global generator as timm does.
+    Args:
+        name: Name of the architecture in timm.
+        weights: A weight file for exactly this architecture; by default the model is initialized from torch's
+            global generator, as timm does.
+        classes: Number of classes; timm's own by default.
+        image: Edge of the square images, to which positions in the file are resized; timm's own by default.
+        channels: Channels of the images; timm's own by default.
+
+    Returns:
+        The model of timm, in eval mode.
+
+    Example:
+        >>> model = timm_model("vit_tiny_patch16_224", classes=10, image=32)  # doctest: +SKIP
     """
     timm = library("timm")
     if not timm.is_model(name):
         raise ConfigError(f"timm has no architecture {name!r}")
     options = {"num_classes": classes, "img_size": image, "in_chans": channels}
-    model = _made("timm", name, partial(timm.create_model, pretrained=False), options)
+    model = _create("timm", name, partial(timm.create_model, pretrained=False), options)
     if weights is not None:
         load_into(model, Path(weights), resize=image is not None)
     return model.eval()
 
 
 def timm_size(name: str) -> int:
-    """The edge of the images that timm's architecture `name` is made for."""
+    """The edge of the images that timm's architecture `name` takes."""
     found = library("timm").models.get_pretrained_cfg(name)
     if found is None:
         raise ConfigError(f"timm has no architecture {name!r}")
@@ -46,7 +56,7 @@ def timm_size(name: str) -> int:
 
 
 def timm_statistics(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std of the pixels that timm's architecture `name` is made for."""
+    """Mean and std of the pixels of timm's architecture `name`."""
     found = library("timm").models.get_pretrained_cfg(name)
     if found is None:
         raise ConfigError(f"timm has no architecture {name!r}")
@@ -54,23 +64,23 @@ def timm_statistics(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def torchvision_model(name: str, classes: int, image: int) -> nn.Module:
-    """torchvision's architecture `name` in eval mode, fresh, drawn with torch's global generator."""
+    """torchvision's architecture `name` in eval mode, initialized from torch's global generator."""
     models = library("torchvision").models
     if name not in models.list_models():
         raise ConfigError(f"torchvision has no architecture {name!r}")
     size = {} if image == TORCHVISION_SIZE else {"image_size": image}  # only its transformers take one
-    return _made("torchvision", name, partial(models.get_model, weights=None), {"num_classes": classes} | size)
+    return _create("torchvision", name, partial(models.get_model, weights=None), {"num_classes": classes} | size)
 
 
 def square(kind: str, name: str, size: Sequence[int]) -> int:
-    """The edge of square images; models of others are not for this package's data."""
+    """The edge of square images; models for other images are refused."""
     if len(set(size)) != 1:
         raise ConfigError(f"{kind}'s {name!r} is for images of {' x '.join(map(str, size))}, not for square ones")
     return int(size[0])
 
 
-def _made(kind: str, name: str, make: Callable[..., nn.Module], options: Mapping[str, int | None]) -> nn.Module:
-    """A model with these options, where they can be; what a library says against them becomes one sentence."""
+def _create(kind: str, name: str, make: Callable[..., nn.Module], options: Mapping[str, int | None]) -> nn.Module:
+    """Create a model with these options; errors of the library become one-sentence `ConfigError`s."""
     for what, value in options.items():
         if value is not None and value < 1:
             raise ConfigError(f"{_WORDS[what]} must be at least 1, not {value}")

@@ -7,7 +7,7 @@ from specguard.nn.attention import (
     SkipAttention,
     attention_maps,
     attention_weights,
-    explicit,
+    unfuse_attention,
 )
 from specguard.nn.certifiable import CertifiableConfig, certifiable
 from specguard.nn.layers import (
@@ -26,9 +26,9 @@ from specguard.nn.layers import (
     TokenBatchNorm,
     TokenConvolution,
 )
-from specguard.nn.lipschitz import SLL, almost_orthogonal, capped, lipschitz_constant, orthogonal
+from specguard.nn.lipschitz import SLL, almost_orthogonal, cap_norm, lipschitz_constant, orthogonal
 from specguard.nn.network import Network, NetworkConfig
-from specguard.nn.overrides import check_plain, find_overrides, remember
+from specguard.nn.overrides import check_plain, find_overrides, trust_types
 from specguard.nn.pooling import ClassAndMean, ClassPool, FirstTokens, MeanPool
 from specguard.nn.presets import CERTIFIABLE, PRESETS, preset
 from specguard.nn.qk_norm import CoreAttention, HeadNorm
@@ -38,13 +38,19 @@ from specguard.nn.text import (
     Classifier,
     TextConfig,
     TextEncoder,
-    by_length,
+    group_by_length,
     text_config_from_json,
+    text_config_to_json,
     text_encoder,
-    text_record,
 )
 from specguard.nn.vit import Block, ViT, ViTConfig, config_from_json, dataclass_from_json
-from specguard.nn.weights import answers_to, check_architecture, fingerprint, materialized, weights_fingerprint
+from specguard.nn.weights import (
+    check_architecture,
+    fingerprint,
+    matches_fingerprint,
+    materialized,
+    weights_fingerprint,
+)
 
 __all__ = [
     "CERTIFIABLE",
@@ -86,26 +92,26 @@ __all__ = [
     "ViT",
     "ViTConfig",
     "almost_orthogonal",
-    "answers_to",
     "attention_maps",
     "attention_weights",
-    "by_length",
-    "capped",
+    "cap_norm",
     "certifiable",
     "check_architecture",
     "check_plain",
     "config_from_json",
     "dataclass_from_json",
-    "explicit",
     "find_overrides",
     "fingerprint",
+    "group_by_length",
     "lipschitz_constant",
+    "matches_fingerprint",
     "materialized",
     "orthogonal",
     "preset",
-    "remember",
     "text_config_from_json",
+    "text_config_to_json",
     "text_encoder",
-    "text_record",
+    "trust_types",
+    "unfuse_attention",
     "weights_fingerprint",
 ]

@@ -1,8 +1,8 @@
-"""Dot-product attention, ConViT's gated positional attention, and where their weights are.
+"""Dot-product attention, ConViT's gated positional attention, and access to their weights and maps.
 
-Each layer has two forward paths that agree to rounding. `fused=True` uses torch's `scaled_dot_product_attention`;
-`fused=False` writes the probabilities out, for attention maps and for forward-mode and second-order derivatives,
-which the fused kernel does not have.
+Each layer has two forward paths that agree up to rounding. `fused=True` uses torch's
+`scaled_dot_product_attention`; `fused=False` forms the probabilities explicitly, for attention maps and for
+forward-mode and second-order derivatives, which the fused kernel does not support.
 """
 
 import copy
@@ -30,11 +30,23 @@ Tokens = Float[Tensor, "batch token dim"]
 
 
 class Attention(nn.Module):
-    """softmax(Q K^T / sqrt(head_dim)) V of every head, concatenated and mapped by W^O."""
+    """Multi-head self-attention: softmax(Q K^T / sqrt(head_dim)) V of every head, concatenated and mapped by W^O.
+
+    Args:
+        dim: Channels of a token.
+        heads: Number of heads, a divisor of `dim`.
+        bias: Whether the map to queries, keys and values has a bias.
+        fused: Whether the forward pass uses torch's fused kernel.
+
+    Example:
+        >>> layer = Attention(dim=8, heads=2)
+        >>> layer(torch.zeros(1, 3, 8)).shape
+        torch.Size([1, 3, 8])
+    """
 
     def __init__(self, dim: int, heads: int, bias: bool = True, fused: bool = True) -> None:
         super().__init__()
-        self.heads = _dividing(dim, heads)
+        self.heads = _check_heads(dim, heads)
         self.fused = fused
         self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
         self.out = nn.Linear(dim, dim)
@@ -57,14 +69,26 @@ class GatedPositionalAttention(nn.Module):
     """ConViT: P = (1 - g) softmax(Q K^T / sqrt(head_dim)) + g softmax(positions), g = sigmoid(gate) per head.
 
     The positional logits are a learned linear function of (dx, dy, dx^2 + dy^2) between patches of a
-    `side` x `side` grid; there is no class token here.  Reference: d'Ascoli et al. 2021, Eq. (7).
+    `side` x `side` grid without a class token.  Reference: d'Ascoli et al. 2021, Eq. (7).
+
+    Args:
+        dim: Channels of a token.
+        heads: Number of heads, a divisor of `dim`.
+        side: Patches along one edge of the image; the layer takes side^2 tokens.
+        bias: Whether the map to queries, keys and values has a bias.
+        fused: Whether the forward pass uses torch's fused kernel.
+
+    Example:
+        >>> layer = GatedPositionalAttention(dim=8, heads=2, side=2)
+        >>> layer(torch.zeros(1, 4, 8)).shape
+        torch.Size([1, 4, 8])
     """
 
     offsets: Tensor
 
     def __init__(self, dim: int, heads: int, side: int, bias: bool = False, fused: bool = True) -> None:
         super().__init__()
-        self.heads = _dividing(dim, heads)
+        self.heads = _check_heads(dim, heads)
         self.fused = fused
         self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
         self.out = nn.Linear(dim, dim)
@@ -98,11 +122,24 @@ class GatedPositionalAttention(nn.Module):
 
 
 class SkipAttention(nn.Module):
-    """Attention with the skip inside the value space: P = (1 - mix) I + mix softmax(Q K^T / sqrt(head_dim)).
+    """Attention with the skip connection in the value space: P = (1 - mix) I + mix softmax(Q K^T / sqrt(head_dim)).
 
-    With orthogonal W^V and W^O its linear part has the norm of P, near one while no token draws all attention. With
-    `position_bias` a learned `bias`, a number for every head and pair of `tokens`, is added to the logits: where to
-    look, at no cost in sensitivity, for it does not depend on the image.
+    With orthogonal W^V and W^O its linear part has the norm of P, which is near one unless one token receives most
+    of the attention. A position bias does not depend on the image, so it adds nothing to the Lipschitz constant.
+
+    Args:
+        dim: Channels of a token.
+        heads: Number of heads, a divisor of `dim`.
+        mix: Weight of attention against the identity, between 0 and 1.
+        bias: Whether the map to queries, keys and values has a bias.
+        fused: Whether the forward pass uses torch's fused kernel.
+        position_bias: Whether a learned `bias`, one entry per head and pair of tokens, is added to the logits.
+        tokens: Number of tokens; required with `position_bias`, and only then.
+
+    Example:
+        >>> layer = SkipAttention(dim=8, heads=2, mix=0.3, position_bias=True, tokens=3)
+        >>> layer(torch.zeros(1, 3, 8)).shape
+        torch.Size([1, 3, 8])
     """
 
     bias: nn.Parameter | None
@@ -120,8 +157,8 @@ class SkipAttention(nn.Module):
     ) -> None:
         super().__init__()
         if position_bias != (tokens is not None) or (tokens is not None and tokens < 1):
-            raise ConfigError("a position bias, and nothing else, needs the number of tokens, at least 1")
-        self.heads = _dividing(dim, heads)
+            raise ConfigError("tokens, at least 1, must be given with position_bias, and only then")
+        self.heads = _check_heads(dim, heads)
         self.mix = fraction("mix", mix)
         self.fused = fused
         self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
@@ -142,7 +179,7 @@ class SkipAttention(nn.Module):
         return self.out(torch.lerp(v, content, self.mix).transpose(1, 2).flatten(2))
 
     def _positions(self, q: Heads) -> Bias | None:
-        """What is added to the logits, in the type of the queries; fused kernels take four axes only."""
+        """The bias of the logits, in the dtype of the queries; fused kernels require four axes."""
         if self.bias is None:
             return None
         if self.bias.shape[-1] != q.shape[-2]:
@@ -156,37 +193,61 @@ class SkipAttention(nn.Module):
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """The weights of one attention layer, as it stores them: gradients flow to its parameters.
+    """The weights of one attention layer as the layer stores them; gradients flow to its parameters.
 
-    `rows` holds matrices that are stacked by output rows, such as ("qkv", W) where one map makes all three, and
-    `o` is W^O. A head of q, k or v is a block of output rows of its matrix; a head of o a block of input columns.
+    A head of q, k or v is a block of output rows of its matrix; a head of o is a block of input columns.
+
+    Args:
+        layer: Name of the layer in its model.
+        heads: Number of heads.
+        rows: Matrices by the names that they stack along their output rows, such as ("qkv", W) for one joint map.
+        o: The output matrix W^O.
+
+    Example:
+        >>> (weights,) = attention_weights(Attention(dim=8, heads=2))
+        >>> weights.matrix("q").shape, weights.per_head("q").shape
+        (torch.Size([8, 8]), torch.Size([2, 4, 8]))
     """
 
     layer: str
     heads: int
-    rows: tuple[tuple[str, Float[Tensor, "_ _"]], ...]  # of sizes that need not agree
+    rows: tuple[tuple[str, Float[Tensor, "_ _"]], ...]  # sizes may differ
     o: Float[Tensor, "_ _"]
 
     def matrix(self, which: str) -> Float[Tensor, "out in"]:
-        """The whole matrix q, k, v or o."""
+        """The whole matrix of "q", "k", "v" or "o"."""
         if which == "o":
             return self.o
         names, weight = next((names, weight) for names, weight in self.rows if which in names)
         return weight.unflatten(0, (len(names), -1))[names.index(which)]
 
     def per_head(self, which: str) -> Float[Tensor, "head out in"]:
-        """The matrices of the heads of q, k, v or o."""
+        """The matrices of the heads of "q", "k", "v" or "o"."""
         if which == "o":
             return self.o.unflatten(1, (self.heads, -1)).transpose(0, 1)
         return self.matrix(which).unflatten(0, (self.heads, -1))
 
 
 _KINDS = (Attention, GatedPositionalAttention, SkipAttention)
-_ALL = (*_KINDS, CoreAttention)  # the last has no weights of its own
+_ALL = (*_KINDS, CoreAttention)  # CoreAttention has no weights
 
 
 def attention_weights(model: nn.Module) -> tuple[AttentionWeights, ...]:
-    """The q, k, v and o of every attention layer of `model`, in order."""
+    """The q, k, v and o matrices of every attention layer of this package in `model`, in order.
+
+    `specguard.models.attention_weights` also reads models of timm, transformers, torchvision and torch.
+
+    Args:
+        model: Any module that contains `Attention`, `GatedPositionalAttention` or `SkipAttention`.
+
+    Returns:
+        One `AttentionWeights` per layer.
+
+    Example:
+        >>> model = nn.Sequential(Attention(dim=8, heads=2), Attention(dim=8, heads=4))
+        >>> [(weights.layer, weights.heads) for weights in attention_weights(model)]
+        [('0', 2), ('1', 4)]
+    """
     return tuple(
         AttentionWeights(name, layer.heads, (("qkv", layer.qkv.weight),), layer.out.weight)
         for layer, name in _attention_layers(model, _KINDS).items()
@@ -194,7 +255,7 @@ def attention_weights(model: nn.Module) -> tuple[AttentionWeights, ...]:
 
 
 def _attention_layers(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> dict[Any, str]:
-    """Every layer of these kinds with its name, in order; a subclass of one is an error, for it may be anything."""
+    """Every layer of these kinds with its name, in order; subclasses are refused, as they may compute anything."""
     found: dict[Any, str] = {}
     _find_attention(model, "", kinds, found)
     return found
@@ -203,7 +264,7 @@ def _attention_layers(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> d
 def _find_attention(
     module: nn.Module, name: str, kinds: tuple[type[nn.Module], ...], found: dict[Any, str]
 ) -> None:
-    """As `named_modules`, at a quarter of its cost."""
+    """Add the attention layers below `module`: `named_modules` at a quarter of its cost."""
     if isinstance(module, kinds):
         if type_before_parametrizations(module) not in kinds:
             raise ConfigError(
@@ -216,8 +277,23 @@ def _find_attention(
             _find_attention(inner, f"{name}.{child}" if name else child, kinds, found)
 
 
-def explicit(model: nn.Module) -> nn.Module:
-    """A copy of `model` on the explicit path, sharing every parameter and buffer with it."""
+def unfuse_attention(model: nn.Module) -> nn.Module:
+    """A copy of `model` whose attention does not use the fused kernel; parameters and buffers are shared.
+
+    The copy supports forward-mode and second-order derivatives.
+
+    Args:
+        model: Any module; attention layers of this package are switched to `fused=False`.
+
+    Returns:
+        The copy.
+
+    Example:
+        >>> model = Attention(dim=8, heads=2)
+        >>> twin = unfuse_attention(model)
+        >>> model.fused, twin.fused, twin.qkv.weight is model.qkv.weight
+        (True, False, True)
+    """
     shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
     twin = copy.deepcopy(model, memo=dict(shared))
     for layer in _attention_layers(twin, _ALL):
@@ -226,16 +302,29 @@ def explicit(model: nn.Module) -> nn.Module:
 
 
 def attention_maps(model: nn.Module, images: Float[Tensor, "batch *shape"]) -> tuple[Maps, ...]:
-    """The attention probabilities of every layer for these images, in order."""
+    """The attention probabilities of every layer for these images, in order.
+
+    Args:
+        model: Any module with attention layers of this package.
+        images: A batch of inputs of `model`.
+
+    Returns:
+        For every layer a tensor of shape batch x heads x tokens x tokens, whose rows sum to one.
+
+    Example:
+        >>> (maps,) = attention_maps(Attention(dim=8, heads=2), torch.zeros(1, 3, 8))
+        >>> maps.shape
+        torch.Size([1, 2, 3, 3])
+    """
     maps: list[Tensor] = []
-    twin = explicit(model)
+    twin = unfuse_attention(model)
     for layer in _attention_layers(twin, _ALL):
         layer.register_forward_pre_hook(lambda layer, inputs: maps.append(layer.probabilities(*inputs)))
     twin(images)
     return tuple(maps)
 
 
-def _dividing(dim: int, heads: int) -> int:
+def _check_heads(dim: int, heads: int) -> int:
     if heads < 1 or dim % heads:
         raise ConfigError(f"dim {dim} cannot be divided among {heads} heads")
     return heads

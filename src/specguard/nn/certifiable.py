@@ -1,4 +1,4 @@
-"""Transformers made to be certified: the norm of every map is known, and only attention bends."""
+"""Transformers built to be certified: linear maps have known norms, and only attention can increase distances."""
 
 import math
 from collections import OrderedDict
@@ -26,25 +26,49 @@ from specguard.nn.vit import Block
 Mixing = Literal["skip", "residual", "none"]
 FeedForward = Literal["maxmin", "sll"]
 Projection = Literal["smooth", "layer"]
-# Far beyond any real model: a config may come from a stranger.
+# Far beyond any real model: a config may come from an untrusted file.
 _LARGEST, _DEEPEST, _MOST_WEIGHTS = 2**16, 2**10, 10**10
 
 
 @dataclass(frozen=True)
 class CertifiableConfig:
-    """Everything that determines a certifiable network but its weights.
+    """The architecture of a certifiable network.
 
-    Patches are mapped by an orthogonal matrix, and positions added. A block mixes the tokens by attention
+    Patches are mapped by an orthogonal matrix, and positions are added. `mixing` says how a block mixes its tokens:
 
-    `skip`      with the skip connection inside the value space, `(1 - mix) I + mix P` in place of P, and a position
-                bias, which starts as `own_bias` for a token's own place and 0 for others; v and o are orthogonal
-    `residual`  as in LoFAST: x + attention, v and o orthogonal times `value_norm` each
-    `none`      not at all: what the others have to be better than
+    `skip`      attention with the skip connection inside the value space, `(1 - mix) I + mix P` in place of P, and
+                a position bias; W^V and W^O are orthogonal
+    `residual`  x + attention, as in LoFAST; W^V and W^O are orthogonal times `value_norm` each
+    `none`      no mixing: the baseline for the other two
 
-    with q and k orthogonal times `query_norm`, behind a `projection` of every token onto the ball of this `radius`.
-    Then comes the feed-forward part: an orthogonal map and MaxMin, or (`sll`) an SLL layer behind a projection of
-    radius sqrt(dim). The head reads all tokens. `std` is 1 by default: distances are then those of pixels, and
-    no rescaling changes what is certified.
+    W^Q and W^K are orthogonal times `query_norm`, and every token is projected onto a ball before attention. The
+    feed-forward part is an orthogonal map and MaxMin, or an SLL layer after a projection of radius sqrt(dim). The
+    head reads all tokens.
+
+    Args:
+        image: Edge of the square images, in pixels.
+        patch: Edge of a patch, in pixels; divides `image`.
+        channels: Channels of the images.
+        classes: Number of classes.
+        dim: Channels of a token.
+        depth: Number of blocks.
+        heads: Heads of attention; divides `dim`.
+        mixing: "skip", "residual" or "none".
+        mix: Weight of attention against the identity under `skip`.
+        own_bias: Initial position bias of a token towards itself under `skip`; it is 0 between different tokens.
+        query_norm: Spectral norm of W^Q and of W^K.
+        value_norm: Spectral norm of W^V and of W^O under `residual`.
+        projection: "smooth" for `SmoothProject`, "layer" for `LayerProject`, before attention and before SLL.
+        radius: Radius of the projection before attention.
+        feedforward: "maxmin" or "sll".
+        hidden: Hidden channels of an SLL layer.
+        mean: Mean of the pixels, per channel.
+        std: Standard deviation of the pixels, per channel; at 1, distances are those of pixels in [0, 1].
+
+    Example:
+        >>> config = CertifiableConfig(image=8, patch=4, dim=8, depth=1, heads=2)
+        >>> config.tokens
+        4
     """
 
     image: int = 32
@@ -89,7 +113,7 @@ class CertifiableConfig:
                 options = ", ".join(get_args(kinds))
                 raise ConfigError(f"{name} {getattr(self, name)!r} is unknown; choose one of {options}")
         if not len(self.mean) == len(self.std) == self.channels:
-            raise ConfigError(f"mean and std need one number for each of the {self.channels} channels")
+            raise ConfigError(f"mean and std need one value for each of the {self.channels} channels")
         if not all(abs(number) <= _LARGEST for number in (*self.mean, *self.std)):
             raise ConfigError(f"mean and std must be finite and at most {_LARGEST}")
         if self.weights > _MOST_WEIGHTS:
@@ -97,11 +121,12 @@ class CertifiableConfig:
 
     @property
     def tokens(self) -> int:
+        """Number of patches of an image."""
         return (self.image // self.patch) ** 2
 
     @property
     def weights(self) -> int:
-        """How many numbers its layers hold once they are plain, buffers included."""
+        """Number of entries of all plain weights and buffers, with parametrizations folded."""
         d, n = self.dim, self.tokens
         ends = 2 * self.channels + d * (self.channels * self.patch**2 + 1) + n * d + self.classes * (n * d + 1)
         attention = 0 if self.mixing == "none" else 4 * d * (d + 1)
@@ -110,20 +135,33 @@ class CertifiableConfig:
         return ends + self.depth * (attention + positions + feedforward)
 
     def fresh(self, seed: int) -> Network:
-        """An untrained network in eval mode, the same for the same seed."""
+        """An untrained network in eval mode, determined by the seed."""
         return certifiable(self, torch.Generator().manual_seed(seed)).eval()
 
 
 def certifiable(config: CertifiableConfig, generator: torch.Generator | None = None) -> Network:
-    """A network of this config, in which nothing but attention, and 1 / std, stretches distances."""
+    """An untrained network of this config; only attention, and 1 / std, can increase l2 distances.
+
+    Args:
+        config: The architecture.
+        generator: Source of the initial weights; torch's global generator by default.
+
+    Returns:
+        The network, in train mode, with orthogonal maps as parametrizations.
+
+    Example:
+        >>> config = CertifiableConfig(image=8, patch=4, dim=8, depth=1, heads=2)
+        >>> certifiable(config, torch.Generator().manual_seed(0))(torch.zeros(1, 3, 8, 8)).shape
+        torch.Size([1, 10])
+    """
     c = config
     patches, positions = PatchEmbedding(c.channels, c.patch, c.dim), Positions(c.tokens, c.dim)
-    orthogonal(_started(patches.map, generator))
+    orthogonal(_initialize(patches.map, generator))
     nn.init.normal_(positions.table, std=0.02, generator=generator)
     blocks = (Block(_block(c, generator)) for _ in range(c.depth))
     layers = OrderedDict[str, nn.Module](normalise=Normalize(c.mean, c.std), patches=patches, positions=positions)
     layers |= {"blocks": nn.Sequential(*blocks), "flatten": nn.Flatten()}
-    layers["head"] = _started(nn.Linear(c.tokens * c.dim, c.classes), generator)
+    layers["head"] = _initialize(nn.Linear(c.tokens * c.dim, c.classes), generator)
     source = {"kind": "certifiable", **asdict(c)}
     return Network("certifiable", (c.channels, c.image, c.image), c.classes, layers, source)
 
@@ -133,35 +171,35 @@ def _block(c: CertifiableConfig, generator: torch.Generator | None) -> "OrderedD
     project = SmoothProject if c.projection == "smooth" else LayerProject
     if c.mixing == "skip":
         skip = SkipAttention(c.dim, c.heads, c.mix, position_bias=True, tokens=c.tokens)
-        orthogonal(_started(skip.qkv, generator), (c.query_norm, c.query_norm, 1.0))
-        orthogonal(_started(skip.out, generator))
+        orthogonal(_initialize(skip.qkv, generator), (c.query_norm, c.query_norm, 1.0))
+        orthogonal(_initialize(skip.out, generator))
         assert skip.bias is not None
         with torch.no_grad():
             skip.bias.diagonal(dim1=1, dim2=2).fill_(c.own_bias)
         layers |= {"project": project(c.radius), "attention": skip}
     elif c.mixing == "residual":
         attention = Attention(c.dim, c.heads)
-        orthogonal(_started(attention.qkv, generator), (c.query_norm, c.query_norm, c.value_norm))
-        orthogonal(_started(attention.out, generator), (c.value_norm,))
+        orthogonal(_initialize(attention.qkv, generator), (c.query_norm, c.query_norm, c.value_norm))
+        orthogonal(_initialize(attention.out, generator), (c.value_norm,))
         inner = nn.Sequential(OrderedDict[str, nn.Module](norm=project(c.radius), inner=attention))
         layers["attention"] = Residual(inner)
     if c.feedforward == "maxmin":
-        layers |= {"map": orthogonal(_started(nn.Linear(c.dim, c.dim), generator)), "activation": MaxMin()}
+        layers |= {"map": orthogonal(_initialize(nn.Linear(c.dim, c.dim), generator)), "activation": MaxMin()}
     else:
-        layers |= {"norm": project(math.sqrt(c.dim)), "mlp": _started_sll(SLL(c.dim, c.hidden), generator)}
+        layers |= {"norm": project(math.sqrt(c.dim)), "mlp": _initialize_sll(SLL(c.dim, c.hidden), generator)}
     return layers
 
 
-def _started(layer: Layer, generator: torch.Generator | None) -> Layer:
-    """The layer with normal weights, rows of length one on average, and no bias."""
+def _initialize(layer: Layer, generator: torch.Generator | None) -> Layer:
+    """Draw normal weights with rows of unit length on average, and set the bias to zero."""
     nn.init.normal_(layer.weight, std=layer.weight[0].numel() ** -0.5, generator=generator)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     return layer
 
 
-def _started_sll(layer: SLL, generator: torch.Generator | None) -> SLL:
-    """SLL's start is torch's own, which draws from no generator but the world's."""
+def _initialize_sll(layer: SLL, generator: torch.Generator | None) -> SLL:
+    """Draw torch's own initial weights of a linear map, but from the given generator."""
     bound = layer.weight.shape[1] ** -0.5
     nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
     nn.init.uniform_(layer.bias, -bound, bound, generator=generator)

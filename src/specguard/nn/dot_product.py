@@ -1,4 +1,4 @@
-"""What every dot-product attention does between its maps: q, k, v to probabilities, and to mixed values."""
+"""The core of dot-product attention, between its linear maps: q, k and v to probabilities and to mixed values."""
 
 import torch
 from jaxtyping import Float
@@ -11,17 +11,18 @@ Bias = Float[Tensor, "1 head token token"]
 
 
 def queries_keys_values(qkv: Tensor, heads: int) -> tuple[Heads, Heads, Heads]:
-    """The three thirds of the channels, cut into heads."""
+    """Split the channels into queries, keys and values, and each into heads."""
     q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
     return q, k, v
 
 
 def mixed_values(q: Heads, k: Heads, v: Heads, fused: bool, bias: Bias | None = None) -> Heads:
-    """softmax(Q K^T / sqrt(head_dim) + bias) V, by torch's kernel if `fused`."""
+    """softmax(Q K^T / sqrt(head_dim) + bias) V, with torch's fused kernel if `fused`."""
     if not fused:
         return attention_probabilities(q, k, bias) @ v
     if q.device.type == "cpu" and q.dtype == torch.bfloat16:
-        # torch's kernel for this type is less exact than that for float32 and, up to some hundred tokens, slower.
+        # On the CPU, torch's bfloat16 kernel is less accurate than its float32 kernel and, up to a few hundred
+        # tokens, slower.
         with torch.autocast("cpu", enabled=False):
             mixed = scaled_dot_product_attention(
                 q.float(), k.float(), v.float(), None if bias is None else bias.float()

@@ -1,4 +1,4 @@
-"""The closed set of layers, apart from attention, pools and gated units: what models are built from.
+"""The closed set of layers from which models are built, apart from attention, pooling and gated units.
 
 Linear, Conv1d, Conv2d, LayerNorm, RMSNorm, GELU, ReLU, Identity and Sequential are torch's own.
 """
@@ -15,7 +15,16 @@ from specguard.nn.settings import positive
 
 
 class Normalize(nn.Module):
-    """(x - mean) / std per channel: the first layer, so that a model takes pixels in [0, 1]."""
+    """(x - mean) / std per channel: the first layer, so that a model takes pixels in [0, 1].
+
+    Args:
+        mean: One value per channel.
+        std: One positive value per channel.
+
+    Example:
+        >>> Normalize(mean=(0.5,), std=(0.25,))(torch.ones(1, 1, 1, 1))
+        tensor([[[[2.]]]])
+    """
 
     mean: Tensor
     std: Tensor
@@ -23,7 +32,9 @@ class Normalize(nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         if len(mean) != len(std) or not all(s > 0 for s in std):
-            raise ConfigError(f"mean {tuple(mean)} and std {tuple(std)} must be as long, std positive")
+            raise ConfigError(
+                f"mean {tuple(mean)} and std {tuple(std)} must have equal length, and std be positive"
+            )
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
 
@@ -36,7 +47,14 @@ class Normalize(nn.Module):
 class Resize(nn.Module):
     """Bilinear interpolation to `size` x `size` pixels: a linear map of the image, inside the model.
 
-    Radii then mean the image as it is given, whatever size the model works at.
+    Radii therefore refer to the image as it is given, not to the resized one.
+
+    Args:
+        size: Edge of the resized image, in pixels.
+
+    Example:
+        >>> Resize(4)(torch.zeros(1, 3, 2, 2)).shape
+        torch.Size([1, 3, 4, 4])
     """
 
     def __init__(self, size: int) -> None:
@@ -51,10 +69,18 @@ class Resize(nn.Module):
 
 
 class TokenConvolution(nn.Module):
-    """CoViT's stand-in for attention: groups of channels, each convolved along the tokens with its own kernel size.
+    """CoViT's replacement of attention: groups of channels, each convolved along the tokens with its own kernel.
 
-    Group i of the channels, of `dim / len(kernels)`, meets a convolution of odd size `kernels[i]`, zero beyond the
-    ends; the groups are put side by side again and mapped linearly, as the heads of attention are.
+    Group i has `dim / len(kernels)` channels and a zero-padded convolution of size `kernels[i]`; the results are
+    concatenated and mapped linearly, as the heads of attention are.
+
+    Args:
+        dim: Channels of a token.
+        kernels: Odd kernel sizes, one per group; their number divides `dim`.
+
+    Example:
+        >>> TokenConvolution(dim=8, kernels=(1, 3))(torch.zeros(1, 5, 8)).shape
+        torch.Size([1, 5, 8])
     """
 
     def __init__(self, dim: int, kernels: Sequence[int]) -> None:
@@ -74,7 +100,17 @@ class TokenConvolution(nn.Module):
 
 
 class PatchEmbedding(nn.Module):
-    """Cut the image into patches and map each to a token: one linear map per patch, in raster order."""
+    """Cut the image into patches and apply one linear map to each: tokens in raster order.
+
+    Args:
+        channels: Channels of the image.
+        patch: Edge of a patch, in pixels.
+        dim: Channels of a token.
+
+    Example:
+        >>> PatchEmbedding(channels=3, patch=4, dim=6)(torch.zeros(1, 3, 8, 8)).shape
+        torch.Size([1, 4, 6])
+    """
 
     def __init__(self, channels: int, patch: int, dim: int) -> None:
         super().__init__()
@@ -85,7 +121,16 @@ class PatchEmbedding(nn.Module):
 
 
 class ClassToken(nn.Module):
-    """Put one learned token, or several, in front of the others."""
+    """Prepend one learned token, or several.
+
+    Args:
+        dim: Channels of a token.
+        count: Number of learned tokens.
+
+    Example:
+        >>> ClassToken(dim=6)(torch.zeros(1, 4, 6)).shape
+        torch.Size([1, 5, 6])
+    """
 
     def __init__(self, dim: int, count: int = 1) -> None:
         super().__init__()
@@ -96,7 +141,16 @@ class ClassToken(nn.Module):
 
 
 class Positions(nn.Module):
-    """Add a learned vector to every token."""
+    """Add a learned position embedding to every token.
+
+    Args:
+        tokens: Number of tokens.
+        dim: Channels of a token.
+
+    Example:
+        >>> Positions(tokens=4, dim=6)(torch.zeros(1, 4, 6)).shape
+        torch.Size([1, 4, 6])
+    """
 
     def __init__(self, tokens: int, dim: int) -> None:
         super().__init__()
@@ -107,7 +161,16 @@ class Positions(nn.Module):
 
 
 class Residual(nn.Module):
-    """x + scale * branch(x), with a fixed scale."""
+    """x + scale * branch(x), with a fixed scale.
+
+    Args:
+        branch: A layer whose output has the shape of its input.
+        scale: Factor of the branch.
+
+    Example:
+        >>> Residual(nn.ReLU(), scale=0.5)(torch.tensor([[[-2.0, 2.0]]]))
+        tensor([[[-2.,  3.]]])
+    """
 
     def __init__(self, branch: nn.Module, scale: float = 1.0) -> None:
         super().__init__()
@@ -123,7 +186,16 @@ class Residual(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """Multiply every channel by a learned number."""
+    """Multiply every channel by a learned factor.
+
+    Args:
+        dim: Channels of a token.
+        initial: Initial value of every factor.
+
+    Example:
+        >>> LayerScale(dim=2, initial=0.5)(torch.tensor([[[2.0, 4.0]]])).tolist()
+        [[[1.0, 2.0]]]
+    """
 
     def __init__(self, dim: int, initial: float) -> None:
         super().__init__()
@@ -134,7 +206,16 @@ class LayerScale(nn.Module):
 
 
 class TokenBatchNorm(nn.Module):
-    """Batch normalization of every channel over batch and tokens; affine in eval mode."""
+    """Batch normalization of every channel over batch and tokens; affine in eval mode.
+
+    Args:
+        dim: Channels of a token.
+        eps: Added to the variance.
+
+    Example:
+        >>> TokenBatchNorm(dim=6).eval()(torch.zeros(2, 4, 6)).shape
+        torch.Size([2, 4, 6])
+    """
 
     def __init__(self, dim: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -145,14 +226,24 @@ class TokenBatchNorm(nn.Module):
 
 
 class LayerProject(nn.Module):
-    """Every token projected onto the ball of radius R: R x / max(R, |x|).  LoFAST Eq. (29); 1-Lipschitz."""
+    """Project every token onto the l2 ball of radius R: R x / max(R, |x|).  1-Lipschitz.
+
+    Reference: LoFAST, Eq. (29).
+
+    Args:
+        radius: R, positive.
+
+    Example:
+        >>> LayerProject(radius=1.0)(torch.tensor([[0.0, 0.5], [0.0, 2.0]])).tolist()
+        [[0.0, 0.5], [0.0, 1.0]]
+    """
 
     def __init__(self, radius: float) -> None:
         super().__init__()
         self.radius = positive("radius", radius)
 
     def forward(self, x: Float[Tensor, "*shape dim"]) -> Float[Tensor, "*shape dim"]:
-        # The maximum is taken of squares: exact inside the ball, and no derivative of a norm at zero.
+        # The maximum of squares is exact inside the ball and avoids the derivative of a norm at zero.
         square = (x * x).sum(-1, keepdim=True).clamp(min=self.radius**2)
         return x * (self.radius / square.sqrt())
 
@@ -161,7 +252,15 @@ class LayerProject(nn.Module):
 
 
 class SmoothProject(nn.Module):
-    """R x / sqrt(R^2 + |x|^2) per token: LayerProject without the kink; 1-Lipschitz and smooth."""
+    """R x / sqrt(R^2 + |x|^2) per token: a smooth version of LayerProject.  1-Lipschitz.
+
+    Args:
+        radius: R, positive.
+
+    Example:
+        >>> SmoothProject(radius=3.0)(torch.tensor([[0.0, 4.0]])).tolist()
+        [[0.0, 2.4000000953674316]]
+    """
 
     def __init__(self, radius: float) -> None:
         super().__init__()
@@ -175,9 +274,17 @@ class SmoothProject(nn.Module):
 
 
 class Softplus(nn.Module):
-    """log(1 + exp(beta x)) / beta, without torch's jump at a threshold, which would break bounds.
+    """log(1 + exp(beta x)) / beta, without the jump at a threshold of torch's Softplus, which would violate bounds.
 
-    As -logsigmoid(-beta x) / beta: other formulas have second derivatives of NaN far from zero.
+    It is computed as -logsigmoid(-beta x) / beta, since other formulas have second derivatives of NaN far from
+    zero.
+
+    Args:
+        beta: Positive; larger values are closer to ReLU.
+
+    Example:
+        >>> Softplus()(torch.tensor([0.0])).item()
+        0.6931471824645996
     """
 
     def __init__(self, beta: float = 1.0) -> None:
@@ -192,7 +299,15 @@ class Softplus(nn.Module):
 
 
 class Squareplus(nn.Module):
-    """(x + sqrt(x^2 + b)) / 2: a smooth ReLU with second derivative at most 1 / (2 sqrt b)."""
+    """(x + sqrt(x^2 + b)) / 2: a smooth ReLU with second derivative at most 1 / (2 sqrt b).
+
+    Args:
+        b: Positive; smaller values are closer to ReLU.
+
+    Example:
+        >>> Squareplus(b=4.0)(torch.tensor([0.0])).item()
+        1.0
+    """
 
     def __init__(self, b: float = 4.0) -> None:
         super().__init__()
@@ -206,10 +321,15 @@ class Squareplus(nn.Module):
 
 
 class MaxMin(nn.Module):
-    """Channels i and i + half, the larger first: a permutation, which keeps the norm of gradients."""
+    """Sort the pairs of channels i and i + dim / 2, larger first: a permutation, which preserves gradient norms.
+
+    Example:
+        >>> MaxMin()(torch.tensor([[1.0, 2.0, 3.0, 0.0]])).tolist()
+        [[3.0, 2.0, 1.0, 0.0]]
+    """
 
     def forward(self, x: Float[Tensor, "*shape dim"]) -> Float[Tensor, "*shape dim"]:
         if x.shape[-1] % 2:
-            raise ConfigError(f"MaxMin pairs channels and cannot pair {x.shape[-1]}")
+            raise ConfigError(f"MaxMin needs an even number of channels, not {x.shape[-1]}")
         first, second = x.chunk(2, -1)
         return torch.cat([torch.maximum(first, second), torch.minimum(first, second)], -1)

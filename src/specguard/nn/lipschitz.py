@@ -1,8 +1,9 @@
 """Maps whose Lipschitz constant is known by construction.
 
-The linear ones are parametrizations of plain layers: whatever the optimizer does to the stored numbers, the weight
-that they stand for has a norm of at most `lipschitz`, in exact arithmetic. `materialized` folds them into plain
-weights, so proofs need no rules for them, and take the norms of those weights from above, whatever is claimed here.
+The linear ones are parametrizations of plain layers: whatever values the optimizer gives the stored parameters, the
+resulting weight has a norm of at most `lipschitz`, in exact arithmetic. `materialized` folds them into plain
+weights. Proofs therefore need no rules for them; they bound the norms of the plain weights and do not use these
+constants.
 """
 
 import math
@@ -20,11 +21,22 @@ from specguard.nn.layers import Softplus, Squareplus
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 _FIRST_STEPS = 100
-_SMALLEST = 1e-12  # added to sums that are divided by: it only makes weights smaller
+_SMALLEST = 1e-12  # added to denominators, which only makes weights smaller
 
 
 def lipschitz_constant(layer: nn.Module) -> float:
-    """The Lipschitz constant that a layer of this file has by construction; any other layer is an error."""
+    """The l2 Lipschitz constant that a layer of this module has by construction.
+
+    Args:
+        layer: An `SLL`, or a map returned by `orthogonal`, `almost_orthogonal` or `cap_norm`.
+
+    Returns:
+        The constant, in exact arithmetic.
+
+    Example:
+        >>> lipschitz_constant(orthogonal(nn.Linear(3, 3), norms=(0.5,)))
+        0.5
+    """
     if parametrize.is_parametrized(layer, "weight"):
         last = list(layer.get_submodule("parametrizations.weight").children())[-1]
         if isinstance(last, Blocks | AOL | Cap):
@@ -40,7 +52,7 @@ def lipschitz_constant(layer: nn.Module) -> float:
 class Blocks(nn.Module):
     """Orthogonal blocks, each times its norm, stacked by rows into a weight of this shape.
 
-    `lipschitz = sqrt(sum of the squared norms)`: `|Wx|^2 = sum_i norm_i^2 |Q_i x|^2`, and no Q_i stretches.
+    `lipschitz = sqrt(sum of the squared norms)`: `|Wx|^2 = sum_i norm_i^2 |Q_i x|^2`, and `|Q_i x| <= |x|`.
     """
 
     norms: Tensor
@@ -56,13 +68,25 @@ class Blocks(nn.Module):
 
 
 def orthogonal(layer: Layer, norms: Sequence[float] = (1.0,)) -> Layer:
-    """The layer, with a weight that stays orthogonal; semi-orthogonal where it is not square.
+    """Keep the weight of a layer orthogonal during training; semi-orthogonal where it is not square.
 
-    With several `norms` the rows are cut into as many blocks, such as q, k and v, each orthogonal times its norm.
-    A convolution must cut its image into patches: it is a matrix then. The start is the given weight, made
-    orthogonal by QR. The map is torch's `parametrizations.orthogonal` by Cayley: one linear solve, all directions
-    alike near the start, and weight decay pulls towards the start. Householder's reads signs from stored numbers,
-    which decay turns into zeros, and the matrix exponential costs several times as much.
+    The parametrization is torch's `parametrizations.orthogonal` with the Cayley map: one linear solve, isotropic
+    near the initial weight, and weight decay pulls towards that weight. Householder reflections read signs from
+    stored entries, which weight decay drives to zero, and the matrix exponential costs several times as much.
+
+    Args:
+        layer: A linear map, or a convolution that cuts an image into patches. Its weight, made orthogonal by QR, is
+            the initial weight. The layer is changed in place.
+        norms: Spectral norms of equally large blocks of rows, such as q, k and v; each block is orthogonal times
+            its norm.
+
+    Returns:
+        The layer.
+
+    Example:
+        >>> layer = orthogonal(nn.Linear(2, 2))
+        >>> torch.allclose(layer.weight @ layer.weight.mT, torch.eye(2), atol=1e-6)
+        True
     """
     shape = layer.weight.shape
     if isinstance(layer, nn.Conv2d) and not (
@@ -73,15 +97,15 @@ def orthogonal(layer: Layer, norms: Sequence[float] = (1.0,)) -> Layer:
         raise ConfigError(f"{shape[0]} rows cannot be made of blocks of norms {tuple(norms)}")
     W = layer.weight.detach().reshape(len(norms), shape[0] // len(norms), -1)
     layer.weight = nn.Parameter(W.clone(), requires_grad=layer.weight.requires_grad)
-    with torch.random.fork_rng(devices=[]):  # torch completes to a square at random; replaced below
+    with torch.random.fork_rng(devices=[]):  # torch draws a random completion to a square, which is replaced below
         parametrizations.orthogonal(layer, "weight", "cayley", use_trivialization=True)
-    layer.get_submodule("parametrizations.weight.0").base = _completed(W if W.shape[1] >= W.shape[2] else W.mT)
+    layer.get_submodule("parametrizations.weight.0").base = _orthonormalize(W if W.shape[1] >= W.shape[2] else W.mT)
     parametrize.register_parametrization(layer, "weight", Blocks(norms, shape, W), unsafe=True)
     return layer
 
 
-def _completed(W: Float[Tensor, "block row column"]) -> Float[Tensor, "block row row"]:
-    """Orthogonal matrices whose first columns span those of W, and are W's where these are orthonormal."""
+def _orthonormalize(W: Float[Tensor, "block row column"]) -> Float[Tensor, "block row row"]:
+    """Orthogonal matrices whose first columns span the columns of W, and equal them where W is orthonormal."""
     Q, R = torch.linalg.qr(W, mode="complete")
     sign = torch.where(R.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(Q)
     Q[..., : W.shape[2]] *= sign[:, None, :]
@@ -94,8 +118,8 @@ def _completed(W: Float[Tensor, "block row column"]) -> Float[Tensor, "block row
 class Cap(nn.Module):
     """`W min(1, norm / s)`, s an estimate of `||W||` by power iteration, one step per call in train mode.
 
-    `lipschitz = norm` once the iteration has converged: s comes from below, so the weight's norm can exceed it a
-    little after a large step. Nothing is proved by it; proofs take the norm of the weight it gives from above.
+    `lipschitz = norm` once the iteration has converged. Since s is a lower bound, the norm of the weight can exceed
+    `norm` slightly after a large step. No proof uses this constant: proofs bound the norm of the resulting weight.
     """
 
     vector: Tensor
@@ -111,23 +135,35 @@ class Cap(nn.Module):
     def forward(self, W: Float[Tensor, "row column"]) -> Float[Tensor, "row column"]:
         if self.training:
             self._step(W.detach())
-        # |W v|, whose derivative by W is u v^T, as that of the largest singular value
-        estimate = torch.linalg.vector_norm(W @ self.vector.clone())  # the next call overwrites it
+        # |W v|, whose derivative with respect to W is u v^T, as for the largest singular value
+        estimate = torch.linalg.vector_norm(W @ self.vector.clone())  # cloned, as the next call overwrites it
         return W * (self.lipschitz / estimate.clamp(min=self.lipschitz))
 
     @torch.no_grad()
     def _step(self, W: Float[Tensor, "row column"]) -> None:
-        """v <- W^T W v, of length one; a zero matrix leaves v as it is."""
+        """v <- W^T W v / |W^T W v|; a zero matrix leaves v unchanged."""
         tiny = torch.finfo(W.dtype).tiny
         v = W.mT @ normalize(W @ self.vector, dim=0, eps=tiny)
         self.vector.copy_(torch.where(v.any(), normalize(v, dim=0, eps=tiny), self.vector))
 
 
-def capped(layer: nn.Linear, norm: float) -> nn.Linear:
-    """The layer, with its weight scaled down to `norm` wherever it would be larger, as far as power iteration sees.
+def cap_norm(layer: nn.Linear, norm: float) -> nn.Linear:
+    """Scale the weight of a layer down to a spectral norm wherever power iteration finds a larger one.
 
-    The cap is for training. It is an estimate from below and may be exceeded slightly: a certificate takes the norm
-    at evaluation from above.
+    **Guarantee** none: power iteration estimates the norm from below, so the cap may be exceeded slightly. It is
+    for training; certificates bound the norm of the resulting weight.
+
+    Args:
+        layer: A linear map, which is changed in place.
+        norm: Largest spectral norm, positive.
+
+    Returns:
+        The layer.
+
+    Example:
+        >>> layer = cap_norm(nn.Linear(3, 3), norm=0.1)
+        >>> bool(torch.linalg.matrix_norm(layer.weight, 2) < 0.101)
+        True
     """
     if not (math.isfinite(norm) and norm > 0):
         raise ConfigError(f"the norm of a cap must be positive and finite, not {norm}")
@@ -138,7 +174,7 @@ def capped(layer: nn.Linear, norm: float) -> nn.Linear:
 class AOL(nn.Module):
     """`W diag(sum_j |W^T W|_ij)^(-1/2)`: almost orthogonal, and `lipschitz = 1`.
 
-    By Gershgorin `diag(sum_j |W^T W|_ij) >= W^T W`. What is added to the sums only shrinks columns.
+    By Gershgorin `diag(sum_j |W^T W|_ij) >= W^T W`. The constant added to the sums only shrinks columns.
     Reference: Prach and Lampert 2022, Theorem 1.
     """
 
@@ -149,7 +185,21 @@ class AOL(nn.Module):
 
 
 def almost_orthogonal(layer: nn.Linear) -> nn.Linear:
-    """The layer, with the weight of AOL: of norm at most one; orthogonal only if training makes it so."""
+    """Rescale the weight of a layer by AOL to a spectral norm of at most one.
+
+    Reference: Prach and Lampert 2022, Theorem 1.
+
+    Args:
+        layer: A linear map, which is changed in place.
+
+    Returns:
+        The layer.
+
+    Example:
+        >>> layer = almost_orthogonal(nn.Linear(3, 3))
+        >>> bool(torch.linalg.matrix_norm(layer.weight, 2) < 1.001)
+        True
+    """
     parametrize.register_parametrization(layer, "weight", AOL())
     return layer
 
@@ -159,9 +209,18 @@ class SLL(nn.Module):
 
     With slopes S of s between 0 and 1, and `z = W^T d`, a change d becomes one of squared length
     `|d|^2 - 4 z^T T^-1 S z + 4 z^T S T^-1 W^T W T^-1 S z <= |d|^2 - 4 sum_i z_i^2 S_i (1 - S_i) / T_i`, because
-    `T >= W^T W` whatever the positive q. What is added to T only makes it larger. `weight` is W^T. MaxMin is no
-    function of single numbers, and GELU's slope exceeds one: neither is taken.
+    `T >= W^T W` for every positive q. The constant added to T only makes it larger. `weight` is W^T. MaxMin, which
+    is not elementwise, and GELU, whose slope exceeds one, are refused.
     Reference: Araujo et al. 2023, Theorem 3.
+
+    Args:
+        dim: Channels of a token.
+        hidden: Number of hidden channels.
+        activation: s: `nn.ReLU` (default), `nn.Tanh`, `Softplus` or `Squareplus`.
+
+    Example:
+        >>> SLL(dim=4, hidden=6)(torch.zeros(1, 3, 4)).shape
+        torch.Size([1, 3, 4])
     """
 
     lipschitz = 1.0
@@ -170,7 +229,9 @@ class SLL(nn.Module):
         super().__init__()
         activation = nn.ReLU() if activation is None else activation
         if type(activation) not in (nn.ReLU, nn.Tanh, Softplus, Squareplus):
-            raise ConfigError(f"SLL needs slopes between 0 and 1, which {type(activation).__name__} may not have")
+            raise ConfigError(
+                f"SLL needs slopes between 0 and 1, which {type(activation).__name__} does not guarantee"
+            )
         start = nn.Linear(dim, hidden)
         self.weight, self.bias = start.weight, start.bias
         self.log_q = nn.Parameter(torch.zeros(hidden))

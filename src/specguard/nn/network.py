@@ -1,4 +1,4 @@
-"""A converted or hand-made model: a sequence of layers of the closed set, with the input shape it takes."""
+"""A converted or hand-made model: a sequence of layers of the closed set with a fixed input shape."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -14,7 +14,18 @@ _RENAMED = {"Normalize": "Normalise", "centered": "centred"}
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """What a network is, but for its weights: its name, what it takes, and its layers with their settings."""
+    """The architecture of a network; it is created by `Network`.
+
+    Args:
+        name: Name of the architecture.
+        shape: Shape of one input.
+        classes: Number of classes.
+        layers: Every layer with its type and settings, one per line.
+
+    Example:
+        >>> Network("linear", (4,), 2, OrderedDict(head=nn.Linear(4, 2))).config.shape
+        (4,)
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -23,11 +34,22 @@ class NetworkConfig:
 
 
 class Network(nn.Sequential):
-    """A model from elsewhere as a sequence of layers of the closed set.
+    """A model as a sequence of layers of the closed set.
 
-    `shape` is that of one input: channels x height x width of pixels in [0, 1], or tokens x dim of embeddings. Its
-    encoder blocks are `Block`s in a `Sequential` named `blocks`. `source`, where it is known, says in JSON how the
-    architecture is made again, so that a run can be read back; it is no part of what the network is.
+    Encoder blocks are `Block`s in a `Sequential` named `blocks`.
+
+    Args:
+        name: Name of the architecture.
+        shape: Shape of one input: channels x height x width of pixels in [0, 1], or tokens x dim of embeddings.
+        classes: Number of classes.
+        layers: The layers by name, in order.
+        source: How the architecture can be rebuilt, as JSON, so that a run can be loaded; None where it is unknown.
+            It does not count in the fingerprint.
+
+    Example:
+        >>> network = Network("linear", (4,), 2, OrderedDict(head=nn.Linear(4, 2)))
+        >>> network(network.head.weight).shape
+        torch.Size([2, 2])
     """
 
     def __init__(
@@ -39,7 +61,7 @@ class Network(nn.Sequential):
         source: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(layers)
-        self.config = NetworkConfig(name, shape, classes, _in_words(self))
+        self.config = NetworkConfig(name, shape, classes, _describe_layers(self))
         self.source = source
 
     @property
@@ -57,12 +79,12 @@ class Network(nn.Sequential):
 
 
 def stored_name(name: str) -> str:
-    """A class or a setting as fingerprints and files know it: one that was renamed keeps the name it had there."""
+    """The name of a class or a setting in fingerprints and files, which keep the old name after a rename."""
     return _RENAMED.get(name, name)
 
 
-def _in_words(model: nn.Module) -> str:
-    """Every layer's name, type and settings that its weights do not show: the same in every release of torch."""
+def _describe_layers(model: nn.Module) -> str:
+    """The name, type and settings of every layer, one per line; the text is the same in every release of torch."""
     lines = []
     for name, layer in model.named_modules():
         settings = {
@@ -73,5 +95,5 @@ def _in_words(model: nn.Module) -> str:
 
 
 def _is_setting(key: str, value: object) -> bool:
-    path = key in ("training", "fused")  # how it is computed, not what
-    return not path and not key.startswith("_") and isinstance(value, bool | int | float | str | tuple | None)
+    evaluation = key in ("training", "fused")  # how the function is evaluated, not which function it is
+    return not evaluation and not key.startswith("_") and isinstance(value, bool | int | float | str | tuple | None)

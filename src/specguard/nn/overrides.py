@@ -1,8 +1,8 @@
-"""Whatever can make a module compute something else than its type, its settings and its weights say.
+"""Refuse whatever makes a module compute something other than its type, settings and weights determine.
 
-A proof, and the check of a proof, read a model by the exact types of its layers. That is right only if those types
-do what they did when this package was imported: no hook, no function replaced on a module or on its class, no
-parametrization that may give another weight at the next call, no tensor that computes by rules of its own.
+The prover and the independent checker read a model by the exact types of its layers. This is sound only if those
+types behave as they did when this package was imported: no hook, no function replaced on a module or on its class,
+no parametrization that may return another weight at the next call, no tensor subclass with its own operations.
 """
 
 from collections import OrderedDict
@@ -39,7 +39,7 @@ from specguard.nn.qk_norm import CoreAttention, HeadNorm
 from specguard.nn.swiglu import GatedUnit
 from specguard.nn.vit import Block, ViT
 
-# Those of torch that proofs know, and those of ours.
+# The layers of torch and of this package that proofs have rules for.
 _LAYERS: tuple[type[nn.Module], ...] = (
     *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.Dropout),
     *(nn.Flatten, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sequential, nn.ModuleList),
@@ -48,12 +48,12 @@ _LAYERS: tuple[type[nn.Module], ...] = (
     *(TokenBatchNorm, LayerProject, SmoothProject, Softplus, Squareplus, MaxMin, GatedUnit, SLL),
     *(Residual, Block, ViT, Network),
 )
-# In eval mode each gives the same weight at every call.
+# In eval mode each returns the same weight at every call.
 _PARAMETRIZATIONS: tuple[type[nn.Module], ...] = (
     *(Blocks, AOL, Cap, parametrize.ParametrizationList),
     *(parametrizations._Orthogonal, parametrizations._SpectralNorm, parametrizations._WeightNorm),
 )
-# What of torch's root class takes part in a call; the rest is bookkeeping, which libraries may extend.
+# The attributes of nn.Module that take part in a call; the rest is bookkeeping, which libraries may extend.
 _CALLING = frozenset(
     (
         *("__call__", "_call_impl", "_wrapped_call_impl", "_slow_forward", "forward"),
@@ -63,12 +63,12 @@ _CALLING = frozenset(
 _PASSIVE = frozenset(("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__slotnames__"))
 _INJECTED = frozenset(("__getstate__", "__deepcopy__", "__firstlineno__", "__static_attributes__"))
 _SWITCHES = ("training", "fused")
-_PLAIN = (bool, int, float, str, tuple, torch.Size, numpy.float64)  # subclasses of these may compute anything
-_known: dict[type, dict[tuple[type, str], object]] = {}
+_PLAIN = (bool, int, float, str, tuple, torch.Size, numpy.float64)  # their subclasses may compute anything
+_trusted: dict[type, dict[tuple[type, str], object]] = {}
 
 
 def _functions(kind: type) -> dict[tuple[type, str], object]:
-    """Everything that the classes of a type define and a call may meet."""
+    """All attributes of a type and its base classes that a call may use."""
     found: dict[tuple[type, str], object] = {}
     for owner in kind.__mro__[:-1]:
         for name, value in vars(owner).items():
@@ -77,22 +77,44 @@ def _functions(kind: type) -> dict[tuple[type, str], object]:
     return found
 
 
-def remember(*kinds: type[nn.Module]) -> None:
-    """From now on, these types are to do what they do now."""
+def trust_types(*kinds: type[nn.Module]) -> None:
+    """Trust the present functions of these types; a later replacement is found by `find_overrides`.
+
+    Args:
+        kinds: Exact types of layers or parametrizations. A type that is trusted already keeps its first record.
+
+    Example:
+        >>> class Twice(nn.Module):
+        ...     def forward(self, x):
+        ...         return 2 * x
+        >>> trust_types(Twice)
+    """
     for kind in kinds:
-        _known.setdefault(kind, _functions(kind))
+        _trusted.setdefault(kind, _functions(kind))
 
 
-remember(*_LAYERS, *_PARAMETRIZATIONS)
+trust_types(*_LAYERS, *_PARAMETRIZATIONS)
 
 
 def find_overrides(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Each module that has a forward hook or a replaced function: its path, or "the model", and what it has.
+    """Find forward hooks and replaced functions, which make a model compute something other than its types say.
 
-    Hooks that are set on all modules at once are an error, for they belong to none.
+    Hooks that are set on all modules at once raise a `ConfigError`, since they belong to no module.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        Pairs of a module's path, or "the model", and what was found there.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 2))
+        >>> handle = model[0].register_forward_hook(lambda *_: None)
+        >>> list(find_overrides(model))
+        [('0', 'a forward hook')]
     """
     if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
-        raise ConfigError("hooks are set on all modules; nothing is known of what they do")
+        raise ConfigError("hooks are set on all modules; a proof cannot see what they do")
     for name, layer in model.named_modules():
         what = name or "the model"
         if layer._forward_hooks or layer._forward_pre_hooks:
@@ -100,40 +122,49 @@ def find_overrides(model: nn.Module) -> Iterator[tuple[str, str]]:
         for attribute, value in vars(layer).items():
             if attribute in ("forward", "__call__") or (callable(value) and hasattr(type(layer), attribute)):
                 yield what, f"a replaced {attribute} function"
-        if (replaced := _replaced(layer)) is not None:
+        if (replaced := _find_replaced(layer)) is not None:
             yield what, f"a class whose {replaced} was replaced"
 
 
-def _replaced(layer: nn.Module) -> str | None:
-    """What of a layer's class is not as it was, for types that are known."""
+def _find_replaced(layer: nn.Module) -> str | None:
+    """The first attribute of a trusted layer's class that differs from its recorded value."""
     kind = type(layer)
-    if parametrize.is_parametrized(layer):  # torch then makes a class of its own for the layer
-        expected = {*_PASSIVE, *_INJECTED, *_parametrized(layer)}
+    if parametrize.is_parametrized(layer):  # torch then creates a class for this layer
+        expected = {*_PASSIVE, *_INJECTED, *_parametrized_names(layer)}
         if (added := next((name for name in vars(kind) if name not in expected), None)) is not None:
             return added
-        for name in _parametrized(layer):
+        for name in _parametrized_names(layer):
             getter = getattr(vars(kind).get(name), "fget", None)
             if getattr(getter, "__module__", None) != parametrize.__name__:
                 return name
         kind = parametrize.type_before_parametrizations(layer)
-    if kind not in _known:
+    if kind not in _trusted:
         return None
-    before, now = _known[kind], _functions(kind)
+    before, now = _trusted[kind], _functions(kind)
     if before == now:
         return None
     names = (name for owner, name in {**before, **now} if before.get((owner, name)) is not now.get((owner, name)))
     return next(names, None)
 
 
-def _parametrized(layer: nn.Module) -> list[str]:
+def _parametrized_names(layer: nn.Module) -> list[str]:
     return [name for name, _ in layer.get_submodule("parametrizations").named_children()]
 
 
 def check_plain(model: nn.Module) -> None:
-    """Refuse a model of which its types, settings and weights do not tell the whole function.
+    """Refuse a model whose function is not determined by the types, settings and weights of its layers.
 
-    Beside what `find_overrides` finds: train mode, parametrizations that are not known to give the same weight at
-    every call, tensors of types of their own, and attributes that hide a weight or hold one that is not registered.
+    Besides what `find_overrides` finds, these raise a `ConfigError`: train mode, parametrizations that may return
+    another weight at every call, tensor subclasses, and attributes that hide a weight or hold an unregistered one.
+
+    Args:
+        model: Any module.
+
+    Example:
+        >>> check_plain(nn.Linear(2, 2).eval())
+        >>> check_plain(nn.Linear(2, 2))
+        Traceback (most recent call last):
+        specguard.errors.ConfigError: the model is in train mode; proofs are about eval mode
     """
     for name, layer in model.named_modules():
         if layer.training:
@@ -149,7 +180,7 @@ def check_plain(model: nn.Module) -> None:
 def _check_tensors(name: str, layer: nn.Module) -> None:
     for kept in ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"):
         if type(vars(layer).get(kept)) not in (dict, OrderedDict):
-            raise ConfigError(f"{name} keeps its {kept.strip('_')} in something else than a dictionary")
+            raise ConfigError(f"{name} stores its {kept.strip('_')} in something other than a dictionary")
     registered = {**layer._parameters, **layer._buffers}
     if len(registered) < len(layer._parameters) + len(layer._buffers):
         raise ConfigError(f"{name} has a parameter and a buffer of one name")
@@ -158,7 +189,7 @@ def _check_tensors(name: str, layer: nn.Module) -> None:
             raise ConfigError(f"{name} has a {key} of type {type(tensor).__name__}, which may compute anything")
     for key, value in vars(layer).items():
         if key in registered or key in layer._modules:
-            raise ConfigError(f"{name} has two things that are called {key}, one of which hides the other")
+            raise ConfigError(f"{name} has two attributes named {key}, one of which hides the other")
         if (key in _SWITCHES and type(value) is not bool) or (
             isinstance(value, int | float | str | tuple) and type(value) not in _PLAIN
         ):

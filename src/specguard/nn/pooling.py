@@ -1,4 +1,4 @@
-"""Pools: what the head reads of all tokens."""
+"""Pooling: which features of the tokens the head reads."""
 
 import torch
 from jaxtyping import Float
@@ -8,14 +8,27 @@ from specguard.errors import ConfigError
 
 
 class ClassPool(nn.Module):
-    """The first token."""
+    """The first token.
+
+    Example:
+        >>> ClassPool()(torch.tensor([[[1.0], [3.0], [5.0]]]))
+        tensor([[1.]])
+    """
 
     def forward(self, x: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch dim"]:
         return x[:, 0]
 
 
 class MeanPool(nn.Module):
-    """The mean of all tokens but the first `skip`."""
+    """The mean of all tokens but the first `skip`.
+
+    Args:
+        skip: Number of tokens to leave out at the beginning.
+
+    Example:
+        >>> MeanPool(skip=1)(torch.tensor([[[1.0], [3.0], [5.0]]]))
+        tensor([[4.]])
+    """
 
     def __init__(self, skip: int = 0) -> None:
         super().__init__()
@@ -31,7 +44,15 @@ class MeanPool(nn.Module):
 
 
 class FirstTokens(nn.Module):
-    """The first `count` tokens, one behind the other in one row: for heads that read more than a class token."""
+    """The first `count` tokens, concatenated: for heads that read more than a class token.
+
+    Args:
+        count: Number of tokens.
+
+    Example:
+        >>> FirstTokens(count=2)(torch.tensor([[[1.0], [3.0], [5.0]]]))
+        tensor([[1., 3.]])
+    """
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -45,7 +66,15 @@ class FirstTokens(nn.Module):
 
 
 class ClassAndMean(nn.Module):
-    """The class token, and behind it the mean of the tokens that follow the first `skip`."""
+    """The class token, concatenated with the mean of the tokens after the first `skip`.
+
+    Args:
+        skip: Number of tokens that the mean leaves out at the beginning.
+
+    Example:
+        >>> ClassAndMean(skip=1)(torch.tensor([[[1.0], [3.0], [5.0]]]))
+        tensor([[1., 4.]])
+    """
 
     def __init__(self, skip: int = 1) -> None:
         super().__init__()

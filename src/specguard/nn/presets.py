@@ -1,4 +1,4 @@
-"""Models by name: SpecFormer's backbones, those of the Cauchy paper, small ones for digits, certifiable ones."""
+"""Named models: SpecFormer's backbones, those of the Cauchy paper, small ones for digits, certifiable ones."""
 
 from dataclasses import replace
 from difflib import get_close_matches
@@ -17,7 +17,7 @@ _BACKBONES = {
     "convit_tiny": ViTConfig(dim=192, depth=12, heads=4, qkv_bias=False, local_blocks=10),
 }
 
-# "ViT as a Cauchy problem", Tables 1 and 2: depth, heads or kernels, patch; CIFAR-10 brought to 224 pixels.
+# "ViT as a Cauchy problem", Tables 1 and 2: depth, heads or kernels, patch; CIFAR-10 resized to 224 pixels.
 _K3, _K7 = (3,) * 4, (7,) * 4
 _CAUCHY: dict[int, dict[str, tuple[int, int | tuple[int, ...], int]]] = {
     128: {
@@ -56,7 +56,7 @@ _CAUCHY: dict[int, dict[str, tuple[int, int | tuple[int, ...], int]]] = {
 
 
 def _cauchy() -> dict[str, ViTConfig]:
-    """Every model as in the paper, and the tiny ones also at 32 pixels with patches of 4, which many can afford."""
+    """Every model as in the paper, and the tiny ones also at 32 pixels with patches of 4, at a low cost."""
     found = {}
     for dim, models in _CAUCHY.items():
         for name, (depth, mixing, patch) in models.items():
@@ -127,7 +127,19 @@ CERTIFIABLE: MappingProxyType[str, CertifiableConfig] = MappingProxyType(
 
 
 def preset(name: str, **changes: object) -> ViTConfig:
-    """The config of a named ViT, with some of its fields changed."""
+    """The config of a named ViT.
+
+    Args:
+        name: One of `PRESETS`.
+        changes: Fields of `ViTConfig` to replace.
+
+    Returns:
+        The config.
+
+    Example:
+        >>> preset("tiny", depth=2).depth
+        2
+    """
     if name not in PRESETS:
         near = get_close_matches(name, (*PRESETS, *CERTIFIABLE), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; choose one of {', '.join((*PRESETS, *CERTIFIABLE))}"

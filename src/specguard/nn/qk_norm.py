@@ -1,6 +1,6 @@
-"""Attention with normalized queries and keys, in parts.
+"""Attention with normalized queries and keys, as a sequence of four layers.
 
-It is a sequence of four layers: a linear map to [q | k | v], `HeadNorm`, `CoreAttention`, and a linear map.
+They are a linear map to [q | k | v], `HeadNorm`, `CoreAttention`, and a linear map.
 """
 
 import torch
@@ -13,9 +13,19 @@ from specguard.nn.dot_product import Heads, Maps, attention_probabilities, mixed
 
 
 class HeadNorm(nn.Module):
-    """[q | k | v] with each head of q and of k normalized over its channels: LayerNorm if `centered`, else RMSNorm.
+    """Normalize each head of q and of k in [q | k | v] over its channels; v is unchanged.
 
-    Heads share their gains and shifts, as in timm; v is left as it is.
+    Heads share their gains and shifts, as in timm.
+
+    Args:
+        dim: Channels of the queries.
+        heads: Number of heads, a divisor of `dim`.
+        eps: Added to the variance, or to the mean square.
+        centered: LayerNorm if true, RMSNorm otherwise.
+
+    Example:
+        >>> HeadNorm(dim=4, heads=2)(torch.zeros(1, 3, 12)).shape
+        torch.Size([1, 3, 12])
     """
 
     def __init__(self, dim: int, heads: int, eps: float = 1e-6, centered: bool = True) -> None:
@@ -23,14 +33,14 @@ class HeadNorm(nn.Module):
         if heads < 1 or dim % heads:
             raise ConfigError(f"dim {dim} cannot be divided among {heads} heads")
         self.heads, self.eps, self.centered = heads, eps, centered
-        self.gain = nn.Parameter(torch.ones(2, dim // heads))  # of queries, of keys
+        self.gain = nn.Parameter(torch.ones(2, dim // heads))  # row 0: queries, row 1: keys
         self.shift = nn.Parameter(torch.zeros(2, dim // heads))
 
     def forward(self, x: Float[Tensor, "batch token qkv"]) -> Float[Tensor, "batch token qkv"]:
         q, k, v = x.unflatten(-1, (3, self.heads, -1)).unbind(-3)
-        return torch.stack([self._normalized(q, 0), self._normalized(k, 1), v], -3).flatten(-3)
+        return torch.stack([self._normalize(q, 0), self._normalize(k, 1), v], -3).flatten(-3)
 
-    def _normalized(self, x: Tensor, which: int) -> Tensor:
+    def _normalize(self, x: Tensor, which: int) -> Tensor:
         size = (x.shape[-1],)
         if self.centered:
             return layer_norm(x, size, self.gain[which], self.shift[which], self.eps)
@@ -41,7 +51,16 @@ class HeadNorm(nn.Module):
 
 
 class CoreAttention(nn.Module):
-    """softmax(Q K^T / sqrt(head_dim)) V of every head of [q | k | v], concatenated: attention without its maps."""
+    """softmax(Q K^T / sqrt(head_dim)) V of every head of [q | k | v], concatenated: attention without linear maps.
+
+    Args:
+        heads: Number of heads.
+        fused: Whether the forward pass uses torch's fused kernel.
+
+    Example:
+        >>> CoreAttention(heads=2)(torch.zeros(1, 3, 12)).shape
+        torch.Size([1, 3, 4])
+    """
 
     def __init__(self, heads: int, fused: bool = True) -> None:
         super().__init__()
@@ -49,13 +68,13 @@ class CoreAttention(nn.Module):
 
     def probabilities(self, x: Float[Tensor, "batch token qkv"]) -> Maps:
         """The attention maps, one per head; rows sum to one."""
-        q, k, _ = self._parts(x)
+        q, k, _ = self._split(x)
         return attention_probabilities(q, k)
 
     def forward(self, x: Float[Tensor, "batch token qkv"]) -> Float[Tensor, "batch token dim"]:
-        return mixed_values(*self._parts(x), self.fused).transpose(1, 2).flatten(2)
+        return mixed_values(*self._split(x), self.fused).transpose(1, 2).flatten(2)
 
-    def _parts(self, x: Tensor) -> tuple[Heads, Heads, Heads]:
+    def _split(self, x: Tensor) -> tuple[Heads, Heads, Heads]:
         if x.shape[-1] % (3 * self.heads):
             raise ConfigError(f"{x.shape[-1]} channels cannot be divided into q, k and v of {self.heads} heads")
         return queries_keys_values(x, self.heads)

@@ -1,7 +1,7 @@
-"""Settings of layers, checked where they are read.
+"""Checks of layer settings, made where the settings are read.
 
-A constructor's check is not enough: attributes can be changed afterwards, and a proof that believes a radius of -1
-is false. Each function returns the value it was given, or refuses it by name.
+A check in the constructor is not enough: attributes can be changed afterwards, and a proof with a radius of -1 is
+false. Each function returns the value it was given or raises a `ConfigError` that names the setting.
 """
 
 import sys
@@ -20,7 +20,7 @@ def number(what: str, value: object) -> float:
 
 
 def positive(what: str, value: object) -> float:
-    """A finite number above zero."""
+    """A finite positive number."""
     if number(what, value) <= 0:
         raise ConfigError(f"{what} must be positive and finite, not {value!r}")
     return value  # type: ignore[return-value]
@@ -41,14 +41,14 @@ def count(what: str, value: object, least: int = 0) -> int:
 
 
 def choice(what: str, value: object, *options: object) -> object:
-    """One of these, of the same type."""
+    """One of the options, of the same type."""
     if not any(type(value) is type(option) and value == option for option in options):
         raise ConfigError(f"{what} must be one of {', '.join(map(repr, options))}, not {value!r}")
     return value
 
 
 def bias_of(layer: nn.Linear | nn.Conv1d | nn.Conv2d) -> Tensor:
-    """One number for every output of a map, zeros where it has none; a bias that torch would repeat is refused."""
+    """The bias of a map, one entry per output, zeros if there is none; one torch would broadcast is refused."""
     if layer.bias is None:
         return layer.weight.detach().new_zeros(layer.weight.shape[0])
     if layer.bias.shape != layer.weight.shape[:1]:
@@ -57,25 +57,25 @@ def bias_of(layer: nn.Linear | nn.Conv1d | nn.Conv2d) -> Tensor:
 
 
 def patch_side(conv: nn.Conv2d) -> int:
-    """The side of the square patches that a convolution cuts an image into, side by side; any other is refused."""
+    """The edge of the non-overlapping square patches that a convolution reads; any other convolution is refused."""
     sides = tuple(conv.weight.shape[2:])
     plain = conv.padding in ((0, 0), "valid") and conv.padding_mode == "zeros" and conv.dilation == (1, 1)
     if not plain or conv.groups != 1 or conv.stride != sides or len(set(sides)) > 1:
-        raise ConfigError("only square patches side by side, without padding, dilation or groups, are known")
+        raise ConfigError("only adjacent square patches, without padding, dilation or groups, are supported")
     return sides[0]
 
 
 def kernel_width(conv: nn.Conv1d) -> int:
-    """The odd width of a plain convolution, centered and zero beyond the ends; any other is refused."""
+    """The odd width of a plain, centered, zero-padded convolution; any other convolution is refused."""
     width = conv.weight.shape[2]
     centered = conv.padding in ((width // 2,), "same") and conv.padding_mode == "zeros" and width % 2 == 1
     if not centered or (conv.stride, conv.dilation, conv.groups) != ((1,), (1,), 1):
-        raise ConfigError("only plain convolutions, centered and zero beyond the ends, are known")
+        raise ConfigError("only plain, centered, zero-padded convolutions are supported")
     return width
 
 
 def heads_and_dim(heads: object, qkv: nn.Linear, out: nn.Linear) -> tuple[int, int]:
-    """Of an attention layer with these maps; maps of other shapes are refused."""
+    """The number of heads and the dimension of an attention layer with these maps; other shapes are refused."""
     number_of_heads, dim = count("heads", heads, 1), qkv.weight.shape[1]
     if dim % number_of_heads or qkv.weight.shape[0] != 3 * dim or tuple(out.weight.shape) != (dim, dim):
         shapes = f"{tuple(qkv.weight.shape)} and {tuple(out.weight.shape)}"
@@ -86,10 +86,10 @@ def heads_and_dim(heads: object, qkv: nn.Linear, out: nn.Linear) -> tuple[int, i
 
 
 def width_of_norm(layer: nn.LayerNorm | nn.RMSNorm) -> int:
-    """The number of channels that a norm over the last axis takes; any other norm is refused."""
+    """The number of channels of a norm over the last axis; any other norm is refused."""
     shape = layer.normalized_shape
     if len(shape) != 1:
-        raise ConfigError("only a norm over the last axis is known")
+        raise ConfigError("only a norm over the last axis is supported")
     for which in ("weight", "bias"):
         tensor = getattr(layer, which, None)
         if tensor is not None and tuple(tensor.shape) != tuple(shape):

@@ -1,4 +1,4 @@
-"""The gated unit of SwiGLU, which stands between a linear map to [gate | value] and a linear map."""
+"""The gated unit of SwiGLU, between a linear map to [gate | value] and a linear map."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -8,10 +8,16 @@ from specguard.errors import ConfigError
 
 
 class GatedUnit(nn.Module):
-    """silu(gate) * value for channels [gate | value], silu(t) = t sigmoid(t): the middle of SwiGLU."""
+    """silu(gate) * value for channels [gate | value], silu(t) = t sigmoid(t): the middle of SwiGLU.
+
+    Example:
+        >>> import torch
+        >>> GatedUnit()(torch.tensor([[0.0, 5.0]]))
+        tensor([[0.]])
+    """
 
     def forward(self, x: Float[Tensor, "*shape both"]) -> Float[Tensor, "*shape half"]:
         if x.shape[-1] % 2:
-            raise ConfigError(f"a gated unit halves its channels and cannot halve {x.shape[-1]}")
+            raise ConfigError(f"a gated unit needs an even number of channels, not {x.shape[-1]}")
         gate, value = x.chunk(2, -1)
         return silu(gate) * value

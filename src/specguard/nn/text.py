@@ -1,8 +1,8 @@
 """A transformer for sentences, built to be certified on its word embeddings.
 
-Sentences have as many tokens as they have words. Padding is how a batch is stored, not part of the function: it is
-cut off before the first layer, so that there is nothing to mask, in attention or in the mean over the words. For
-every number of words the rest is a plain sequence of layers of the closed set, and proofs need no other rules.
+A sentence has one token per word. Padding is a storage format and not part of the function: it is removed before
+the first layer, so that neither attention nor the mean over the words needs a mask. For each sentence length the
+rest is a plain sequence of layers of the closed set, and proofs need no other rules.
 """
 
 from collections import OrderedDict
@@ -25,17 +25,30 @@ from specguard.nn.vit import Block, ViT, dataclass_from_json
 from specguard.nn.weights import materialized
 
 Projection = Literal["layerproject", "smoothproject"]
-_LARGEST, _DEEPEST = 2**20, 2**10  # far beyond any real model: a config may come from a stranger
+_LARGEST, _DEEPEST = 2**20, 2**10  # far beyond any real model: a config may come from an untrusted file
 
 
 @dataclass(frozen=True)
 class TextConfig:
-    """Everything that determines a text encoder but its weights.
+    """The architecture of a text encoder.
 
-    `words` numbers of words, of which 0 is padding; at most `tokens` of them in a sentence. `value_norm` is the
-    norm of W^V and of W^O, `query_norm` that of W^Q and of W^K, in every block; tokens are projected onto the unit
-    ball before attention. Without blocks it is a linear classifier of the mean embedding. `vocabulary` is the hash
-    of the words that the numbers stand for.
+    In every block, tokens are projected onto the unit ball before attention.
+
+    Args:
+        words: Number of word ids, including 0 for padding.
+        tokens: Largest number of words in a sentence.
+        classes: Number of classes.
+        dim: Channels of an embedding, even.
+        depth: Number of blocks; 0 gives a linear classifier of the mean embedding.
+        heads: Heads of attention; divides `dim`.
+        value_norm: Spectral norm of W^V and of W^O.
+        query_norm: Spectral norm of W^Q and of W^K.
+        projection: "smoothproject" or "layerproject".
+        vocabulary: Hash of the vocabulary to which the word ids belong.
+
+    Example:
+        >>> TextConfig(words=100, dim=8, depth=1, heads=2).tokens
+        32
     """
 
     words: int = 2
@@ -65,10 +78,19 @@ class TextConfig:
 
 
 class TextEncoder(nn.Module):
-    """Numbers of words, padding behind them, to logits: embeddings, blocks, the mean over the words, a linear map.
+    """Word ids, followed by padding, to logits: embeddings, blocks, the mean over the words, a linear map.
 
-    A block projects every token onto the unit ball, adds attention, and sorts pairs of channels behind an
-    orthogonal map. The embedding of a word lies in the unit ball, so that a radius of 1 is the length of a word.
+    A block projects every token onto the unit ball, adds attention, applies an orthogonal map and sorts pairs of
+    channels. Word embeddings lie in the unit ball, so a radius of 1 is the largest norm of an embedding.
+    `text_encoder` creates an initialized one.
+
+    Args:
+        config: The architecture.
+
+    Example:
+        >>> model = TextEncoder(TextConfig(words=10, tokens=4, dim=8, depth=1, heads=2))
+        >>> model(torch.tensor([[3, 7, 1, 0], [2, 0, 0, 0]])).shape
+        torch.Size([2, 2])
     """
 
     def __init__(self, config: TextConfig) -> None:
@@ -83,33 +105,34 @@ class TextEncoder(nn.Module):
 
     @property
     def shape(self) -> tuple[int]:
-        """Of one sentence: the most words it can have."""
+        """The shape of one input: the largest number of words."""
         return (self.config.tokens,)
 
     @property
     def classes(self) -> int:
+        """Number of classes."""
         return self.config.classes
 
     def embedded(self, words: Int64[Tensor, "batch word"]) -> Float[Tensor, "batch word dim"]:
-        """The embeddings of sentences without padding: what a ball of perturbations is around."""
+        """The embeddings of sentences without padding: the centers of balls of perturbations."""
         return self.ball(self.words(words))
 
     def encoded(self, x: Float[Tensor, "batch word dim"]) -> Float[Tensor, "batch class_"]:
-        """Logits for the embeddings of sentences of as many words each."""
+        """The logits of embedded sentences of equal length."""
         return self.head(self.pool(self.blocks(x + self.positions.table[:, : x.shape[1]])))
 
     def forward(self, words: Int64[Tensor, "batch token"]) -> Float[Tensor, "batch class_"]:
         if words.shape[1:] != self.shape:
             raise ConfigError(f"the model takes sentences of shape {self.shape}, not {tuple(words.shape[1:])}")
         logits = self.head.weight.new_zeros(len(words), self.config.classes)
-        with parametrize.cached():  # every length meets the same weights
-            for count, members in by_length(words):
+        with parametrize.cached():  # compute parametrized weights once for all lengths
+            for count, members in group_by_length(words):
                 found = self.encoded(self.embedded(words[members, :count]))
                 logits = logits.index_put((members,), found.to(logits.dtype))
         return logits
 
     def network(self, words: int) -> Network:
-        """The function of the embeddings of sentences of so many words, as a network with copied weights."""
+        """The map from embeddings to logits for sentences of this many words, as a network with copied weights."""
         if not 1 <= words <= self.config.tokens:
             raise ConfigError(f"a sentence has between 1 and {self.config.tokens} words, not {words}")
         plain = materialized(self)
@@ -129,17 +152,41 @@ TEXT_PRESETS: MappingProxyType[str, TextConfig] = MappingProxyType(
 )
 
 
-def by_length(words: Int64[Tensor, "batch token"]) -> "list[tuple[int, Int64[Tensor, ' member']]]":
-    """Every number of words that occurs among the sentences, and which of them have it."""
+def group_by_length(words: Int64[Tensor, "batch token"]) -> "list[tuple[int, Int64[Tensor, ' member']]]":
+    """Group sentences by their number of words.
+
+    Args:
+        words: Word ids, at least one per sentence, followed by padding of id 0.
+
+    Returns:
+        For every length that occurs: the length and the indices of the sentences of that length.
+
+    Example:
+        >>> group_by_length(torch.tensor([[5, 2], [4, 0], [3, 1]]))
+        [(1, tensor([1])), (2, tensor([0, 2]))]
+    """
     present = words != 0
     counts = present.sum(1)
     if not present[:, 0].all() or (present[:, 1:] & ~present[:, :-1]).any():
-        raise ConfigError("a sentence is one word or more, and padding, of number 0, behind the last")
+        raise ConfigError("a sentence must consist of at least one word id, followed only by padding of id 0")
     return [(int(count), (counts == count).nonzero().squeeze(1)) for count in counts.unique()]
 
 
 def text_encoder(config: TextConfig, generator: torch.Generator | None = None) -> TextEncoder:
-    """An untrained encoder whose maps, but for the last, keep their norms whatever training does."""
+    """An untrained encoder; all linear maps but the head keep their norms during training.
+
+    Args:
+        config: The architecture.
+        generator: Source of the initial weights; torch's global generator by default.
+
+    Returns:
+        The encoder, in train mode, with orthogonal maps as parametrizations.
+
+    Example:
+        >>> model = text_encoder(TextConfig(words=10, tokens=4, dim=8, depth=1, heads=2))
+        >>> model(torch.tensor([[3, 7, 1, 0]])).shape
+        torch.Size([1, 2])
+    """
     model = TextEncoder(config)
     with torch.no_grad():
         nn.init.normal_(model.words.weight, std=config.dim**-0.5 / 2, generator=generator)
@@ -172,15 +219,37 @@ def _block(config: TextConfig) -> Block:
 
 
 def text_config_from_json(record: object) -> TextConfig:
-    """The config that `text_record` and JSON wrote; anything else is refused by name."""
+    """The config of a text encoder from its JSON record; missing and unknown fields raise a `ConfigError`.
+
+    Args:
+        record: A JSON object written by `text_config_to_json`.
+
+    Returns:
+        The config.
+
+    Example:
+        >>> text_config_from_json(text_config_to_json(TextConfig(dim=8))).dim
+        8
+    """
     if not isinstance(record, dict) or record.get("kind") != "text":
-        raise ConfigError("the config of an encoder of text must be a JSON object that says so")
-    if wrong := sorted(set(record) ^ {"kind", *(f.name for f in fields(TextConfig))}):
-        what = "has the unknown" if wrong[0] in record else "lacks the"
-        raise ConfigError(f"the model config {what} field {wrong[0]!r}")
+        raise ConfigError("the config of a text encoder must be a JSON object of kind 'text'")
+    if mismatched := sorted(set(record) ^ {"kind", *(f.name for f in fields(TextConfig))}):
+        what = "has the unknown" if mismatched[0] in record else "lacks the"
+        raise ConfigError(f"the model config {what} field {mismatched[0]!r}")
     return dataclass_from_json(TextConfig, {name: value for name, value in record.items() if name != "kind"})
 
 
-def text_record(config: TextConfig) -> dict[str, object]:
-    """A config as JSON that cannot be taken for that of another kind of model."""
+def text_config_to_json(config: TextConfig) -> dict[str, object]:
+    """A config as a JSON object, marked as that of a text encoder.
+
+    Args:
+        config: The config.
+
+    Returns:
+        Its fields, and "kind" = "text".
+
+    Example:
+        >>> text_config_to_json(TextConfig())["kind"]
+        'text'
+    """
     return {"kind": "text", **asdict(config)}

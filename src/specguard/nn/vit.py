@@ -32,20 +32,43 @@ Norm = Literal["layernorm", "rmsnorm", "batchnorm", "layerproject", "smoothproje
 Activation = Literal["gelu", "gelu_tanh", "relu", "softplus", "squareplus"]
 Pool = Literal["class", "mean"]
 Config = TypeVar("Config")
-# Far beyond any real model: a config may come from a stranger.
+# Far beyond any real model: a config may come from an untrusted file.
 _LARGEST, _DEEPEST, _MOST_WEIGHTS = 2**16, 2**10, 10**11
-_ADDED = {"added": True}  # after weights had been hashed without it: at its default, it is not part of the hash
+_ADDED = {"added": True}  # a field added after the first release: at its default it is not part of the fingerprint
 
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """Everything that determines a ViT but its weights.
+    """The architecture of a vision transformer.
 
-    `local_blocks` first blocks use ConViT's gated positional attention, and the class token joins after
-    them. With `kernels` the model is a CoViT: convolutions along the tokens, in that many groups of channels,
-    take the place of attention. With `resize` the image is first brought to that size. `residual_scale` is a
-    fixed factor on every branch, `layer_scale` the start of a learned one per channel. The projections have
-    radius `attention_radius` before attention (LoFAST takes 1) and sqrt(dim) elsewhere.
+    Args:
+        image: Edge of the square images, in pixels.
+        patch: Edge of a patch, in pixels.
+        channels: Channels of the images.
+        classes: Number of classes.
+        dim: Channels of a token.
+        depth: Number of blocks.
+        heads: Heads of attention; divides `dim`.
+        mlp_ratio: Hidden channels of the feed-forward part, as a multiple of `dim`.
+        qkv_bias: Whether queries, keys and values have a bias.
+        pool: What the head reads: the "class" token or the "mean" of all tokens.
+        norm: Normalization: "layernorm", "rmsnorm", "batchnorm", "layerproject", "smoothproject" or "none".
+        norm_eps: Epsilon of the normalization.
+        activation: "gelu", "gelu_tanh", "relu", "softplus" or "squareplus".
+        attention_radius: Radius of a projection before attention, 1 in LoFAST; it is sqrt(dim) elsewhere.
+        residual_scale: Fixed factor of every residual branch.
+        layer_scale: Initial value of a learned factor per channel of every branch; None for no such factor.
+        local_blocks: Number of first blocks with ConViT's gated positional attention; the class token joins after
+            them.
+        mean: Mean of the pixels, per channel.
+        std: Standard deviation of the pixels, per channel.
+        kernels: Kernel sizes of CoViT, one per group of channels: convolutions along the tokens replace attention.
+        resize: Size to which the model resizes its images first; None for no resizing.
+
+    Example:
+        >>> config = ViTConfig(image=8, patch=4, dim=8, depth=1, heads=2)
+        >>> config.side, config.hidden
+        (2, 32)
     """
 
     image: int = 32
@@ -85,7 +108,7 @@ class ViTConfig:
         if (self.resize or self.image) % self.patch:
             raise ConfigError(f"image size {self.resize or self.image} is not divisible by patch size {self.patch}")
         if self.kernels and (self.pool != "mean" or self.local_blocks):
-            # A class token would see the few tokens beside it only.
+            # Convolutions would connect a class token with the few tokens next to it only.
             raise ConfigError("a model with kernels needs pool 'mean' and no local blocks")
         if self.kernels and max(self.kernels) > _LARGEST:
             raise ConfigError(f"a kernel can be at most {_LARGEST} long, not {max(self.kernels)}")
@@ -93,7 +116,7 @@ class ViTConfig:
             raise ConfigError(f"dim {self.dim} cannot be divided among {self.heads} heads")
         if self.hidden < 1:
             raise ConfigError(f"mlp_ratio {self.mlp_ratio} leaves the feed-forward part no channel")
-        # A class token joins after the local blocks: were there no block behind them, it would see nothing.
+        # The class token joins after the local blocks, and at least one block must follow to connect it.
         most_local = self.depth if self.pool == "mean" else self.depth - 1
         if not 0 <= self.local_blocks <= most_local:
             raise ConfigError(f"local_blocks must lie between 0 and {most_local}, not {self.local_blocks}")
@@ -108,7 +131,7 @@ class ViTConfig:
                 options = ", ".join(get_args(allowed))
                 raise ConfigError(f"{name} {getattr(self, name)!r} is unknown; choose one of {options}")
         if len(self.mean) != self.channels or len(self.std) != self.channels:
-            raise ConfigError(f"mean and std need one number for each of the {self.channels} channels")
+            raise ConfigError(f"mean and std need one value for each of the {self.channels} channels")
 
     @property
     def side(self) -> int:
@@ -122,14 +145,32 @@ class ViTConfig:
 
 
 class Block(nn.Sequential):
-    """A pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
+    """A transformer block, a sequence of layers: usually x + attention(norm(x)), then x + mlp(norm(x)).
+
+    Args:
+        args: The layers, or one `OrderedDict` of layers by name, as for `nn.Sequential`.
+
+    Example:
+        >>> block = Block(Residual(nn.Sequential(nn.LayerNorm(4), Attention(dim=4, heads=2))))
+        >>> block(torch.zeros(1, 3, 4)).shape
+        torch.Size([1, 3, 4])
+    """
 
 
 class ViT(nn.Module):
     """A vision transformer: its children, applied in order, map pixels in [0, 1] to logits.
 
-    Being a plain sequence of layers from the closed set, it has one return type in every mode, and a
-    traversal needs no tracer.
+    It is a plain sequence of layers of the closed set: it has one return type in every mode, and it can be
+    traversed without a tracer.
+
+    Args:
+        config: The architecture.
+        generator: Source of the initial weights; torch's global generator by default.
+
+    Example:
+        >>> model = ViT(ViTConfig(image=8, patch=4, dim=8, depth=1, heads=2))
+        >>> model(torch.zeros(1, 3, 8, 8)).shape
+        torch.Size([1, 10])
     """
 
     def __init__(self, config: ViTConfig, generator: torch.Generator | None = None) -> None:
@@ -156,17 +197,18 @@ class ViT(nn.Module):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of one image: channels, height, width."""
+        """The shape of one image: channels, height, width."""
         return (self.config.channels, self.config.image, self.config.image)
 
     @property
     def classes(self) -> int:
+        """Number of classes."""
         return self.config.classes
 
     def forward(self, x: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch class_"]:
         if x.shape[1:] != self.shape:
             raise ConfigError(f"the model takes images of shape {self.shape}, not {tuple(x.shape[1:])}")
-        for layer in self._modules.values():  # a layer that stands twice is applied twice
+        for layer in self._modules.values():  # a layer registered twice is applied twice
             if layer is not None:
                 x = layer(x)
         return x
@@ -234,7 +276,7 @@ def _activation(name: Activation) -> nn.Module:
 
 @torch.no_grad()
 def _initialize(model: ViT, generator: torch.Generator | None) -> None:
-    """The usual start of a ViT: truncated normals of width 0.02, zero biases; local heads look at neighbors."""
+    """Initialize a ViT as usual: truncated normals with std 0.02, zero biases; local heads attend to neighbors."""
     for layer in model.modules():
         match layer:
             case nn.Linear() | nn.Conv2d() | nn.Conv1d():
@@ -247,11 +289,11 @@ def _initialize(model: ViT, generator: torch.Generator | None) -> None:
                 nn.init.trunc_normal_(layer.table, std=0.02, generator=generator)
     for layer in model.modules():
         if type(layer) is GatedPositionalAttention:
-            _look_at_neighbors(layer)
+            _initialize_local_heads(layer)
 
 
-def _look_at_neighbors(layer: GatedPositionalAttention) -> None:
-    """Head (i, j) of a square grid of heads attends to the patch at that offset: logits -|offset - center|^2."""
+def _initialize_local_heads(layer: GatedPositionalAttention) -> None:
+    """Let head (i, j) of a square grid attend to the patch at that offset: logits -|offset - center|^2."""
     dim, grid = layer.out.in_features, math.isqrt(layer.heads)
     layer.qkv.weight[2 * dim :].copy_(torch.eye(dim))
     for head in range(grid * grid):
@@ -260,12 +302,35 @@ def _look_at_neighbors(layer: GatedPositionalAttention) -> None:
 
 
 def config_from_json(record: object) -> ViTConfig:
-    """The config that `dataclasses.asdict` and JSON wrote; anything else is refused by name."""
+    """The config of a ViT from its JSON record; unknown fields and wrong types raise a `ConfigError`.
+
+    Args:
+        record: A JSON object written from `dataclasses.asdict`; missing fields take their defaults.
+
+    Returns:
+        The config.
+
+    Example:
+        >>> config_from_json({"dim": 8, "heads": 2}).dim
+        8
+    """
     return dataclass_from_json(ViTConfig, record)
 
 
 def dataclass_from_json(kind: type[Config], record: object) -> Config:
-    """A config of numbers, words and tuples of numbers, with its defaults where the record is silent."""
+    """A config dataclass from its JSON record; unknown fields and wrong types raise a `ConfigError`.
+
+    Args:
+        kind: A dataclass whose fields are numbers, strings, or tuples of numbers.
+        record: A JSON object; missing fields take their defaults.
+
+    Returns:
+        An instance of `kind`.
+
+    Example:
+        >>> dataclass_from_json(ViTConfig, {"mean": [0.1, 0.2, 0.3]}).mean
+        (0.1, 0.2, 0.3)
+    """
     if not isinstance(record, dict):
         raise ConfigError("a model config must be a JSON object")
     known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]

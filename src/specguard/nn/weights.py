@@ -1,4 +1,4 @@
-"""A model as plain weights: what rules may look at, what a hash stands for, and what fits into it."""
+"""Plain weights of a model, fingerprints of its function, and the check that tensors fit it."""
 
 import copy
 import hashlib
@@ -19,14 +19,24 @@ from specguard.nn.network import stored_name
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_HOW = frozenset(("fused", *vars(nn.Module())))  # how a layer is computed, and torch's own books
+_NOT_SETTINGS = frozenset(("fused", *vars(nn.Module())))  # how a layer is evaluated, and torch's bookkeeping
 
 
 def materialized(model: nn.Module) -> nn.Module:
-    """A copy of `model` with every torch parametrization folded into a plain weight of the plain layer type.
+    """A copy of `model` in which every torch parametrization is folded into a plain weight of a plain layer.
 
-    The folding happens in eval mode, in which a parametrization does not change its own state, and each
-    layer's mode is kept.
+    Parametrizations are evaluated in eval mode, in which they do not change their state; each layer keeps its mode.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        The copy, which shares nothing with `model`.
+
+    Example:
+        >>> layer = nn.utils.parametrizations.orthogonal(nn.Linear(2, 2))
+        >>> torch.equal(materialized(layer).weight, layer.weight)
+        True
     """
     plain = copy.deepcopy(model)
     modes = {layer: layer.training for layer in plain.modules()}
@@ -40,10 +50,10 @@ def materialized(model: nn.Module) -> nn.Module:
 
 
 def _fold(layer: nn.Module) -> None:
-    """Put plain tensors in place of the parametrized ones.
+    """Replace the parametrized tensors of a layer by plain ones.
 
-    Not torch's `remove_parametrizations`: it deletes a property of the layer's class, which copies share, and so
-    would break the original model.
+    torch's `remove_parametrizations` deletes a property of the layer's class, which copies share, and so would
+    break the original model.
     """
     lists = layer.get_submodule("parametrizations")
     folded = {
@@ -59,11 +69,22 @@ def _fold(layer: nn.Module) -> None:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """SHA-256 of the function: every layer in its place, its exact type and settings, and all of its tensors.
+    """SHA-256 of the function of a model: the path, exact type, settings and tensors of every layer.
 
-    Settings are the plain values among a layer's attributes, but for `training` and `fused`, which say how it is
-    computed and not what. Buffers count whether they are stored with the weights or not. Of a model's `config`, a
-    field that was added later counts only where it differs from its default, so that old hashes hold.
+    Settings are the plain values among a layer's attributes, except `training` and `fused`, which do not change the
+    function. Buffers count whether or not they are stored with the weights. A field of the model's `config` that
+    was added in a later version counts only if it differs from its default, so that old hashes stay valid.
+
+    Args:
+        model: Any module; parametrizations count by the weights they give.
+
+    Returns:
+        64 hexadecimal digits.
+
+    Example:
+        >>> model = nn.Linear(2, 2)
+        >>> fingerprint(model) == fingerprint(copy.deepcopy(model))
+        True
     """
     digest = hashlib.sha256(b"specguard function 1\n")
     for name, layer in materialized(model).named_modules(remove_duplicate=False):
@@ -72,8 +93,8 @@ def fingerprint(model: nn.Module) -> str:
         place = package if package in ("torch", "specguard") else kind.__module__  # which may move their classes
         digest.update(f"layer {name!r} {place}.{stored_name(kind.__qualname__)}\n".encode())
         for key, value in sorted(vars(layer).items()):
-            if key not in _HOW and (told := _told(value)) is not None:
-                digest.update(f"setting {stored_name(key)!r} {told}\n".encode())
+            if key not in _NOT_SETTINGS and (setting := _describe(value)) is not None:
+                digest.update(f"setting {stored_name(key)!r} {setting}\n".encode())
         for key, tensor in (*sorted(layer._parameters.items()), *sorted(layer._buffers.items())):
             if tensor is not None:
                 _add_tensor(digest, key, tensor)
@@ -81,21 +102,44 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def weights_fingerprint(model: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and bytes of all stored weights and buffers, and the model's `config`.
+    """SHA-256 of the names, dtypes, shapes and bytes of all stored weights and buffers, and of the model's config.
 
-    What records of earlier versions call their model. It does not bind the function: layers without weights and
-    settings outside the config leave it unchanged.
+    Records of earlier versions identify their model by it. It does not determine the function: layers without
+    weights and settings outside the config do not change it.
+
+    Args:
+        model: Any module; parametrizations count by the weights they give.
+
+    Returns:
+        64 hexadecimal digits.
+
+    Example:
+        >>> weights_fingerprint(nn.ReLU()) == weights_fingerprint(nn.GELU())
+        True
     """
     digest = hashlib.sha256()
     if is_dataclass(config := getattr(model, "config", None)) and not isinstance(config, type):
-        digest.update(_config_told(config).encode())
+        digest.update(_describe_config(config).encode())
     for name, tensor in sorted(materialized(model).state_dict().items()):
         _add_tensor(digest, name, tensor)
     return digest.hexdigest()
 
 
-def answers_to(model: nn.Module, recorded: object) -> bool:
-    """Whether a record is about this model: by its fingerprint or, of earlier versions, by that of its weights."""
+def matches_fingerprint(model: nn.Module, recorded: object) -> bool:
+    """Whether a recorded hash is that of this model.
+
+    Args:
+        model: Any module.
+        recorded: A hash from a record: a `fingerprint`, or a `weights_fingerprint` in records of earlier versions.
+
+    Returns:
+        True if it equals either.
+
+    Example:
+        >>> model = nn.Linear(2, 2)
+        >>> matches_fingerprint(model, fingerprint(model)), matches_fingerprint(model, "another")
+        (True, False)
+    """
     return recorded == fingerprint(model) or recorded == weights_fingerprint(model)
 
 
@@ -104,8 +148,8 @@ def _add_tensor(digest: "hashlib._Hash", name: str, tensor: Tensor) -> None:
     digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
 
 
-def _told(value: object) -> str | None:
-    """A setting in words that tell it from every other value; None of what is no setting."""
+def _describe(value: object) -> str | None:
+    """A unique description of a setting's value; None for values that are not settings."""
     if type(value) is int and abs(value) < 2**53:
         value = float(value)  # 1 and 1.0 are one setting
     if isinstance(value, Tensor):
@@ -115,21 +159,32 @@ def _told(value: object) -> str | None:
     if value is None or isinstance(value, bool | int | float | str | numpy.generic | torch.dtype):
         return f"{type(value).__name__} {value!r}"
     if isinstance(value, tuple | list):
-        parts = [_told(part) for part in value]
+        parts = [_describe(part) for part in value]
         return None if None in parts else f"[{', '.join(map(str, parts))}]"
     if isinstance(value, FunctionType | BuiltinFunctionType | type):
         return f"{value.__module__}.{value.__qualname__}"
-    return _config_told(value) if is_dataclass(value) and not isinstance(value, type) else None
+    return _describe_config(value) if is_dataclass(value) and not isinstance(value, type) else None
 
 
-def _config_told(config: "DataclassInstance") -> str:
-    later = {f.name for f in fields(config) if f.metadata.get("added") and getattr(config, f.name) == f.default}
-    known = {name: value for name, value in asdict(config).items() if name not in later}
-    return json.dumps(known, sort_keys=True, default=repr)
+def _describe_config(config: "DataclassInstance") -> str:
+    omitted = {f.name for f in fields(config) if f.metadata.get("added") and getattr(config, f.name) == f.default}
+    values = {name: value for name, value in asdict(config).items() if name not in omitted}
+    return json.dumps(values, sort_keys=True, default=repr)
 
 
 def check_architecture(model: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
-    """Refuse `tensors` for `model`, naming the first that is missing, unknown or of another shape."""
+    """Raise a `CheckpointError` that names the first tensor that is missing, unknown or of another shape.
+
+    Args:
+        model: The model that is to take the tensors as its state dict.
+        tensors: Tensors by name.
+        source: The file that they come from, for the message.
+
+    Example:
+        >>> check_architecture(nn.Linear(2, 2), {"weight": torch.zeros(2, 2)}, Path("model.safetensors"))
+        Traceback (most recent call last):
+        specguard.errors.CheckpointError: model.safetensors is of another architecture: it lacks 'bias'
+    """
     wanted = model.state_dict()
     for name in sorted(wanted.keys() | tensors.keys()):
         if name not in tensors:

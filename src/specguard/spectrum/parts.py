@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from specguard.errors import ConfigError
-from specguard.nn import Block, Network, Residual, ViT, explicit
+from specguard.nn import Block, Network, Residual, ViT, unfuse_attention
 
 Kind = Literal["map", "residual"]
 Group = Literal["embedding", "block", "attention", "mlp", "head", "network"]
@@ -77,7 +77,7 @@ def parts(model: ViT | Network, images: Float[Tensor, "batch *shape"]) -> Iterat
         >>> found["blocks.0.mlp"].at.shape
         torch.Size([2, 17, 48])
     """
-    twin = explicit(model).eval()  # fused attention has no forward derivative
+    twin = unfuse_attention(model).eval()  # fused attention has no forward derivative
     children = list(twin.named_children())
     holders = [i for i, (_, child) in enumerate(children) if _blocks(child)]
     if not holders:

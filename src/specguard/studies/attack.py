@@ -34,7 +34,7 @@ from specguard.records.files import folder_below
 from specguard.records.shards import WHOLE, Shard
 from specguard.records.store import described, write_tensors
 from specguard.records.study import Pending, Study, Tell, Watcher, complete
-from specguard.studies.samples import attacked, labels_by_sample, most_alike, subject
+from specguard.studies.samples import attack_batches, labels_by_sample, largest_batch, samples_of
 
 _DIAGNOSED = 1000  # images, at most, at which signs of obfuscated gradients are looked for
 
@@ -53,11 +53,43 @@ def run_attack(
     shard: Shard = WHOLE,
     watch: Watcher = lambda progress: None,
 ) -> AttackSummary | Pending:
-    """Attack `model` on every image of `split`, leave records in `folder`, and return the summary.
+    """Attack `model` on every sample of `split`, with one record per sample in `folder`.
 
-    `about` says which model and which data this is; a folder that holds a study of another, or with other settings,
-    is refused, and one of the same is continued. Batches are the same whether or not it was interrupted, so the
-    records are too. A `shard` attacks its own batches, and while others have some to do, returns what is pending.
+    An interrupted study is continued with the same batches, and so with the same records. A folder with the study
+    of another model or data, or with other settings, raises a `RunError`.
+
+    Args:
+        model: Maps inputs to logits; in eval mode.
+        split: The images or sentences.
+        classes: Names of the classes.
+        folder: Where the records and the summary are written.
+        suite: The attacks, by name.
+        balls: The perturbation sets.
+        settings: Batch size, seed, precision and outputs.
+        about: Which model and data this is; see `about_study`.
+        device: Where the model is evaluated; it must be there.
+        shard: The fraction of the batches that this process attacks; all by default.
+        watch: Called with the progress.
+
+    Returns:
+        The summary, or `Pending` while other shards are unfinished.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from specguard.attacks import PGD
+        >>> from specguard.data import digits
+        >>> from specguard.nn import ViT, preset
+        >>> from specguard.studies import about_study
+        >>> model, data = ViT(preset("tiny_smooth"), torch.Generator().manual_seed(0)).eval(), digits()
+        >>> split = data.take(1, first=True)
+        >>> about = about_study(model, data, split)
+        >>> suite, balls = Suite((("pgd", PGD(steps=2)),)), (Ball("l2", 0.1),)
+        >>> settings, cpu = AttackSettings(diagnose=False), torch.device("cpu")
+        >>> with TemporaryDirectory() as folder:
+        ...     study = (model, split, data.classes, Path(folder), suite, balls, settings)
+        ...     summary = run_attack(*study, about=about, device=cpu)
+        >>> summary.worst_case[0].accuracy.count
+        1
     """
     header = attack_study(suite, balls, settings, about)
     work = _Work(model, split.to(device), folder, suite, balls, settings)
@@ -78,7 +110,23 @@ def run_attack(
 
 
 def attack_study(suite: Suite, balls: Sequence[Ball], settings: AttackSettings, about: About) -> AttackStudy:
-    """What is attacked with what, for the disk."""
+    """The description of a study, as it is stored.
+
+    Args:
+        suite: The attacks, by name.
+        balls: The perturbation sets.
+        settings: Batch size, seed, precision and outputs.
+        about: Which model and data are attacked.
+
+    Returns:
+        The stored header of the study.
+
+    Example:
+        >>> from specguard.attacks import PGD
+        >>> suite, about = Suite((("pgd", PGD()),)), About(model="a", data="b", dataset="digits", n=1)
+        >>> attack_study(suite, (Ball("l2", 0.1),), AttackSettings(), about).balls[0].radius
+        0.1
+    """
     return AttackStudy(
         about=about,
         attacks=tuple(NamedAttack(name=name, settings=described(attack)) for name, attack in suite.attacks),
@@ -89,7 +137,7 @@ def attack_study(suite: Suite, balls: Sequence[Ball], settings: AttackSettings, 
 
 
 class _Work:
-    """The model at work on one batch after the other."""
+    """The model and the settings with which batches are attacked."""
 
     def __init__(
         self,
@@ -100,11 +148,11 @@ class _Work:
         balls: tuple[Ball, ...],
         settings: AttackSettings,
     ) -> None:
-        self.subject, self.split, self.folder = subject(model, split), split, folder
+        self.samples, self.split, self.folder = samples_of(model, split), split, folder
         self.suite, self.balls, self.settings = suite, balls, settings
 
     def batch(self, begin: int, end: int, tell: Tell) -> tuple[list[AttackRecord], dict[str, float]]:
-        """The records of these images, and the seconds of every attack."""
+        """The records of these samples, and the seconds of every attack."""
         samples, labels = (values[begin:end].tolist() for values in (self.split.samples, self.split.labels))
         outcomes: dict[int, list[Outcome]] = {sample: [] for sample in samples}
         clean: dict[int, int] = {}
@@ -117,9 +165,9 @@ class _Work:
             left = [i for i, s in enumerate(samples) if not (self.suite.cascade and (ball, s) in broken)]
             if left:
                 chosen = [samples[i] for i in left]
-                found, before, said = self._attacked(ball, name, attack, begin, left, chosen)
+                found, before, messages = self._attack(ball, name, attack, begin, left, chosen)
                 clean |= before
-                warnings |= dict.fromkeys(said)
+                warnings |= dict.fromkeys(messages)
                 for sample, outcome in zip(chosen, found, strict=True):
                     outcomes[sample].append(outcome)
                 broken |= {(ball, s) for s, outcome in zip(chosen, found, strict=True) if outcome.success}
@@ -136,17 +184,17 @@ class _Work:
         ]
         return records, seconds
 
-    def _attacked(
+    def _attack(
         self, ball: Ball, name: str, attack: Attack, begin: int, left: list[int], samples: list[int]
     ) -> tuple[list[Outcome], dict[int, int], tuple[str, ...]]:
-        """The outcomes of an attack on some images of a batch, their classes before, and what the attack says.
+        """The outcomes of an attack on some samples of a batch, their clean predictions, and the attack's warnings.
 
-        Adversarial images, where they are kept, are on disk before their records.
+        Adversarial images, if they are saved, are on disk before their records.
         """
         settings = self.settings
         index = torch.tensor([begin + i for i in left], device=self.split.labels.device)
-        found, _ = attacked(
-            self.subject,
+        found, _ = attack_batches(
+            self.samples,
             index,
             lambda batch: attack(
                 batch.prepared.model,
@@ -178,11 +226,11 @@ class _Work:
         return outcomes, dict(zip(samples, found.before.tolist(), strict=True)), found.warnings
 
     def with_flags(self, summary: AttackSummary) -> AttackSummary:
-        """The summary with signs of obfuscated gradients, if they are to be looked for."""
+        """The summary with signs of obfuscated gradients, if the settings ask for them."""
         if not self.settings.diagnose:
             return summary
         first = torch.arange(min(len(self.split), _DIAGNOSED), device=self.split.labels.device)
-        seen = most_alike(self.subject, first)
+        seen = largest_batch(self.samples, first)
         flags = find_flags(seen.prepared.model, seen.inputs, seen.labels, self.balls[-1], seed=self.settings.seed)
         found = tuple(FlagRecord(name=flag.name, message=flag.message) for flag in flags)
         return msgspec.structs.replace(summary, flags=found)

@@ -1,6 +1,6 @@
 """One attention layer with its skip connection at a point: the largest change found in a ball, and all bounds.
 
-F(X) = X + Attention(X), H = I in LoFAST's terms, at the X that images give the layer, behind the normalization.
+F(X) = X + Attention(X), H = I in LoFAST's notation, where X is the normalized input of the layer for an image.
 """
 
 import copy
@@ -17,7 +17,7 @@ from specguard.certificates.node import up
 from specguard.errors import ConfigError
 from specguard.linalg import jacobian, lower_singular_values
 from specguard.models import attention_weights as all_attention
-from specguard.nn import attention_weights, explicit, materialized
+from specguard.nn import attention_weights, materialized, unfuse_attention
 from specguard.rng import Noise
 
 Points = Float[Tensor, "batch token dim"]
@@ -30,7 +30,7 @@ _DECAY, _PRECISION = 0.93, 1e-12
 
 
 def attention_name(model: nn.Module, number: int) -> str:
-    """The name of the attention layer of that number, counted from 0 in order; a model may have none."""
+    """The name of an attention layer by its number, counted from 0; a model without this layer is refused."""
     names = [weights.layer for weights in all_attention(model)]
     if not names:
         raise ConfigError("the model has no attention layers")
@@ -38,25 +38,25 @@ def attention_name(model: nn.Module, number: int) -> str:
         raise ConfigError(f"the model has the attention layers 0 to {len(names) - 1}, not {number}")
     name = names[number]
     if name not in [weights.layer for weights in attention_weights(model)]:
-        raise ConfigError(f"{name} has norms within its attention, of which the bounds of this study know nothing")
+        raise ConfigError(f"{name} has norms within its attention, which the bounds of this study do not cover")
     return name
 
 
 def double_copy(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model in float64 on the explicit path, weights materialized and frozen, in eval mode."""
-    return explicit(materialized(model)).double().to(device).eval().requires_grad_(False)
+    """The model in float64 and eval mode, without fused attention, with plain and frozen weights."""
+    return unfuse_attention(materialized(model)).double().to(device).eval().requires_grad_(False)
 
 
 @torch.no_grad()
 def layer_inputs(model: nn.Module, layer: nn.Module, images: Float[Tensor, "batch channel height width"]) -> Points:
-    """What reaches `layer`, a part of `model`, when the model sees these images."""
-    met: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, inputs: met.append(inputs[0]))
+    """The inputs of `layer`, a module of `model`, for these images."""
+    recorded: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, inputs: recorded.append(inputs[0]))
     try:
         model(images)
     finally:
         hook.remove()
-    return met[0]
+    return recorded[0]
 
 
 def with_skip(layer: nn.Module) -> Function:
@@ -65,16 +65,16 @@ def with_skip(layer: nn.Module) -> Function:
 
 
 def node_at(layer: AnyAttention, X: Points) -> AttentionNode:
-    """F at X, from which its bounds are made."""
+    """F at X, with everything that its bounds depend on."""
     node = attention(layer, 1.0)(X)
     assert isinstance(node, AttentionNode)
     return node
 
 
 def bounds_at(node: AttentionNode, radius: float) -> dict[str, PerImage | None]:
-    """Every bound on `||F(X') - F(X)||_F` for `||X' - X||_F <= radius`, by name; `best` is the least of them.
+    """Every bound on `||F(X') - F(X)||_F` for `||X' - X||_F <= radius`, by name; `best` is the smallest.
 
-    `t2` is None where the derivative is too large to be formed.
+    `t2` is None if the derivative is too large to be formed.
     """
     eps = torch.full((len(node.X),), radius, dtype=torch.float64, device=node.X.device)
     found: dict[str, PerImage | None] = {
@@ -92,11 +92,11 @@ def bounds_at(node: AttentionNode, radius: float) -> dict[str, PerImage | None]:
 def starting_directions(
     function: Function, X: Points, noise: Noise, count: int
 ) -> Float[Tensor, "start batch token dim"]:
-    """Unit directions to begin a search with: the most fragile one to first order, its opposite, random ones."""
+    """Unit directions to start a search from: the top right singular vector, its negative, and random ones."""
     generator = torch.Generator().manual_seed(int(noise.keys[0]))
-    fragile = lower_singular_values(jacobian(function, X), generator).right[:, 0]
+    top = lower_singular_values(jacobian(function, X), generator).right[:, 0]
     random = [noise.fold(number).directions(X.shape[1:], X.dtype) for number in range(count)]
-    return torch.stack([fragile, -fragile, *random])
+    return torch.stack([top, -top, *random])
 
 
 def largest_change(
@@ -106,9 +106,9 @@ def largest_change(
     directions: Float[Tensor, "start batch token dim"],
     steps: int,
 ) -> PerImage:
-    """The largest `||F(X + D) - F(X)||_F` found over `||D||_F <= radius`: from below."""
-    goal = function(X).repeat(len(directions), *[1] * (X.ndim - 1))
-    return largest_found(lambda x: lengths(function(x) - goal), X, radius, directions, steps)
+    """The largest `||F(X + D) - F(X)||_F` found over `||D||_F <= radius`: a lower bound on the maximum."""
+    start = function(X).repeat(len(directions), *[1] * (X.ndim - 1))
+    return largest_found(lambda x: lengths(function(x) - start), X, radius, directions, steps)
 
 
 def largest_found(
@@ -118,9 +118,9 @@ def largest_found(
     directions: Float[Tensor, "start batch token dim"],
     steps: int,
 ) -> PerImage:
-    """The largest score of X + D found over `||D||_F <= radius`, by projected gradient ascent: from below.
+    """The largest score of X + D found over `||D||_F <= radius` by projected gradient ascent: a lower bound.
 
-    The score is asked for all starts at once, one behind the other.
+    All starts are evaluated in one batch.
     Cost: a forward and a backward pass per step.
     """
     starts = len(directions)
@@ -131,8 +131,8 @@ def largest_found(
         D = D.detach().requires_grad_()
         found = score(at + D)
         best = torch.maximum(best, found.detach())
-        (slope,) = torch.autograd.grad(found.sum(), D)
-        D = D.detach() + step * _unit(slope.nan_to_num())
+        (gradient,) = torch.autograd.grad(found.sum(), D)
+        D = D.detach() + step * _unit(gradient.nan_to_num())
         D = D * (radius / lengths(D).clamp(min=radius))[:, None, None]
         step *= _DECAY
     with torch.no_grad():
@@ -143,10 +143,11 @@ def largest_found(
 def first_head(
     node: AttentionNode, radius: float, directions: Float[Tensor, "start batch token dim"], steps: int
 ) -> dict[str, dict[str, PerImage]]:
-    """The two factors of LoFAST's second part for the first head, found by ascent, and bounds on each.
+    """The two factors of LoFAST's second term for the first head, maximized by ascent, and bounds on each.
 
-    `maps` is `||P(X') - P(X)||_F`, Delta_{2,1}, with delta_{2,1} (1) and (2) and ours, which has the softmax's
-    local constant and centered keys; `values` is `||X' W^V W^O||`, Delta_{2,2}, with delta_{2,2} (1) and (2).
+    `maps` is `||P(X') - P(X)||_F`, Delta_{2,1}, with delta_{2,1} (1) and (2) and with the bound of this package,
+    which uses the local constant of the softmax and centered keys; `values` is `||X' W^V W^O||`, Delta_{2,2}, with
+    delta_{2,2} (1) and (2).
     """
     w, eps = node.w, torch.full((len(node.X),), radius, dtype=torch.float64, device=node.X.device)
     VO = w.Wv[0] @ w.Wo[0]
@@ -176,7 +177,7 @@ def first_head(
 
 
 def exceeded(found: PerImage, bounds: Mapping[str, PerImage | None], size: PerImage) -> tuple[str, ...]:
-    """The names of bounds that exclude a change which was found; `size` is that of F(X), for its rounding."""
+    """The names of the bounds that a found change exceeds; `size` is `||F(X)||`, for the rounding of the change."""
     return tuple(
         name
         for name, bound in bounds.items()
@@ -185,13 +186,13 @@ def exceeded(found: PerImage, bounds: Mapping[str, PerImage | None], size: PerIm
 
 
 @torch.no_grad()
-def changed_layer(layer: AnyAttention, which: str, share: float, noise: Noise) -> AnyAttention:
-    """A copy whose matrix W^Q, W^K, W^V or W^O has moved in a random direction by `share` of its Frobenius norm."""
-    moved = copy.deepcopy(layer)
-    (weights,) = attention_weights(moved)
+def changed_layer(layer: AnyAttention, which: str, fraction: float, noise: Noise) -> AnyAttention:
+    """A copy in which W^Q, W^K, W^V or W^O has a random perturbation of `fraction` times its Frobenius norm."""
+    perturbed = copy.deepcopy(layer)
+    (weights,) = attention_weights(perturbed)
     W = weights.matrix(which)
-    W += share * torch.linalg.vector_norm(W) * noise.directions(W.shape, W.dtype)[0]
-    return moved
+    W += fraction * torch.linalg.vector_norm(W) * noise.directions(W.shape, W.dtype)[0]
+    return perturbed
 
 
 def lengths(x: Float[Tensor, "batch *shape"]) -> PerImage:
@@ -200,6 +201,6 @@ def lengths(x: Float[Tensor, "batch *shape"]) -> PerImage:
 
 
 def _unit(x: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch token dim"]:
-    """Arrays divided by their lengths; zero stays zero."""
+    """Tensors divided by their norms; zero stays zero."""
     size = lengths(x)
     return x / torch.where(size > 0, size, 1.0)[:, None, None]

@@ -1,4 +1,4 @@
-"""The linear classifier that certificates of networks have to beat: fitted to the same data, certified exactly."""
+"""The linear baseline of certified accuracy: a classifier fitted to the same data and certified exactly."""
 
 import statistics
 from collections.abc import Sequence
@@ -18,9 +18,24 @@ from specguard.records.io import read_record, write_record
 
 
 def linear_baseline(data: Data, split: Dataset, radii: Sequence[float], norm: Norm = "l2") -> LinearBaseline:
-    """Logistic regression fitted to the training images: its clean and certified accuracy on `split`.
+    """Fit logistic regression to the training images, and compute its clean and certified accuracy on `split`.
 
-    Radii are exact but for rounding, which is accounted for; an image counts at all radii below its own.
+    **Guarantee** certified radii are exact up to rounding, which is accounted for.
+
+    Args:
+        data: The data set; its training images must include every class.
+        split: The images to certify.
+        radii: Radii at which the certified accuracy is given.
+        norm: Norm of the balls.
+
+    Returns:
+        The accuracies, and the median of the certified radii.
+
+    Example:
+        >>> import torch
+        >>> split = Dataset(torch.tensor([0.0, 0.1, 0.9, 1.0]).view(4, 1, 1, 1), torch.tensor([0, 0, 1, 1]))
+        >>> linear_baseline(Data("two", split, split, ("dark", "bright")), split, radii=(0.1,)).clean.count
+        4
     """
     model = fitted_linear(data.train, len(data.classes))
     layer = model[1]
@@ -39,7 +54,27 @@ def linear_baseline(data: Data, split: Dataset, radii: Sequence[float], norm: No
 
 
 def stored_baseline(path: Path, data: Data, split: Dataset, radii: Sequence[float], norm: Norm) -> LinearBaseline:
-    """`linear_baseline`, kept in a file with the data it is about: fitted once, and read again when it is there."""
+    """The result of `linear_baseline`, stored in a file and read from it if the file exists.
+
+    Args:
+        path: The JSON file. A file of other data, images or radii raises a `RunError`.
+        data: The data set; its training images must include every class.
+        split: The images to certify.
+        radii: Radii at which the certified accuracy is given.
+        norm: Norm of the balls.
+
+    Returns:
+        The baseline, with a description of its data.
+
+    Example:
+        >>> import torch
+        >>> from tempfile import TemporaryDirectory
+        >>> split = Dataset(torch.tensor([0.0, 0.1, 0.9, 1.0]).view(4, 1, 1, 1), torch.tensor([0, 0, 1, 1]))
+        >>> data = Data("two", split, split, ("dark", "bright"))
+        >>> with TemporaryDirectory() as folder:
+        ...     stored_baseline(Path(folder) / "baseline.json", data, split, (0.1,), "l2").clean.count
+        4
+    """
     about = BaselineAbout(data=data.fingerprint(), n=len(split), radii=tuple(radii), norm=norm)
     if path.exists():
         stored: LinearBaseline = read_record(path, LinearBaseline)

@@ -1,4 +1,4 @@
-"""Certify every image: `specguard.certify` and an attack beside it, and one of three verdicts."""
+"""Certify and attack every image, with one of three verdicts per radius."""
 
 import copy
 import math
@@ -38,10 +38,10 @@ from specguard.records.store import described
 from specguard.records.study import Pending, Study, Watcher, complete
 from specguard.studies.counterexample import broken
 from specguard.studies.memory import images_within, proof_of_first
-from specguard.studies.samples import Batch, in_order, labels_by_sample, subject
+from specguard.studies.samples import Batch, in_order, labels_by_sample, samples_of
 
 ATTACK = PGD(steps=40, loss="margin")
-_HARDER = APGD(steps=50, restarts=2, loss="margin")  # on what verifiers of others certify, beyond ATTACK
+_HARDER = APGD(steps=50, restarts=2, loss="margin")  # on images certified by external verifiers, after ATTACK
 
 
 def run_certify(
@@ -58,13 +58,42 @@ def run_certify(
     shard: Shard = WHOLE,
     watch: Watcher = lambda progress: None,
 ) -> CertificateSummary | Pending:
-    """Certify and attack every image of `split`, leave records in `folder`, and return the summary.
+    """Certify and attack every sample of `split`, with one record per sample in `folder`.
 
-    Within `memory` bytes, if given, a batch is taken in parts that fit. `about` says which model and which data
-    this is; a folder that holds a study of another is refused, and one of the same is continued. An image that is
-    both certified and broken ends everything with an error. A `shard` proves its own batches, and while others have
-    some to do, returns what is pending. `verifiers` look at what methods that stop early leave open; what rests on
-    them is attacked once more, harder.
+    An interrupted study is continued. A folder with the study of another model or data, or with other settings,
+    raises a `RunError`. An image that is both certified and attacked successfully raises a `SoundnessError`.
+
+    Args:
+        model: The classifier, built from the closed set of layers.
+        split: The images or sentences.
+        folder: Where the records and the summary are written.
+        settings: Radii, methods, norm, batch size and seed.
+        about: Which model and data this is; see `about_study`.
+        device: Where bounds are computed.
+        attack: The attack on every image.
+        verifiers: External verifiers for the classes that methods which stop early leave open; images whose
+            certificate depends on one are attacked again with a stronger attack.
+        memory: Largest memory in bytes; a batch is split into parts that fit. Whole batches by default.
+        shard: The fraction of the batches that this process certifies; all by default.
+        watch: Called with the progress.
+
+    Returns:
+        The summary, or `Pending` while other shards are unfinished.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from specguard.data import digits
+        >>> from specguard.nn import ViT, preset
+        >>> from specguard.studies import about_study
+        >>> model = ViT(preset("tiny_smooth", dim=8, heads=2), torch.Generator().manual_seed(0)).eval()
+        >>> data = digits()
+        >>> split = data.take(1, first=True)
+        >>> about = about_study(model, data, split)
+        >>> settings = CertifySettings(radii=(0.05,), methods=("local",), search=False)
+        >>> with TemporaryDirectory() as folder:
+        ...     summary = run_certify(model, split, Path(folder), settings, about=about, device=torch.device("cpu"))
+        >>> summary.n
+        1
     """
     check_verifiers(verifiers)
     header = CertifyStudy(
@@ -90,7 +119,7 @@ def run_certify(
 
 
 class _Prover:
-    """A model with its samples, and what is to be proved of them."""
+    """The model and the settings with which batches are certified."""
 
     def __init__(
         self,
@@ -102,19 +131,19 @@ class _Prover:
         device: torch.device,
     ) -> None:
         self.split, self.settings, self.attack, self.verifiers = split, settings, attack, verifiers
-        self.subject = subject(copy.deepcopy(model).to(device).eval(), split)
+        self.samples = samples_of(copy.deepcopy(model).to(device).eval(), split)
         self.balls = tuple(Ball(settings.norm, radius) for radius in settings.radii)
 
     def try_proof(self, count: int) -> None:
-        """Prove something of a few images, to see what memory it takes."""
-        proof_of_first(self.subject, count, self.settings.methods, max(self.balls, key=lambda ball: ball.radius))
+        """Certify the first image `count` times at once, to measure the memory."""
+        proof_of_first(self.samples, count, self.settings.methods, max(self.balls, key=lambda ball: ball.radius))
 
     def batch(self, begin: int, end: int, part: int) -> tuple[list[CertificateRecord], dict[str, float]]:
         """The records of these images, taken in parts, and the seconds of every stage."""
         records: list[CertificateRecord] = []
         seconds: dict[str, float] = {}
         for some in torch.arange(begin, end, device=self.split.labels.device).split(part):
-            for batch in self.subject.batches(some):
+            for batch in self.samples.batches(some):
                 begun = time.perf_counter()
                 broken_at = [self._broken(batch, ball) for ball in self._boxed()]
                 spent = {"attack": time.perf_counter() - begun}
@@ -147,7 +176,7 @@ class _Prover:
     def _early(
         self, batch: Batch, broken_at: list[Bool[Tensor, " batch"]]
     ) -> tuple[list[CertificateRecord], list[dict[str, float]]]:
-        """Methods that stop early, at the largest radius first: what is certified there is at all smaller ones."""
+        """Methods that stop early, from the largest radius down: a certificate holds at all smaller radii."""
         labels, samples = batch.labels, batch.samples
         rows: list[dict[float, RadiusRecord]] = [{} for _ in labels]
         claims: list[tuple[Claim, ...]] = [()] * len(labels)  # of the largest certified radius
@@ -160,9 +189,9 @@ class _Prover:
             stages: dict[int, tuple[Stage, ...]] = {}
             if todo:
                 at = torch.tensor(todo, device=labels.device)
-                # What a verifier certified at a larger radius may be ours at this one; it is not asked again.
+                # An image that a verifier certified at a larger radius is tried without verifiers at this one.
                 skip = refuted[at] | torch.tensor([bool(claims[i]) for i in todo], device=labels.device)
-                found = self._certified(batch, at, ball, skip)
+                found = self._certify(batch, at, ball, skip)
                 first = first or found
                 seconds.append(dict(found.seconds))
                 opened, certified = (found.best <= 0).sum(1).tolist(), found.certified.tolist()
@@ -191,10 +220,10 @@ class _Prover:
         ]
         return records, seconds
 
-    def _certified(
+    def _certify(
         self, batch: Batch, at: Int64[Tensor, " member"], ball: Ball, skip: Bool[Tensor, " member"]
     ) -> Certificate:
-        """Certificates of some images; those that rest on verifiers of others are attacked harder."""
+        """Certificates of some images; those that depend on external verifiers are attacked more strongly."""
         images, labels, exact = batch.inputs[at], batch.labels[at], batch.prepared.exact
         found = certify(
             batch.prepared.program,
@@ -208,28 +237,28 @@ class _Prover:
         )
         if (doubtful := found.third_party.nonzero()[:, 0]).numel():
             x, y, ids = images[doubtful].double(), labels[doubtful], batch.samples[at[doubtful]]
-            moved = _HARDER(exact, x, y, ball, ids=ids, seed=self.settings.seed).images
-            if (wrong := broken(exact, x, moved, y, ball)).any():
-                names, sample = ", ".join(found.verifiers.values()), int(ids[wrong][0])
+            attacked = _HARDER(exact, x, y, ball, ids=ids, seed=self.settings.seed).images
+            if (contradicted := broken(exact, x, attacked, y, ball)).any():
+                names, sample = ", ".join(found.verifiers.values()), int(ids[contradicted][0])
                 raise SoundnessError(
                     f"image {sample} is certified at radius {ball.radius:g} by a third party, {names}, and broken"
                 )
         return found
 
     def _broken(self, batch: Batch, ball: Ball) -> Bool[Tensor, " batch"]:
-        """Where the attack leads to another class, in float64 and strictly within the ball."""
+        """Where the attack changes the class, in float64 and strictly within the ball."""
         inputs, labels = batch.inputs, batch.labels
         found = self.attack(batch.prepared.model, inputs, labels, ball, ids=batch.samples, seed=self.settings.seed)
         return broken(batch.prepared.exact, inputs, found.images, labels, ball)
 
     def _boxed(self) -> tuple[Ball, ...]:
-        return tuple(replace(ball, box=self.subject.box) for ball in self.balls)
+        return tuple(replace(ball, box=self.samples.box) for ball in self.balls)
 
 
 def _records(
     found: Sequence[Certificate], settings: CertifySettings, samples: list[int], broken_at: list[Tensor]
 ) -> list[CertificateRecord]:
-    """The records of these images, with their certificates at all radii; what is on a device leaves it at once."""
+    """The records of these images, with their certificates at all radii; tensors are moved to the CPU once."""
     last = found[-1]
     bounds = [{name: lower.amin(1).tolist() for name, lower in each.lower.items()} for each in found]
     refuted = [at.tolist() for at in broken_at]
@@ -284,17 +313,17 @@ def _verdict(proved: list[str], refuted: bool, radius: float, sample: int) -> Ve
 
 
 def _stages(found: Certificate, i: int, left_open: int) -> tuple[Stage, ...]:
-    """The methods that looked at an image: of how many classes, and how many they left open."""
+    """The methods that were applied to an image: to how many other classes, and how many they left open."""
     asked = [(name, int(counts[i])) for name, counts in found.asked.items() if counts[i]]
     counts = [*(count for _, count in asked), left_open]
     return tuple(
         Stage(method=name, classes=count, left=left)
-        for (name, count), left in zip(asked, counts[1:], strict=False)  # an image that is wrong has no stage
+        for (name, count), left in zip(asked, counts[1:], strict=False)  # a misclassified image has no stage
     )
 
 
 def _claims(found: Certificate, i: int) -> tuple[Claim, ...]:
-    """Which method excludes which classes, and the least of the margins' lower bounds."""
+    """The classes that each method excludes, and the smallest lower bound on their margins."""
     claims = []
     for name, lower in found.lower.items():
         excluded = ((lower[i] > 0) & lower[i].isfinite()).nonzero()[:, 0]
@@ -305,5 +334,5 @@ def _claims(found: Certificate, i: int) -> tuple[Claim, ...]:
 
 
 def _third_party(claims: tuple[Claim, ...]) -> bool:
-    """Whether a certificate rests on a verifier of others."""
+    """Whether a certificate depends on an external verifier."""
     return any(claim.method not in METHOD_NAMES for claim in claims)

@@ -1,13 +1,13 @@
-"""Check certificates by an independent program that trusts nobody: proved again in NumPy, and attacked.
+"""Check certificates with the independent checker, which proves them again in NumPy, and with an attack.
 
-A record is a claim. For each, the image's hash, its label and its class are compared, every lower bound and every
-certified radius is proved again by `specguard.checker`, every stored norm, radius and term is compared with the
-checker's own, and every certified image is attacked at its largest certified radius, of the curve or of the search.
-The summary beside the records must be what the records give. Any disagreement is an error. What rests on a verifier
-of others cannot be proved again: it is attacked, and counted apart.
+For every record, the hash of the image, its label and its predicted class are compared; every lower bound and every
+certified radius is proved again by `specguard.checker`; every stored norm, radius and term is compared with the
+checker's own; and every certified image is attacked at its largest certified radius, at the given radii or of the
+search. The summary stored with the records must be that of the records. Any disagreement raises a `SoundnessError`.
+Certificates of an external verifier cannot be proved again: they are attacked and counted separately.
 
-Results that the folder holds already are somebody's claims too, and are not believed: only who asks to `resume`
-takes the records of an earlier check for right. Every number of the summary comes from the records anew.
+Results that the folder already holds are not trusted unless the check is told to `resume`. The summary is always
+computed from the records.
 """
 
 import copy
@@ -23,7 +23,7 @@ from specguard.checker import Image
 from specguard.data import Split
 from specguard.errors import RunError, SoundnessError
 from specguard.geometry import Ball, Norm
-from specguard.nn import answers_to
+from specguard.nn import matches_fingerprint
 from specguard.records.base import About
 from specguard.records.certificate import CertificateRecord, CertifyStudy, fits, summarize
 from specguard.records.check import CheckRecord, CheckSettings, CheckStudy, CheckSummary
@@ -34,7 +34,7 @@ from specguard.records.store import described, file_digest
 from specguard.records.study import Pending, Study, Tell, Watcher, check_summary, complete
 from specguard.studies.counterexample import misclassified
 from specguard.studies.recheck import l2_ball, prove_again
-from specguard.studies.samples import Batch, in_order, labels_by_sample, stated_subset, subject
+from specguard.studies.samples import Batch, in_order, labels_by_sample, samples_of, stated_subset
 
 _BATCH = 20
 ATTACK = APGD(steps=50, restarts=2, loss="margin")
@@ -42,7 +42,16 @@ ATTACK = APGD(steps=50, restarts=2, loss="margin")
 
 @dataclass(frozen=True)
 class CheckedStudy:
-    """The claims of a file of records, and what they are about."""
+    """The certificates of a file and the study that they belong to.
+
+    Args:
+        file: The file of records.
+        study: The header of the study.
+        records: One record per image.
+
+    Example:
+        >>> claimed = checked_study(Path("runs/first/certificates/records.jsonl"))  # doctest: +SKIP
+    """
 
     file: Path
     study: CertifyStudy
@@ -50,8 +59,18 @@ class CheckedStudy:
 
 
 def checked_study(file: Path) -> CheckedStudy:
-    """The certificates of a records.jsonl and the study beside it, also of earlier versions."""
-    if not read_lines(file, 1):  # a file that is no record at all is named before its study is looked for
+    """Read the certificates of a records.jsonl and the study.json next to it, also of earlier versions.
+
+    Args:
+        file: The records.jsonl of a study of `run_certify`.
+
+    Returns:
+        The certificates, for `run_check`.
+
+    Example:
+        >>> claimed = checked_study(Path("runs/first/certificates/records.jsonl"))  # doctest: +SKIP
+    """
+    if not read_lines(file, 1):  # report an empty file before a missing study.json
         raise RunError(f"{file} holds no certificates")
     study, records = read_certificates(file)
     if len(records) != study.about.n:
@@ -72,14 +91,50 @@ def run_check(
     resume: bool = False,
     watch: Watcher = lambda progress: None,
 ) -> tuple[CheckSummary, int]:
-    """Check every record, and return the summary and how many records were believed because of `resume`.
+    """Check every certificate of a study with the independent checker and an attack.
 
-    `split` holds the images in the order of the records; `data` is the fingerprint of the data set. The first
-    disagreement ends everything with a `SoundnessError` that names the image and the claim. A folder that holds
-    results is refused, unless it is to `resume`: then what it holds is believed.
+    The first disagreement raises a `SoundnessError` that names the image and the claim.
+
+    Args:
+        claimed: The certificates; see `checked_study`.
+        model: The model that they are about.
+        split: The images, in the order of the records.
+        folder: Where the records and the summary of the check are written.
+        data: Fingerprint of the data set.
+        device: Where the attack runs.
+        attack: The attack on every certified image.
+        settings: The seed of the attack.
+        resume: Continue an interrupted check and trust the records in `folder`; otherwise a folder with results
+            raises a `RunError`.
+        watch: Called with the progress.
+
+    Returns:
+        The summary, and the number of records that were taken from an earlier check.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from specguard.attacks import PGD
+        >>> from specguard.data import digits
+        >>> from specguard.nn import ViT, preset
+        >>> from specguard.records.certificate import CertifySettings
+        >>> from specguard.studies import about_study, run_certify
+        >>> model = ViT(preset("tiny_smooth", dim=8, heads=2), torch.Generator().manual_seed(0)).eval()
+        >>> data = digits()
+        >>> split = data.take(1, first=True)
+        >>> about = about_study(model, data, split)
+        >>> settings, cpu = CertifySettings(radii=(0.05,), methods=("naive",), search=False), torch.device("cpu")
+        >>> with TemporaryDirectory() as folder:
+        ...     proofs, checked = Path(folder) / "proofs", Path(folder) / "check"
+        ...     summary = run_certify(model, split, proofs, settings, about=about, device=cpu)
+        ...     summary, resumed = run_check(
+        ...         checked_study(proofs / "records.jsonl"), model, split, checked,
+        ...         data=data.fingerprint(), device=cpu, attack=PGD(steps=2), settings=CheckSettings(),
+        ...     )
+        >>> summary.n, resumed
+        (1, 0)
     """
     about = claimed.study.about
-    if not answers_to(model, about.model):
+    if not matches_fingerprint(model, about.model):
         raise SoundnessError(f"{claimed.file} is about another model: the fingerprints differ")
     if about.data != data:
         raise SoundnessError(f"{claimed.file} is about other data: the hashes differ")
@@ -125,7 +180,7 @@ def run_check(
 
 
 def _check_stored_summary(claimed: CheckedStudy) -> None:
-    """The summary of the study, where it has one, says what its records say."""
+    """Check that the stored summary of the study, if there is one, is that of its records."""
     path = claimed.file.parent / "summary.json"
     if not path.exists():
         return
@@ -137,10 +192,10 @@ def _check_stored_summary(claimed: CheckedStudy) -> None:
 
 
 class _Check:
-    """The model as the checker reads it, and the records it is to check."""
+    """The model as the checker reads it, and the records to check."""
 
     def __init__(self, claimed: CheckedStudy, model: nn.Module, split: Split, attack: Attack, seed: int) -> None:
-        self.subject = subject(copy.deepcopy(model).eval().to(split.labels.device), split)
+        self.samples = samples_of(copy.deepcopy(model).eval().to(split.labels.device), split)
         self.split, self.attack, self.seed, self.study = split, attack, seed, claimed.study
         samples, labels = split.samples.tolist(), split.labels.tolist()
         self.records = dict(zip(samples, claimed.records, strict=False))  # there may be more images
@@ -148,27 +203,27 @@ class _Check:
         self.norm = claimed.study.settings.norm
 
     def batch(self, begin: int, end: int) -> list[CheckRecord]:
-        """What was found right in these records."""
+        """The results of checking these records."""
         samples = self.split.samples[begin:end]
         for sample in samples.tolist():
             if not self._belongs(sample):
                 raise RunError(f"the record of image {sample} is not one of this study")
         positions = torch.arange(begin, end, device=self.split.labels.device)
-        return in_order([line for batch in self.subject.batches(positions) for line in self._batch(batch)], samples)
+        return in_order([line for batch in self.samples.batches(positions) for line in self._batch(batch)], samples)
 
     def _batch(self, batch: Batch) -> Iterator[CheckRecord]:
-        """What was found right in the records of inputs of one shape."""
+        """The results of checking records of inputs of one shape."""
         samples = batch.samples.tolist()
         chosen = [self.records[sample] for sample in samples]
         attacked = [self._largest_certified(record) for record in chosen]
         self._attack(batch, attacked, self.norm)
-        if self.norm != "l2":  # what was searched for are l2 radii
+        if self.norm != "l2":  # the search is for l2 radii
             self._attack(batch, [_largest_found(record) for record in chosen], "l2")
         pixels = batch.inputs.double().cpu().numpy()
         for i, (sample, record) in enumerate(zip(samples, chosen, strict=True)):
             image = Image.of(batch.prepared.read, pixels[i], int(batch.labels[i]))
-            if (reach := attacked[i]) is not None:
-                image.check_within(l2_ball(reach, pixels[i].size, self.norm)[0])
+            if (radius := attacked[i]) is not None:
+                image.check_within(l2_ball(radius, pixels[i].size, self.norm)[0])
             claims, room = prove_again(image, record, pixels[i], self.study)
             yield CheckRecord(
                 sample=sample,
@@ -180,7 +235,7 @@ class _Check:
             )
 
     def may_have_found(self, line: CheckRecord) -> bool:
-        """Whether this can be what was found right in that record of the file, as far as the record tells."""
+        """Whether a stored result is consistent with its record of the file."""
         record = self.records.get(line.sample)
         if record is None or not self._belongs(line.sample):
             return False
@@ -192,22 +247,22 @@ class _Check:
         return (record.sample, record.label) == (sample, self.labels[sample]) and fits(record, self.study)
 
     def _largest_certified(self, record: CertificateRecord) -> float | None:
-        """Of the curve, and in l2 of the search too."""
+        """The largest certified radius, of the given radii and, in l2, of the search."""
         curve = [row.radius for row in record.radii if row.verdict == "certified"]
         found = _largest_found(record) if self.norm == "l2" else None
         return max([*curve, *([] if found is None else [found])], default=None)
 
     def _attack(self, batch: Batch, radii: Sequence[float | None], norm: Norm) -> None:
-        """No input is broken at its radius; balls lie in each other, so that the smaller ones need no attack."""
+        """Check that no input is attacked successfully at its radius; smaller balls need no attack."""
         exact = batch.prepared.exact
         for radius in sorted({radius for radius in radii if radius}):
             members = torch.tensor([i for i, r in enumerate(radii) if r == radius], device=batch.inputs.device)
             x, y, samples = batch.inputs[members].double(), batch.labels[members], batch.samples[members]
-            within = Ball(norm, radius, box=self.subject.box)
+            within = Ball(norm, radius, box=self.samples.box)
             found = self.attack(exact, x, y, within, ids=samples, seed=self.seed).images
-            if (wrong := misclassified(exact, x, found, y, within)).any():
-                sample = int(samples[wrong][0])
-                raise SoundnessError(f"image {sample} is certified at radius {radius:g}, and an attack breaks it")
+            if (lost := misclassified(exact, x, found, y, within)).any():
+                sample = int(samples[lost][0])
+                raise SoundnessError(f"image {sample} is certified at radius {radius:g}, and an attack succeeds")
 
 
 def _largest_found(record: CertificateRecord) -> float | None:

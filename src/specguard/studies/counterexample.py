@@ -1,4 +1,4 @@
-"""When an image counts as broken."""
+"""When an image counts as attacked successfully: the verdict `broken`."""
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -15,7 +15,7 @@ def broken(
     labels: Int64[Tensor, " batch"],
     ball: Ball,
 ) -> Bool[Tensor, " batch"]:
-    """Where what an attack has found is lost; an image whose class is wrong from the start is broken too."""
+    """Where an attacked image is misclassified; an image whose clean prediction is wrong counts too."""
     return misclassified(exact, images, found, labels, ball) | (exact(images.double()).argmax(1) != labels)
 
 
@@ -27,17 +27,19 @@ def misclassified(
     labels: Int64[Tensor, " batch"],
     ball: Ball,
 ) -> Bool[Tensor, " batch"]:
-    """Where what an attack has found leads to another class, in float64 and strictly within the ball.
+    """Where the image that an attack has found is misclassified, in float64 and strictly within the ball.
 
-    `exact` is the model in float64. A margin that rounding may have turned is no counterexample.
+    `exact` is the model in float64. A margin whose sign may be due to rounding does not count.
     """
     offset = found.double() - images.double()
     length = ball.distance(offset, torch.zeros_like(offset))
     shrink = torch.where(length > ball.radius, ball.radius / length, 1.0) * (1 - 1e-12)
-    return _loses(exact(images.double() + offset * per_sample(shrink, offset)), labels)
+    return _is_misclassified(exact(images.double() + offset * per_sample(shrink, offset)), labels)
 
 
-def _loses(logits: Float[Tensor, "batch class_"], labels: Int64[Tensor, " batch"]) -> Bool[Tensor, " batch"]:
+def _is_misclassified(
+    logits: Float[Tensor, "batch class_"], labels: Int64[Tensor, " batch"]
+) -> Bool[Tensor, " batch"]:
     own = logits.gather(1, labels[:, None])
     best = logits.scatter(1, labels[:, None], -torch.inf).amax(1)
     return best - own[:, 0] > 1e-11 * (1 + logits.abs().amax(1))

@@ -1,7 +1,7 @@
-"""A few adversarial examples of a study, kept so that a person can look at them.
+"""A few adversarial examples of a study, stored for viewing.
 
-gallery/pictures.json        which images, by which attack, and what the model saw before and after
-gallery/images.safetensors   clean and adversarial images, and where the model looked, in the same order
+gallery/pictures.json        which images, by which attack, and the predictions before and after
+gallery/images.safetensors   clean and adversarial images, and attention rollouts, in the same order
 """
 
 from collections.abc import Iterable
@@ -39,10 +39,39 @@ def write_gallery(
     device: torch.device,
     shard: Shard = WHOLE,
 ) -> None:
-    """Attack the first images that a complete study has broken again, and keep what they look like.
+    """Repeat the first successful attacks of a complete study, and store the adversarial images.
 
-    Random numbers belong to the image, so that the same perturbation is found again. Where sums that depend on the
-    batch lead elsewhere, and nothing is broken, the image is left out. A gallery that is there is left as it is.
+    Random numbers are addressed by image, so the same perturbations are found again. An image is left out if
+    rounding, which depends on the batch, makes its attack fail. An existing gallery is not changed.
+
+    Args:
+        model: The attacked model; it is moved to `device`.
+        split: The images of the study.
+        classes: Names of the classes.
+        folder: The folder of the study of `run_attack`.
+        suite: The attacks of the study.
+        balls: The balls of the study.
+        settings: The settings of the study.
+        device: Where the attacks run.
+        shard: The shard of this process.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from specguard.attacks import PGD
+        >>> from specguard.data import digits
+        >>> from specguard.nn import ViT, preset
+        >>> from specguard.studies import about_study, run_attack
+        >>> model, data = ViT(preset("tiny_smooth"), torch.Generator().manual_seed(0)).eval(), digits()
+        >>> split = data.take(1, first=True)
+        >>> about = about_study(model, data, split)
+        >>> suite, balls = Suite((("pgd", PGD(steps=2)),)), (Ball("l2", 0.1),)
+        >>> settings, cpu = AttackSettings(diagnose=False), torch.device("cpu")
+        >>> with TemporaryDirectory() as folder:
+        ...     study = (model, split, data.classes, Path(folder), suite, balls, settings)
+        ...     summary = run_attack(*study, about=about, device=cpu)
+        ...     write_gallery(*study, device=cpu)
+        ...     (Path(folder) / "gallery" / "pictures.json").exists()
+        True
     """
     place, study = folder / "gallery", StudyFolder(folder, shard)
     with locked(folder, shared=not study.alone), study.together(), torch.no_grad():
@@ -90,7 +119,7 @@ def write_gallery(
 
 
 def _chosen(records: Iterable[AttackRecord]) -> dict[Key, list[int]]:
-    """By attack and ball: images that were correct and then broken, each at the first ball; of many classes."""
+    """By attack and ball: images that an attack misclassifies, each at its smallest ball, from many classes."""
     first: dict[int, tuple[int, Outcome]] = {}
     for record in records:
         if record.clean == record.label:
@@ -118,7 +147,7 @@ def _tensors(model: nn.Module, found: list[tuple[Tensor, Tensor]], device: torch
     clean, adversarial = (torch.stack(images) for images in zip(*found, strict=True))
     tensors = {"clean": clean, "adversarial": adversarial}
     for name, images in tuple(tensors.items()):
-        looked = attention_rollout(model, images.to(device))
-        if looked is not None:
-            tensors[f"attention_{name}"] = looked.cpu()
+        rollout = attention_rollout(model, images.to(device))
+        if rollout is not None:
+            tensors[f"attention_{name}"] = rollout.cpu()
     return tensors

@@ -1,4 +1,4 @@
-"""How much memory a computation takes, found by watching it on one image and on two, on any device."""
+"""The memory that a computation takes, measured on one image and on two, on any device."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,13 +12,13 @@ from torch.utils._pytree import tree_leaves
 from specguard.certificates import certify
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
-from specguard.studies.samples import Subject, Texts
+from specguard.studies.samples import Samples, TextSamples
 
-_ROOM = 1.5  # for what kernels take inside, and for memory that allocators hold back
+_ROOM = 1.5  # for temporary memory of kernels, and for memory that allocators reserve
 
 
 class _Meter(TorchDispatchMode):
-    """The most bytes that tensors made inside held at any one time."""
+    """Record the peak number of bytes of the tensors that are created in the context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class _Meter(TorchDispatchMode):
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """The most bytes that the tensors of `work` hold at any one time."""
+    """The peak number of bytes of the tensors that `work` creates."""
     meter = _Meter()
     with meter, torch.no_grad():
         work()
@@ -45,9 +45,9 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 
 def images_within(budget: int, work: Callable[[int], object]) -> int:
-    """How many images `work(count)` can take at once within `budget` bytes.
+    """The number of images that `work(count)` can process at once within `budget` bytes.
 
-    Memory is taken to grow in a straight line with the number of images, from one to two and beyond.
+    The memory is extrapolated linearly from one and two images.
     """
     one, two = (peak_bytes(lambda count=count: work(count)) * _ROOM for count in (1, 2))  # type: ignore[misc]
     if one > budget:
@@ -55,9 +55,9 @@ def images_within(budget: int, work: Callable[[int], object]) -> int:
     return 1 + int((budget - one) / max(two - one, 1.0))
 
 
-def proof_of_first(about: Subject, count: int, methods: Sequence[str], ball: Ball) -> None:
-    """Certify the first image, `count` times at once: to see what memory that takes."""
-    if isinstance(about, Texts):
-        raise ConfigError("what sentences take depends on their length; a smaller batch takes less memory")
-    for batch in about.batches(torch.zeros(count, dtype=torch.long)):
+def proof_of_first(samples: Samples, count: int, methods: Sequence[str], ball: Ball) -> None:
+    """Certify `count` copies of the first image at once, to measure the memory."""
+    if isinstance(samples, TextSamples):
+        raise ConfigError("the memory of sentences depends on their length; use a smaller batch instead")
+    for batch in samples.batches(torch.zeros(count, dtype=torch.long)):
         certify(batch.prepared.program, batch.inputs, batch.labels, ball, methods, search=False)

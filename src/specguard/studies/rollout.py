@@ -1,4 +1,4 @@
-"""Where a transformer looks: attention rolled out from the pixels to what its head reads."""
+"""Attention rollout: the attention of all layers, from the patches to the tokens that the head reads."""
 
 from functools import partial
 
@@ -13,13 +13,25 @@ from specguard.nn import ClassPool, PatchEmbedding, attention_maps
 def attention_rollout(
     model: nn.Module, images: Float[Tensor, "batch channel height width"]
 ) -> Float[Tensor, "batch rows columns"] | None:
-    """The share of attention that every patch gets, all layers together; None of a model without attention.
+    """The fraction of attention that every patch receives over all layers.
 
-    The maps of a layer are averaged over its heads and over the skip connection, (P + I) / 2, and multiplied from
-    layer to layer. Tokens that join on the way stand in front of the others. Of the product, the class token's row
-    is shown where the head reads it, and the mean over the patches elsewhere.
+    The maps of a layer are averaged over its heads and with the skip connection, (P + I) / 2, and multiplied over
+    the layers. The result is the row of the class token if the head reads it, and the mean over the patches
+    otherwise.
 
-    **Guarantee** none: it is a picture. **Reference** Abnar and Zuidema 2020.
+    **Guarantee** none: it is a visualization. **Reference** Abnar and Zuidema 2020.
+
+    Args:
+        model: A vision transformer.
+        images: Pixels in [0, 1].
+
+    Returns:
+        One map per image, with one entry per patch; None for a model without attention or patches.
+
+    Example:
+        >>> from specguard.nn import ViT, preset
+        >>> attention_rollout(ViT(preset("tiny_smooth")).eval(), torch.zeros(1, 1, 8, 8)).shape
+        torch.Size([1, 2, 2])
     """
     grids: list[tuple[int, ...]] = []
     embeddings = [layer for layer in model.modules() if isinstance(layer, PatchEmbedding)]
@@ -28,7 +40,7 @@ def attention_rollout(
     kept = partial(_keep_grid, grids)
     handle = embeddings[0].map.register_forward_hook(kept)
     try:
-        model(images)  # `attention_maps` runs a copy, whose hooks are its own
+        model(images)  # `attention_maps` runs a copy, without this hook
     finally:
         handle.remove()
     maps = attention_maps(model, images)
@@ -55,7 +67,7 @@ def _identity(tokens: int, images: Tensor) -> Tensor:
 
 
 def _with_new_tokens(rolled: Tensor, tokens: int) -> Tensor:
-    """The product so far, with tokens in front that have yet to look at anything."""
+    """The product so far, extended by prepended tokens that have attended to nothing yet."""
     new = tokens - rolled.shape[-1]
     grown = torch.eye(tokens, device=rolled.device).repeat(len(rolled), 1, 1)
     grown[:, new:, new:] = rolled

@@ -1,4 +1,4 @@
-"""How far one attention layer can move, and how far bounds say: LoFAST's Figures 1, 3 and 4 and Table 3."""
+"""The sensitivity of one attention layer and its bounds: LoFAST's Figures 1, 3 and 4 and Table 3."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,8 +50,8 @@ from specguard.studies.attention_change import (
 )
 from specguard.studies.samples import labels_by_sample
 
-_LARGEST = 1e300  # that a record takes
-Measured = tuple[PerImage, Mapping[str, PerImage | None]]  # what was found, and the bounds on it
+_LARGEST = 1e300  # the largest value that a record takes
+Measured = tuple[PerImage, Mapping[str, PerImage | None]]  # the change found, and the bounds on it
 
 
 def run_sensitivity(
@@ -65,20 +65,49 @@ def run_sensitivity(
     shard: Shard = WHOLE,
     watch: Watcher = lambda progress: None,
 ) -> SensitivitySummary | Pending:
-    """Look at one layer at every image of `split`, leave records in `folder`, and return the summary.
+    """Measure the sensitivity of one attention layer at every image of `split`, and compare it with its bounds.
 
-    A change beyond a bound raises `SoundnessError`. `about` says which model and which data this is; a folder that
-    holds a study of another is refused, and one of the same is continued.
+    An interrupted study is continued. A folder with the study of another model or data, or with other settings,
+    raises a `RunError`. A change that exceeds a bound raises a `SoundnessError`.
+
+    Args:
+        model: The model.
+        split: The images.
+        folder: Where the records and the summary are written.
+        settings: The layer, radii, search effort, batch size and seed.
+        about: Which model and data this is; see `about_study`.
+        device: Where the layer is evaluated.
+        shard: The fraction of the batches of this process; all by default.
+        watch: Called with the progress.
+
+    Returns:
+        The summary, or `Pending` while other shards are unfinished.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from specguard.data import digits
+        >>> from specguard.nn import ViT, preset
+        >>> from specguard.studies import about_study
+        >>> model = ViT(preset("tiny_smooth", dim=8, heads=2), torch.Generator().manual_seed(0)).eval()
+        >>> data = digits()
+        >>> split = data.take(1, first=True)
+        >>> about = about_study(model, data, split)
+        >>> settings = SensitivitySettings(radii=(0.01,), input_norms=(), weight_changes=(), steps=1, starts=0)
+        >>> cpu = torch.device("cpu")
+        >>> with TemporaryDirectory() as folder:
+        ...     summary = run_sensitivity(model, split, Path(folder), settings, about=about, device=cpu)
+        >>> summary.layer.tokens
+        4
     """
     header = SensitivityStudy(about, settings, attention_name(model, settings.layer))
-    look = _Look(model, split, settings, device)
+    work = _Work(model, split, settings, device)
     study = Study(
         header,
         labels_by_sample(split),
         settings.batch,
         SensitivityRecord,
         SensitivitySummary,
-        look.batch,
+        work.batch,
         fits=lambda record: fits(record, header, int(split.samples[0])),
         summarize=lambda records: summarize(records, header),
         pieces=3 + len(settings.input_norms),
@@ -86,8 +115,8 @@ def run_sensitivity(
     return complete(study, folder, device, watch, shard)
 
 
-class _Look:
-    """One layer, and the images at which it is looked at."""
+class _Work:
+    """The layer, the images and the settings of the study."""
 
     def __init__(
         self, model: nn.Module, split: Dataset, settings: SensitivitySettings, device: torch.device
@@ -97,7 +126,7 @@ class _Look:
         self.split, self.settings, self.device = split, settings, device
 
     def batch(self, begin: int, end: int, tell: Tell) -> tuple[list[SensitivityRecord], dict[str, float]]:
-        """The records of these images; changes of weights are looked at at the first image of all."""
+        """The records of these images; changes of weights are measured at the first image of the study."""
         s = self.settings
         images, labels = self.split.batch(slice(begin, end))
         X = layer_inputs(self.model, self.layer, images.to(self.device).double())
@@ -112,7 +141,7 @@ class _Look:
             scaled: dict[float, list[Measured]] = {}
             for piece, norm in enumerate(s.input_norms, 2):
                 tell(piece, f"input norm {norm:g}")
-                scaled[norm] = self._over_radii(self._scaled(X, norm), noise)
+                scaled[norm] = self._over_radii(self._scale(X, norm), noise)
             tell(2 + len(s.input_norms), "weights")
             weights = self._over_weights(X[:1]) if begin == 0 else ()
             unchanged = self._weight_bounds(node_at(self.layer, X[:1])) if begin == 0 else {}
@@ -148,18 +177,18 @@ class _Look:
         ], {}
 
     def _over_radii(self, X: Points, noise: Noise) -> list[Measured]:
-        """For every radius what was found, and the bounds."""
+        """For every radius, the largest change found and the bounds."""
         s, function, node = self.settings, with_skip(self.layer), node_at(self.layer, X)
         directions = starting_directions(function, X, noise, s.starts)
         largest, measured = torch.zeros(len(X), dtype=X.dtype, device=X.device), list[Measured]()
-        for radius in s.radii:  # they increase: what was found in a smaller ball is in the larger one
+        for radius in s.radii:  # increasing: a change found in a smaller ball is valid in the larger one
             largest = torch.maximum(largest, largest_change(function, X, radius, directions, s.steps))
-            self._check_numbers(largest)
+            self._check_finite(largest)
             bounds = bounds_at(node, radius)
             if broken := exceeded(largest, bounds, lengths(node.output)):
                 name = broken[0]
                 raise SoundnessError(
-                    f"{self.name} moves by more than the bound {name} at radius {radius:g}: this bound is wrong"
+                    f"{self.name} changes by more than the bound {name} at radius {radius:g}: this bound is wrong"
                 )
             measured.append((largest, bounds))
         return measured
@@ -171,7 +200,7 @@ class _Look:
         found: dict[tuple[float, str], Measured] = {}
         for radius in s.radii:
             for factor, values in first_head(node, radius, directions, s.steps).items():
-                self._check_numbers(values["found"])
+                self._check_finite(values["found"])
                 bounds = {name: values[name] for name in HEAD_BOUNDS[factor]}
                 if exceeded(values["found"], bounds, lengths(node.X)):
                     raise SoundnessError(f"the {factor} of a head of {self.name} exceed a bound at {radius:g}")
@@ -179,18 +208,18 @@ class _Look:
         return found
 
     def _over_weights(self, X: Points) -> tuple[WeightChange, ...]:
-        """Bounds with every element moved by every fraction, over the samples."""
+        """Bounds with every element perturbed by every fraction, over the samples."""
         s, rows = self.settings, []
         for element in ELEMENTS:
             seed = derived_seed(s.seed, "weights", element)
             noises = [Noise.of(torch.tensor([k], device=X.device), seed) for k in range(s.samples)]
             for change in s.weight_changes:
-                found = [self._weight_bounds(self._moved(X, element, change, noise)) for noise in noises]
+                found = [self._weight_bounds(self._perturb(X, element, change, noise)) for noise in noises]
                 bounds = {name: tuple(_finite(float(each[name])) for each in found) for name in WEIGHT_BOUNDS}
                 rows.append(WeightChange(element=element, change=change, bounds=bounds))
         return tuple(rows)
 
-    def _moved(self, X: Points, element: str, change: float, noise: Noise) -> AttentionNode:
+    def _perturb(self, X: Points, element: str, change: float, noise: Noise) -> AttentionNode:
         if element == "x":
             moved = change * lengths(X)[:, None, None] * noise.directions(X.shape[1:], X.dtype)
             return node_at(self.layer, X + moved)
@@ -201,20 +230,20 @@ class _Look:
         eps = torch.full((len(node.X),), radius, dtype=torch.float64, device=node.X.device)
         return {"lofast2": lofast.lofast(node, eps, node.xi), "t1": local.upper_t1(node, eps)}
 
-    def _check_numbers(self, found: PerImage) -> None:
+    def _check_finite(self, found: PerImage) -> None:
         if not (found <= _LARGEST).all():  # NaN is not
-            raise ConfigError(f"the change of {self.name} cannot be computed: its numbers are not finite")
+            raise ConfigError(f"the change of {self.name} cannot be computed: its values are not finite")
 
-    def _scaled(self, X: Points, norm: float) -> Points:
-        """X brought to this spectral norm."""
+    def _scale(self, X: Points, norm: float) -> Points:
+        """X scaled to this spectral norm."""
         size = torch.linalg.matrix_norm(X, 2)
         if not (size > 0).all():
-            raise ConfigError(f"the input of {self.name} is zero and cannot be brought to another norm")
+            raise ConfigError(f"the input of {self.name} is zero and cannot be scaled to another norm")
         return X * (norm / size)[:, None, None]
 
 
 def _at(row: Measured, i: int) -> dict[str, Any]:
-    """What was found at the i-th image, and the bounds there; None for what is too large or not to be had."""
+    """The change found at the i-th image, and the bounds there; None for a bound that is too large or undefined."""
     found, bounds = row
     return {
         "found": float(found[i]),

@@ -1,6 +1,6 @@
-"""Smooth the classifier at every image: probabilistic certificates of another function, in records of their own.
+"""Randomized smoothing at every image: probabilistic certificates of another function, in separate records.
 
-Nothing here is a proof about the model, and nothing of the deterministic studies reads these records.
+None of these results is a proof about the model, and no deterministic study reads these records.
 """
 
 import copy
@@ -37,9 +37,40 @@ def run_smooth(
     shard: Shard = WHOLE,
     watch: Watcher = lambda progress: None,
 ) -> SmoothSummary | Pending:
-    """Certify the smoothed classifier at every image of `split`, leave records in `folder`, return the summary.
+    """Certify the smoothed classifier at every image of `split`, with one record per image in `folder`.
 
-    A study that was cut short goes on with the next image, to the same records: the noise belongs to the image.
+    An interrupted study is continued with the same records, since the noise is addressed by image. A folder with
+    the study of another model or data, or with other settings, raises a `RunError`.
+
+    **Guarantee** probabilistic, and about the smoothed classifier, not about the model.
+
+    Args:
+        model: The base classifier.
+        split: The images.
+        folder: Where the records and the summary are written.
+        settings: Noise level, numbers of samples, failure probability, radii and seed.
+        about: Which model and data this is; see `about_study`.
+        device: Where the model is evaluated.
+        shard: The fraction of the images of this process; all by default.
+        watch: Called with the progress.
+
+    Returns:
+        The summary, or `Pending` while other shards are unfinished.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from specguard.data import digits
+        >>> from specguard.nn import preset
+        >>> from specguard.records.smoothing import Smoothing
+        >>> from specguard.studies import about_study
+        >>> model, data = ViT(preset("tiny_smooth"), torch.Generator().manual_seed(0)).eval(), digits()
+        >>> split = data.take(1, first=True)
+        >>> about = about_study(model, data, split)
+        >>> settings = SmoothSettings(Smoothing(sigma=0.5, n0=4, n=10, alpha=0.01))
+        >>> with TemporaryDirectory() as folder:
+        ...     summary = run_smooth(model, split, Path(folder), settings, about=about, device=torch.device("cpu"))
+        >>> summary.n
+        1
     """
     function, data, header = copy.deepcopy(model).to(device).eval(), split.to(device), SmoothStudy(about, settings)
 
@@ -79,6 +110,6 @@ def _record(model: ViT | Network, data: Dataset, position: int, settings: Smooth
 
 
 def _expected(count: int, draws: int, alpha: float, sigma: float) -> tuple[float, float]:
-    """The lower probability and the radius that follow from a count."""
+    """The lower bound on the probability and the radius for a count."""
     probability = lower_probability(count, draws, alpha)
     return probability, lower_smoothed_radius(probability, sigma)

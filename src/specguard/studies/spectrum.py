@@ -1,6 +1,6 @@
-"""Look at the spectra of a network: singular values of every part at every image.
+"""Spectra of a network: singular values of the Jacobian of every part at every image.
 
-directions/           the most fragile direction of each part as an image, for the first images, on request
+directions/           the top right singular vector of each part as an image, for the first images, on request
 """
 
 import copy
@@ -40,7 +40,7 @@ from specguard.spectrum import Part, blank_parts, exact_weight_spectra, parts
 from specguard.studies.samples import labels_by_sample
 
 Images = Float[Tensor, "batch channel height width"]
-_LARGEST = 1e150  # its square is a number, too
+_LARGEST = 1e150  # its square is finite
 
 
 def run_spectrum(
@@ -55,19 +55,45 @@ def run_spectrum(
     shard: Shard = WHOLE,
     watch: Watcher = lambda progress: None,
 ) -> SpectrumSummary | Pending:
-    """Look at every image of `split`, leave records in `folder`, and return the summary.
+    """Compute the spectra of a network at every image of `split`, with one record per image in `folder`.
 
-    `about` says which model and which data this is; a folder that holds a study of another is refused, and one of
-    the same is continued, with the same records as if it had not been interrupted. `untrained` is the model as it
-    was before training, for a comparison of the weights' own spectra. A `shard` looks at its own batches, and while
-    other shards have some to do, returns what is pending.
+    An interrupted study is continued with the same records. A folder with the study of another model or data, or
+    with other settings, raises a `RunError`.
+
+    Args:
+        model: The network.
+        split: The images.
+        folder: Where the records and the summary are written.
+        settings: Parts, number of singular values, tolerances, batch size and seed.
+        about: Which model and data this is; see `about_study`.
+        device: Where the Jacobians are evaluated.
+        untrained: The model before training, for a comparison of the spectra of the weights.
+        shard: The fraction of the batches of this process; all by default.
+        watch: Called with the progress.
+
+    Returns:
+        The summary, or `Pending` while other shards are unfinished.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from specguard.data import digits
+        >>> from specguard.nn import preset
+        >>> from specguard.studies import about_study
+        >>> model, data = ViT(preset("tiny_smooth"), torch.Generator().manual_seed(0)).eval(), digits()
+        >>> split = data.take(1, first=True)
+        >>> about = about_study(model, data, split)
+        >>> settings, cpu = SpectrumSettings("head"), torch.device("cpu")
+        >>> with TemporaryDirectory() as folder:
+        ...     summary = run_spectrum(model, split, Path(folder), settings, about=about, device=cpu)
+        >>> summary.parts[0].name
+        'head'
     """
-    look = _Look(model, split, folder, settings, device)
-    header = SpectrumStudy(about, settings, tuple(look.forms))
+    work = _Work(model, split, folder, settings, device)
+    header = SpectrumStudy(about, settings, tuple(work.forms))
 
     def with_weights(summary: SpectrumSummary) -> SpectrumSummary:
         before = None if untrained is None else _weights(untrained)
-        return msgspec.structs.replace(summary, weights=WeightSpectra(_weights(look.model), before))
+        return msgspec.structs.replace(summary, weights=WeightSpectra(_weights(work.model), before))
 
     study = Study(
         header,
@@ -75,12 +101,12 @@ def run_spectrum(
         settings.batch,
         SpectrumRecord,
         SpectrumSummary,
-        look.batch,
-        fits=lambda record: fits(record, look.forms),
+        work.batch,
+        fits=lambda record: fits(record, work.forms),
         summarize=lambda records: summarize(records, header),
         finish=with_weights,
         apart=("weights",),
-        pieces=len(look.forms),
+        pieces=len(work.forms),
     )
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         return complete(study, folder, device, watch, shard)
@@ -89,7 +115,7 @@ def run_spectrum(
 def stored_directions(
     folder: Path, split: Dataset, settings: SpectrumSettings, names: list[str]
 ) -> dict[str, Tensor]:
-    """What a complete study has kept of the first images: these, as `images`, and the direction of every part."""
+    """The stored directions of a complete study: the first images, as `images`, and the direction of every part."""
     found: list[dict[str, Tensor]] = []
     kept, keys = min(settings.directions, len(split)), ("images", *names)
     for begin in range(0, kept, settings.batch):
@@ -104,8 +130,8 @@ def stored_directions(
     return {key: torch.cat([tensors[key] for tensors in found]) for key in keys}
 
 
-class _Look:
-    """A model and the images at which it is looked at."""
+class _Work:
+    """The model, the images and the settings of the study."""
 
     def __init__(
         self,
@@ -116,13 +142,13 @@ class _Look:
         device: torch.device,
     ) -> None:
         self.dtype = torch.float64 if settings.precision == "float64" else torch.float32
-        self.model = copy.deepcopy(model).to(device, self.dtype).eval()  # the caller keeps his
+        self.model = copy.deepcopy(model).to(device, self.dtype).eval()
         self.split, self.folder, self.settings = split.to(device), folder, settings
         self.ball = Ball(settings.ball.norm, settings.ball.radius, settings.ball.box)
         self.forms = {part.name: _form(part, settings) for part in blank_parts(self.model, settings.parts)}
 
     def batch(self, begin: int, end: int, tell: Tell) -> tuple[list[SpectrumRecord], dict[str, float]]:
-        """The records of a batch of images; the directions, if wanted, are on disk before them."""
+        """The records of a batch of images; requested directions are on disk before them."""
         settings = self.settings
         images, labels = self.split.batch(slice(begin, end))
         images, samples = images.to(self.dtype), self.split.samples[begin:end]
@@ -134,7 +160,7 @@ class _Look:
             if part.name in self.forms:
                 tell(len(found), part.name)
                 generator = torch.Generator().manual_seed(derived_seed(settings.seed, part.name, begin))
-                found[part.name], right = _looked_at(part, moved, self.forms[part.name], settings, generator)
+                found[part.name], right = _measure(part, moved, self.forms[part.name], settings, generator)
                 if begin < settings.directions:
                     directions[part.name] = _as_images(part, images, right)
         if directions:
@@ -157,13 +183,13 @@ def _form(part: Part, settings: SpectrumSettings) -> PartForm:
     return PartForm(group=part.group, kind=part.kind, values=values, dense=columns <= settings.dense)
 
 
-def _looked_at(
+def _measure(
     part: Part, moved: Part, form: PartForm, settings: SpectrumSettings, generator: torch.Generator
 ) -> tuple[list[PartRecord], Float[Tensor, "batch *shape"]]:
-    """One record per image of what a part does there, and its first right singular vectors."""
+    """One record per image for a part, and its top right singular vectors."""
     search = partial(lower_singular_values, generator=generator, tolerance=settings.tolerance, most=settings.most)
     try:
-        found = search(jacobian(part.function, part.at), k=form.values)  # its tapes are let go before the next
+        found = search(jacobian(part.function, part.at), k=form.values)  # freed before the next Jacobian
         step = search(jacobian(part.step, part.at)) if part.kind == "residual" else found
     except ValueError as error:
         raise ConfigError(f"the spectrum of {part.name} cannot be computed: {error}") from error
@@ -179,25 +205,25 @@ def _looked_at(
     kind = {"group": part.group, "kind": part.kind}
     numbers = columns if bound is None else (*columns, bound)
     if not all(bool((column < _LARGEST).all()) for column in numbers):  # NaN is not
-        raise ConfigError(f"the spectrum of {part.name} cannot be computed: its numbers are not finite")
+        raise ConfigError(f"the spectrum of {part.name} cannot be computed: its values are not finite")
     records = [convert(kind | dict(zip(keys, row, strict=True)), PartRecord, part.name) for row in rows]
     return records, found.right[:, 0]
 
 
 def _as_images(part: Part, images: Images, direction: Float[Tensor, "batch *shape"]) -> Images:
-    """The change of pixels, of length 1, that moves the input of a part most along a direction, to first order."""
-    pulled = jacobian(part.before, images).rmatvec(direction)
-    length = _length(pulled).view(-1, 1, 1, 1)
-    return (pulled / torch.where(length > 0, length, 1.0)).to(pulled.dtype)
+    """The unit change of pixels that moves the input of a part most along a direction, to first order."""
+    gradient = jacobian(part.before, images).rmatvec(direction)
+    length = _length(gradient).view(-1, 1, 1, 1)
+    return (gradient / torch.where(length > 0, length, 1.0)).to(gradient.dtype)
 
 
 def _length(x: Float[Tensor, "batch *shape"]) -> Float[Tensor, " batch"]:
-    """Euclidean lengths, in double: a square of single precision may vanish or overflow."""
+    """Euclidean norms in float64, since squares in float32 may underflow or overflow."""
     return torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
 
 
 def _weights(model: ViT | Network) -> tuple[WeightNorms, ...]:
-    """The largest singular value of every weight, and for heads that of each."""
+    """The largest singular value of every weight, per head for attention."""
     return tuple(
         WeightNorms(layer=found.layer, kind=found.kind, sigma=tuple(found.values[:, 0].tolist()))
         for found in exact_weight_spectra(model)

@@ -18,7 +18,7 @@ from specguard.nn import (
     ViT,
     fingerprint,
     materialized,
-    text_record,
+    text_config_to_json,
     weights_fingerprint,
 )
 from specguard.records.accuracy import Accuracy
@@ -147,7 +147,7 @@ def _architecture(model: Classifier) -> Json:
     if isinstance(model, ViT):
         return asdict(model.config)
     if isinstance(model, TextEncoder):
-        return text_record(model.config)
+        return text_config_to_json(model.config)
     return {"name": model.config.name, "shape": model.shape, "classes": model.classes, "source": model.source}
 
 
