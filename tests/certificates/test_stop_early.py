@@ -259,7 +259,7 @@ def test_a_planted_stage_that_forgets_what_was_proved_is_caught(cases, monkeypat
         self.lower.clear()
         return (self.predicted == self.labels).nonzero()[:, 0]
 
-    monkeypatch.setattr(module.EarlyStop, "_left", forgetful)
+    monkeypatch.setattr(module.EarlyStop, "_open_images", forgetful)
     monkeypatch.setattr(certificate, "METHODS", (MIXED, LOCAL, NAIVE))
     ball = Ball("l2", case.radii[0])
     given = certify(case.steps, case.images, case.labels, ball, ("naive", "local", "mixed"), stop_early=True)

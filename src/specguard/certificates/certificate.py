@@ -86,7 +86,7 @@ def certify(
     are compared at the images and within the balls, before anything is certified.
     """
     balls = (ball,) if isinstance(ball, Ball) else tuple(ball)
-    chosen = _methods(methods)
+    chosen = _resolve_methods(methods)
     if not balls:
         raise ConfigError("at least one ball is needed")
     for each in balls:
@@ -94,17 +94,17 @@ def certify(
     if (verifiers or skip is not None) and not stop_early:
         raise ConfigError("verifiers look at what is left, so that they need stop_early")
     check_verifiers(tuple(verifiers))
-    about, labels = program(model) if isinstance(model, nn.Module) else model, labels.long()
+    network, labels = program(model) if isinstance(model, nn.Module) else model, labels.long()
     if stop_early:
         ordered = tuple(method for method in METHODS if method in chosen)
-        found = tuple(
-            EarlyStop(about, images, labels, each).through(ordered, tuple(verifiers), skip) for each in balls
+        certificates = tuple(
+            EarlyStop(network, images, labels, each).run(ordered, tuple(verifiers), skip) for each in balls
         )
     else:
-        found = certify_all(about, images, labels, balls, chosen, search)
-    return found[0] if isinstance(ball, Ball) else found
+        certificates = certify_all(network, images, labels, balls, chosen, search)
+    return certificates[0] if isinstance(ball, Ball) else certificates
 
 
-def _methods(methods: Sequence[Method | str]) -> tuple[Method, ...]:
+def _resolve_methods(methods: Sequence[Method | str]) -> tuple[Method, ...]:
     names = [method if isinstance(method, str) else method.name for method in methods]
     return named_methods(list(dict.fromkeys(names)))

@@ -25,7 +25,7 @@ from specguard.geometry import Ball
 from specguard.nn import Attention, LayerProject, MeanPool, SmoothProject, materialized
 
 Method = Literal["CROWN", "CROWN-IBP"]
-_SAME = 1e-6  # of the logits' scale: how far the graph's output may be from the model's
+_SAME_LOGITS = 1e-6  # of the logits' scale: how far the graph's output may be from the model's
 _TOLERANCE = 1e-5  # of the logits' scale: bounds below it are none
 _UNSOUND = ("BoundPow",)  # nodes with wrong bounds under today's torch
 _OPTIONS = {"conv_mode": "matrix", "compare_crown_with_ibp": True}
@@ -83,23 +83,23 @@ class _Bounds:
     def margins(self, x: Float[Tensor, "1 *shape"], label: int, other_classes: Tensor, ball: Ball) -> Tensor:
         """`f_label - f_j` over the ball from below, for each other class; anything doubtful is an error."""
         with _float64(), torch.no_grad():
-            graph = self._made(x)
+            graph = self._build_graph(x)
             logits = self.exact.to(x.device)(x)
             scale = float(logits.abs().max())
             # NaN compares false.
-            if not float((graph(x) - logits).abs().max()) <= _SAME * scale:
+            if not float((graph(x) - logits).abs().max()) <= _SAME_LOGITS * scale:
                 raise ConfigError("the graph does not compute what the model computes")
             eye = torch.eye(logits.shape[1], dtype=x.dtype, device=x.device)
             C = (eye[label] - eye[other_classes])[None]
             norm = 2.0 if ball.norm == "l2" else float("inf")
-            moved = self.library.BoundedTensor(x, self.library.PerturbationLpNorm(norm=norm, eps=ball.radius))
-            lower, _ = graph.compute_bounds(x=(moved,), C=C, method=self.method, bound_upper=False)
+            perturbed = self.library.BoundedTensor(x, self.library.PerturbationLpNorm(norm=norm, eps=ball.radius))
+            lower, _ = graph.compute_bounds(x=(perturbed,), C=C, method=self.method, bound_upper=False)
             lower = lower.detach().reshape(-1)
             if lower.dtype != torch.float64 or lower.shape != other_classes.shape or not lower.isfinite().all():
                 raise ConfigError("the bounds are not finite numbers in float64, one for every rival")
             return lower - _TOLERANCE * scale
 
-    def _made(self, x: Tensor) -> Any:
+    def _build_graph(self, x: Tensor) -> Any:
         if self._graph is None:
             model = copy.deepcopy(self.lowered).to(x.device)
             graph = self.library.BoundedModule(model, x, bound_opts=dict(_OPTIONS), device=x.device)
@@ -143,7 +143,7 @@ def _float64() -> Iterator[None]:
 
 # Canaries ---------------------------------------------------------------------------------------------------------
 
-_ALIVE: list[tuple[object, Method]] = []  # those that have been tried in this process
+_PASSED: list[tuple[object, Method]] = []  # those that have been tried in this process
 _BALLS = (Ball("l2", 0.3, box=False), Ball("linf", 0.1, box=False), Ball("l2", 1e-3, box=False))
 _CANARIES: dict[str, tuple[tuple[int, ...], Any]] = {
     "a linear map": ((6,), lambda: nn.Sequential(nn.Linear(6, 3))),
@@ -157,7 +157,7 @@ _CANARIES: dict[str, tuple[tuple[int, ...], Any]] = {
 
 def _check_canaries(library: Any, method: Method) -> None:
     """Refuse a library that gives a lower bound above a value that is attained, on any of a few small networks."""
-    if any(known is library and same == method for known, same in _ALIVE):
+    if any(passed is library and passed_method == method for passed, passed_method in _PASSED):
         return
     for name, (shape, make) in _CANARIES.items():
         g = torch.Generator().manual_seed(len(name))
@@ -168,7 +168,7 @@ def _check_canaries(library: Any, method: Method) -> None:
         x = torch.randn(1, *shape, generator=g).double()
         for ball in _BALLS:
             _check_canary(_Bounds(library, model, shape, method), name, x, ball)
-    _ALIVE.append((library, method))
+    _PASSED.append((library, method))
 
 
 def _check_canary(bounds: _Bounds, name: str, x: Tensor, ball: Ball) -> None:
@@ -177,24 +177,24 @@ def _check_canary(bounds: _Bounds, name: str, x: Tensor, ball: Ball) -> None:
         lower = bounds.margins(x, 0, other_classes, ball)
     except Exception as error:  # noqa: BLE001 - as above
         raise ConfigError(f"auto_LiRPA failed a canary, {name}, and is not used: {error}") from None
-    if bool((lower > _least_found(bounds.exact, x, ball)).any()):
+    if bool((lower > _attack_margins(bounds.exact, x, ball)).any()):
         raise ConfigError(
             f"auto_LiRPA's bounds on a canary, {name}, are above values that are attained; it is not used"
         )
 
 
-def _least_found(model: nn.Module, x: Tensor, ball: Ball) -> Float[Tensor, " other"]:
+def _attack_margins(model: nn.Module, x: Tensor, ball: Ball) -> Float[Tensor, " other"]:
     """The least of each margin that steps along its gradient find in the ball."""
     found = []
     for other in (1, 2):
-        moved = x.clone()
+        perturbed = x.clone()
         values = []
         for step in range(12):
-            point = moved.requires_grad_()
+            point = perturbed.requires_grad_()
             logits = model(point)[0]
             margin = logits[0] - logits[other]
             values.append(margin.detach())
-            (slope,) = torch.autograd.grad(margin, point)
-            moved = ball.project(point.detach() - ball.steepest(slope) * ball.radius * 2 * 0.7**step, x)
+            (gradient,) = torch.autograd.grad(margin, point)
+            perturbed = ball.project(point.detach() - ball.steepest(gradient) * ball.radius * 2 * 0.7**step, x)
         found.append(torch.stack(values).amin())
     return torch.stack(found)

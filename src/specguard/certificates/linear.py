@@ -10,26 +10,26 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from specguard.certificates.node import FLOOR, accountable
+from specguard.certificates.node import FLOOR, check_magnitude
 from specguard.data import Dataset
 from specguard.errors import DataError
 from specguard.geometry import Norm
-from specguard.linalg import UNIT, gamma, lifted, upper_length
+from specguard.linalg import UNIT, gamma, round_up, upper_length
 
 _ITERATIONS = 2000
 
 
-def fitted_linear(train: Dataset, classes: int) -> nn.Sequential:
+def fit_linear(train: Dataset, classes: int) -> nn.Sequential:
     """Logistic regression on the pixels of `train`, by scikit-learn with its default regularization, as a model.
 
     The model takes images and gives `classes` logits; its weights are in float32, and are what is certified.
     """
-    seen = torch.bincount(train.labels, minlength=classes)
-    if classes < 2 or len(seen) > classes or not bool((seen > 0).all()):
+    counts = torch.bincount(train.labels, minlength=classes)
+    if classes < 2 or len(counts) > classes or not bool((counts > 0).all()):
         raise DataError(f"a linear classifier of {classes} classes needs training images of each, and of no other")
     images, labels = train.batch(slice(0, len(train)))
-    fitted = LogisticRegression(max_iter=_ITERATIONS).fit(images.flatten(1).cpu().numpy(), labels.cpu().numpy())
-    W, b = torch.from_numpy(fitted.coef_), torch.from_numpy(fitted.intercept_)
+    regression = LogisticRegression(max_iter=_ITERATIONS).fit(images.flatten(1).cpu().numpy(), labels.cpu().numpy())
+    W, b = torch.from_numpy(regression.coef_), torch.from_numpy(regression.intercept_)
     if classes == 2:  # one hyperplane: the logit of the second class over the first
         W, b = torch.cat([torch.zeros_like(W), W]), torch.cat([torch.zeros_like(b), b])
     layer = skip_init(nn.Linear, W.shape[1], classes)  # which draws no random numbers
@@ -59,15 +59,15 @@ def lower_linear_radii(
     if not (x.isfinite().all() and W.isfinite().all() and b.isfinite().all()):
         raise DataError("the images or the weights have entries that are not finite")
     for what, values in (("an image", x), ("the weight", W), ("the bias", b)):
-        accountable(f"the largest entry of {what}", float(values.abs().max()))
-    least = x.new_full((len(x),), torch.inf)
+        check_magnitude(f"the largest entry of {what}", float(values.abs().max()))
+    radius = x.new_full((len(x),), torch.inf)
     for other in range(len(W)):
         D, c = W[labels] - W[other], b[labels] - b[other]  # one rounding of each entry
-        size = lifted((D.abs() * x.abs()).sum(1) + b[labels].abs() + b[other].abs(), len(W.mT) + 8)
+        magnitude = round_up((D.abs() * x.abs()).sum(1) + b[labels].abs() + b[other].abs(), len(W.mT) + 8)
         # Differences, products, their sum and the bias: (entries + 4) roundings at most on any path.
-        margin = (D * x).sum(1) + c - gamma(len(W.mT) + 8) * size - FLOOR
-        steep = upper_length(D) if norm == "l2" else lifted(D.abs().sum(1), D.shape[1] + 8)
-        steep = lifted(steep, 8)  # for the difference that D is
-        reach = torch.where(steep > 0, margin / steep * (1 - 8 * UNIT), torch.where(margin > 0, torch.inf, 0.0))
-        least = torch.where(labels == other, least, torch.minimum(least, reach))
-    return least.clamp(min=0)
+        margin = (D * x).sum(1) + c - gamma(len(W.mT) + 8) * magnitude - FLOOR
+        rate = upper_length(D) if norm == "l2" else round_up(D.abs().sum(1), D.shape[1] + 8)
+        rate = round_up(rate, 8)  # for the difference that D is
+        distance = torch.where(rate > 0, margin / rate * (1 - 8 * UNIT), torch.where(margin > 0, torch.inf, 0.0))
+        radius = torch.where(labels == other, radius, torch.minimum(radius, distance))
+    return radius.clamp(min=0)

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specguard.errors import ConfigError
-from specguard.linalg import gamma, lifted, upper_length
+from specguard.linalg import gamma, round_up, upper_length
 
 Method = Literal["naive", "specformer", "lofast", "lofast2", "local"]
 Radius = Float[Tensor, "*point batch"]
@@ -67,10 +67,10 @@ def up(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     4,096 roundings are more than any formula here has, but for sums over channels, which are lifted by themselves.
     What squares of small numbers lose by vanishing is far less than `FLOOR`, which is far below any margin.
     """
-    return lifted(torch.where(values.isnan(), torch.inf, values), 4096) + FLOOR
+    return round_up(torch.where(values.isnan(), torch.inf, values), 4096) + FLOOR
 
 
-def accountable(what: str, value: float) -> float:
+def check_magnitude(what: str, value: float) -> float:
     """A size that neither vanishes nor overflows in products and powers; any other is refused."""
     if value and not 1 / LARGEST <= abs(value) <= LARGEST:
         raise ConfigError(f"{what} is of size {abs(value):.3g}, beyond what the account of rounding can bear")

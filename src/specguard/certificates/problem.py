@@ -18,11 +18,11 @@ from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.linalg import UNIT
 
-Drops = Float[Tensor, "*point other batch"]
+ClassLosses = Float[Tensor, "*point other batch"]
 Term = tuple[Position, str]  # a step and what it adds; no step for what belongs to the whole
 WHOLE: Position = ()
 FROM_HERE = "first order from here on"
-_OURS = ("rounding", "radius", FROM_HERE)  # of a step, beside what its rule leaves out
+_RESERVED = ("rounding", "radius", FROM_HERE)  # of a step, beside what its rule leaves out
 _OCTAVES = 50  # how far below the first guess a radius is looked for
 _STEPS = 16  # of bisection, at most
 _WIDTH = (_OCTAVES + 1) / 2**_STEPS  # in octaves: a radius is known to a part in a thousand
@@ -34,24 +34,24 @@ class Backward:
     `seconds` is the time that this took, so that it can be told from that of whoever needs it first.
     """
 
-    def __init__(self, path: Path, g: Adjoint, some: int) -> None:
-        self.path, self.g, self.some = path, g, some
+    def __init__(self, path: Path, g: Adjoint, chunk: int) -> None:
+        self.path, self.g, self.chunk = path, g, chunk
         self.known: dict[int, BackwardPass] = {}
         self.seconds = 0.0
 
     def __len__(self) -> int:
         """How many parts there are."""
-        return math.ceil(len(self.g) / self.some)
+        return math.ceil(len(self.g) / self.chunk)
 
     def part(self, number: int) -> BackwardPass:
         if number not in self.known:
-            begun = now(self.g)
+            start = synchronized_time(self.g)
             self.known[number] = backward_pass(self.path, self.g[self.rows(number)])
-            self.seconds += now(self.g) - begun
+            self.seconds += synchronized_time(self.g) - start
         return self.known[number]
 
     def rows(self, number: int) -> slice:
-        return slice(number * self.some, min((number + 1) * self.some, len(self.g)))
+        return slice(number * self.chunk, min((number + 1) * self.chunk, len(self.g)))
 
 
 @dataclass(frozen=True)
@@ -89,17 +89,17 @@ def problem(
     count, classes = output.shape
     others = torch.arange(classes, device=output.device).expand(count, -1)
     other_classes = others[others != labels[:, None]].view(count, classes - 1).mT
-    chosen, given = output.gather(1, labels[:, None]), output.gather(1, other_classes.mT)
-    margins = (chosen - given - 2 * UNIT * (chosen.abs() + given.abs())).mT
+    label_logits, other_logits = output.gather(1, labels[:, None]), output.gather(1, other_classes.mT)
+    margins = (label_logits - other_logits - 2 * UNIT * (label_logits.abs() + other_logits.abs())).mT
     tail = _tail(path)
     g = _functionals(other_classes, labels, classes)
     size = backward_pass(tail, g).before[0][1] if tail else length(g, 2)
-    room = margins / torch.where(size > 0, size, 1.0)
+    distance = margins / torch.where(size > 0, size, 1.0)
     if proved is not None:
-        shut = proved.gather(1, other_classes.mT).mT
-        room = torch.where(shut, torch.inf, room)
-        classes_at_once = min(classes_at_once, max(int((~shut).sum(0).amax()), 1))
-    order = room.argsort(0)
+        excluded = proved.gather(1, other_classes.mT).mT
+        distance = torch.where(excluded, torch.inf, distance)
+        classes_at_once = min(classes_at_once, max(int((~excluded).sum(0).amax()), 1))
+    order = distance.argsort(0)
     other_classes, margins = other_classes.gather(0, order), margins.gather(0, order)
     g = g.gather(0, order[..., None].expand_as(g))
     whole = Backward(path, g, classes_at_once) if classes_at_once else None
@@ -113,7 +113,7 @@ def _functionals(other_classes: Tensor, labels: Tensor, classes: int) -> Float[T
     return eye[labels] - eye[other_classes]
 
 
-def described(term: Term, names: Mapping[Position, str]) -> str:
+def describe(term: Term, names: Mapping[Position, str]) -> str:
     """A term in words, such as "blocks.0.attention: curvature"."""
     step, what = term
     return what if step == WHOLE else f"{names[step]}: {what}"
@@ -129,31 +129,31 @@ def _tail(path: Path) -> Path:
 class MarginLoss:
     """How much of each margin can be lost, what that is made of, and the radii at all layers that it rests on."""
 
-    total: Drops
-    terms: Mapping[Term, Drops]
+    total: ClassLosses
+    terms: Mapping[Term, ClassLosses]
     radii: Mapping[Position, Radius] = field(default_factory=dict)
 
 
 Losses = Callable[[Radius], MarginLoss]  # at these radii, one for every image
 
 
-def contributions(backward: BackwardPass, radii: Radii) -> dict[Term, Drops]:
+def contributions(backward: BackwardPass, radii: Radii) -> dict[Term, ClassLosses]:
     """Every remainder, and every layer's rounding."""
-    found: dict[Term, Drops] = {}
+    found: dict[Term, ClassLosses] = {}
     for step, vjp in backward.vjps.items():
         for term, value in vjp.remainder(radii.at[step]).items():
-            if term in _OURS:
+            if term in _RESERVED:
                 raise ConfigError(f"a rule calls what it leaves out {term!r}, which is the name of another term")
             found[step, term] = value
-    for step, (forward, from_behind) in backward.rounding.items():
-        wrong = forward + from_behind * radii.at[step][..., None, :]
+    for step, (forward_loss, backward_rate) in backward.rounding.items():
+        error = forward_loss + backward_rate * radii.at[step][..., None, :]
         if step in backward.scaling:
-            wrong = wrong + backward.scaling[step] * radii.ends[step][..., None, :]
-        found[step, "rounding"] = up(wrong)
+            error = error + backward.scaling[step] * radii.ends[step][..., None, :]
+        found[step, "rounding"] = up(error)
     return found
 
 
-def sum_terms(terms: Mapping[Term, Drops]) -> Drops:
+def sum_terms(terms: Mapping[Term, ClassLosses]) -> ClassLosses:
     return up(torch.stack(torch.broadcast_tensors(*terms.values())).sum(0))
 
 
@@ -194,10 +194,10 @@ def lower_radius(
     for step in range(_STEPS + 2):
         middle = high if step == 0 else near if step == 1 else (low + high) / 2
         radius = guess * torch.exp2(middle)
-        good = holds(radius) & (guess > 0)
-        best = torch.where(open_ & good & (radius > best), radius, best)
-        low = torch.where(open_ & good, middle, low)
-        high = torch.where(open_ & ~good, middle, high)
+        certified = holds(radius) & (guess > 0)
+        best = torch.where(open_ & certified & (radius > best), radius, best)
+        low = torch.where(open_ & certified, middle, low)
+        high = torch.where(open_ & ~certified, middle, high)
         open_ = open_ & (high - low > _WIDTH)  # each image has steps of its own, whatever it is searched with
         if not open_.any():
             break
@@ -220,7 +220,7 @@ def by_class(p: Problem, values: Float[Tensor, "other batch"]) -> Float[Tensor, 
     return whole.scatter(1, p.other_classes.mT, values.mT)
 
 
-def now(like: Tensor) -> float:
+def synchronized_time(like: Tensor) -> float:
     """The time, when all that was asked of the device of a tensor is done."""
     if like.is_cuda:
         torch.cuda.synchronize(like.device)

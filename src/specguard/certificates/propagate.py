@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specguard.certificates import rules
-from specguard.certificates.node import LARGEST, VJP, Adjoint, Method, Node, Radius, accountable, length, up
+from specguard.certificates.node import LARGEST, VJP, Adjoint, Method, Node, Radius, check_magnitude, length, up
 from specguard.errors import ConfigError
 from specguard.linalg import UNIT
 
@@ -52,8 +52,8 @@ def forward_pass(
         if isinstance(step, rules.Leaf):
             try:
                 node = step.rule(x)
-            except ConfigError as error:
-                raise ConfigError(f"{step.name or 'the model'}: {error}") from None
+            except ConfigError as failure:
+                raise ConfigError(f"{step.name or 'the model'}: {failure}") from None
             path.append(LayerAtPoint(position, step.name, node, x.shape))
             x = node.output
         else:
@@ -62,13 +62,13 @@ def forward_pass(
                 shapes = f"{tuple(x.shape[1:])} and {tuple(change.shape[1:])}"
                 raise ConfigError(f"{step.name} adds its input and its branch, which are of shapes {shapes}")
             total = x + step.scale * change
-            wrong = up(2 * UNIT * (length(total) + abs(step.scale) * length(change)))
-            path.append(ResidualAtPoint(position, step.name, step.scale, branch, wrong))
+            error = up(2 * UNIT * (length(total) + abs(step.scale) * length(change)))
+            path.append(ResidualAtPoint(position, step.name, step.scale, branch, error))
             x = total
         if not x.isfinite().all():
             raise ConfigError(f"{step.name} gives numbers that are not finite")
         if (largest := float(x.abs().max())) > LARGEST:
-            accountable(f"what {step.name} gives", largest)
+            check_magnitude(f"what {step.name} gives", largest)
     return tuple(path), x
 
 
@@ -94,15 +94,15 @@ def upper_radii(path: Path, radius: Radius, method: Method) -> Radii:
     """
     at: dict[Position, Radius] = {}
     ends: dict[Position, Radius] = {}
-    for place in path:
-        at[place.position] = radius
-        if isinstance(place, LayerAtPoint):
-            radius = up(place.node.propagate(radius, method) + place.node.error)
+    for step in path:
+        at[step.position] = radius
+        if isinstance(step, LayerAtPoint):
+            radius = up(step.node.propagate(radius, method) + step.node.error)
         else:
-            branch = upper_radii(place.branch, radius, method)
+            branch = upper_radii(step.branch, radius, method)
             at |= branch.at
-            ends |= {**branch.ends, place.position: branch.out}
-            radius = up(radius + abs(place.scale) * branch.out + place.error)
+            ends |= {**branch.ends, step.position: branch.out}
+            radius = up(radius + abs(step.scale) * branch.out + step.error)
     return Radii(at, ends, radius)
 
 
@@ -130,46 +130,46 @@ def backward_pass(path: Path, g: Adjoint) -> BackwardPass:
     vjps: dict[Position, VJP] = {}
     rounding: dict[Position, tuple[Tensor, Tensor]] = {}
     before: list[tuple[Position, Tensor]] = []
-    for place in reversed(path):
+    for step in reversed(path):
         size = length(g, 2)
-        if isinstance(place, LayerAtPoint):
-            vjp = place.node.vjp(g)
-            vjps[place.position] = vjp
-            rounding[place.position] = (up(size * place.node.error), vjp.error)
+        if isinstance(step, LayerAtPoint):
+            vjp = step.node.vjp(g)
+            vjps[step.position] = vjp
+            rounding[step.position] = (up(size * step.node.error), vjp.error)
             g = vjp.adjoint
-            if g.shape[1:] != place.shape:
-                raise ConfigError(f"the rule of {place.name or 'the model'} gives an adjoint of another shape")
+            if g.shape[1:] != step.shape:
+                raise ConfigError(f"the rule of {step.name or 'the model'} gives an adjoint of another shape")
         else:
-            inner = backward_pass(place.branch, g * place.scale)
+            inner = backward_pass(step.branch, g * step.scale)
             vjps |= inner.vjps
             rounding |= inner.rounding
             total = g + inner.adjoint
-            rounding[place.position] = (up(size * place.error), up(2 * UNIT * length(total, 2)))
-            factor = 0.0 if abs(place.scale) == 1 else 2 * UNIT * abs(place.scale)
-            scaling |= {**inner.scaling, place.position: up(factor * size)}
+            rounding[step.position] = (up(size * step.error), up(2 * UNIT * length(total, 2)))
+            factor = 0.0 if abs(step.scale) == 1 else 2 * UNIT * abs(step.scale)
+            scaling |= {**inner.scaling, step.position: up(factor * size)}
             g = total
         if not g.isfinite().all():
-            raise ConfigError(f"the derivative of {place.name} is not finite")
-        before.append((place.position, length(g, 2)))
+            raise ConfigError(f"the derivative of {step.name} is not finite")
+        before.append((step.position, length(g, 2)))
     return BackwardPass(vjps, rounding, scaling, tuple(reversed(before)), g)
 
 
 def names(path: Path) -> dict[Position, str]:
     """What records call every step."""
     found: dict[Position, str] = {}
-    for place in path:
-        found[place.position] = place.name
-        if isinstance(place, ResidualAtPoint):
-            found |= names(place.branch)
+    for step in path:
+        found[step.position] = step.name
+        if isinstance(step, ResidualAtPoint):
+            found |= names(step.branch)
     return found
 
 
 def norms(path: Path) -> dict[str, dict[str, Tensor]]:
     """The norms from above that the bounds have asked the layers for, by layer and name; images come first."""
     found: dict[str, dict[str, Tensor]] = {}
-    for place in path:
-        if isinstance(place, ResidualAtPoint):
-            found |= norms(place.branch)
-        elif known := getattr(place.node, "norms", None):  # nodes of other people's rules need not have them
-            found[place.name] = dict(known)
+    for step in path:
+        if isinstance(step, ResidualAtPoint):
+            found |= norms(step.branch)
+        elif known := getattr(step.node, "norms", None):  # nodes of other people's rules need not have them
+            found[step.name] = dict(known)
     return found

@@ -27,7 +27,7 @@ from specguard.certificates.layers import (
     qk_norm,
     sll,
 )
-from specguard.certificates.node import Rule, accountable
+from specguard.certificates.node import Rule, check_magnitude
 from specguard.errors import ConfigError
 from specguard.nn import (
     SLL,
@@ -137,7 +137,7 @@ def program(model: nn.Module) -> Program:
         if not tensor.isfinite().all():
             raise ConfigError(f"{name} has entries that are not finite")
         if tensor.is_floating_point() and tensor.numel():
-            accountable(name, float(tensor.abs().max()))
+            check_magnitude(name, float(tensor.abs().max()))
     steps = _steps("", plain.double())
     if not steps:
         raise ConfigError("the model has no layers")
@@ -149,13 +149,13 @@ def program(model: nn.Module) -> Program:
 
 def _check_names(steps: tuple[Step, ...]) -> None:
     """Refuse two steps of one name: proofs tell them apart by where they stand, but records by their names."""
-    known: set[str] = set()
+    names: set[str] = set()
     todo = list(steps)
     while todo:
         step = todo.pop()
-        if step.name in known:
+        if step.name in names:
             raise ConfigError(f"two layers are called {step.name}, so that no record can tell them apart")
-        known.add(step.name)
+        names.add(step.name)
         if isinstance(step, Skip):
             todo += step.branch
 
@@ -169,7 +169,7 @@ def _tolerance(model: nn.Module) -> float:
 def _steps(name: str, layer: nn.Module) -> tuple[Step, ...]:
     kind = type(layer)
     if kind in _SEQUENCES:
-        return (*_guard(name, layer), *_sequence(name, _children(name, layer)))
+        return (*_input_check(name, layer), *_sequence(name, _children(name, layer)))
     if kind is Residual:
         return (_residual(name, layer),)  # type: ignore[arg-type]
     return (Leaf(name, _rule(name, layer)),)
@@ -185,8 +185,8 @@ def _sequence(name: str, layers: list[tuple[str, nn.Module]]) -> tuple[Step, ...
         pair = _PAIRS.get((type(layer), type(following))) if following is not None else None
         if pair is not None and following is not None:
             for each_name, each in layers[position : position + 2]:
-                _check_entry(each_name, each)
-            steps.append(Leaf(layers[position + 1][0], _made(layers[position + 1][0], pair, layer, following)))
+                _find_entry(each_name, each)
+            steps.append(Leaf(layers[position + 1][0], _make(layers[position + 1][0], pair, layer, following)))
             position += 2
         else:
             steps.extend(_steps(inner_name, layer))
@@ -196,33 +196,33 @@ def _sequence(name: str, layers: list[tuple[str, nn.Module]]) -> tuple[Step, ...
 
 def _residual(name: str, layer: Residual) -> Step:
     """A branch that is attention alone is one map with its skip connection; any other is walked through."""
-    scale = accountable(f"the scale of {name}", number(f"the scale of {name}", layer.scale))
-    branch = _layers(f"{name}.branch", layer.branch)
-    busy = [(inner_name, inner) for inner_name, inner in branch if type(inner) is not nn.Identity]
-    if len(busy) == 1 and type(busy[0][1]) in _ATTENTION:
+    scale = check_magnitude(f"the scale of {name}", number(f"the scale of {name}", layer.scale))
+    branch = _flatten_sequence(f"{name}.branch", layer.branch)
+    nontrivial = [(inner_name, inner) for inner_name, inner in branch if type(inner) is not nn.Identity]
+    if len(nontrivial) == 1 and type(nontrivial[0][1]) in _ATTENTION:
         for each in branch:
-            _check_entry(*each)
-        return Leaf(busy[0][0], _made(busy[0][0], attention, busy[0][1], scale))
+            _find_entry(*each)
+        return Leaf(nontrivial[0][0], _make(nontrivial[0][0], attention, nontrivial[0][1], scale))
     return Skip(name, scale, _steps(f"{name}.branch", layer.branch))
 
 
-def _layers(name: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:
+def _flatten_sequence(name: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:
     """A layer, or those of a sequence of layers."""
     if type(layer) is not nn.Sequential:
         return [(name, layer)]
-    return [pair for child, inner in _children(name, layer) for pair in _layers(child, inner)]
+    return [pair for child, inner in _children(name, layer) for pair in _flatten_sequence(child, inner)]
 
 
 def _children(name: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:
     """The layers of a sequence as its forward function meets them: twice where they stand twice."""
-    return [(_within(name, child), inner) for child, inner in layer._modules.items() if inner is not None]
+    return [(_join(name, child), inner) for child, inner in layer._modules.items() if inner is not None]
 
 
-def _within(name: str, child: str) -> str:
+def _join(name: str, child: str) -> str:
     return f"{name}.{child}" if name else child
 
 
-def _guard(name: str, layer: nn.Module) -> tuple[Step, ...]:
+def _input_check(name: str, layer: nn.Module) -> tuple[Step, ...]:
     """A ViT and a network from elsewhere take inputs of one shape only."""
     if isinstance(layer, ViT):
         shape: tuple[int, ...] = (layer.config.channels, layer.config.image, layer.config.image)
@@ -230,14 +230,14 @@ def _guard(name: str, layer: nn.Module) -> tuple[Step, ...]:
         shape = layer.shape
     else:
         return ()
-    return (Leaf(_within(name, "input"), affine.of_shape(shape)),)
+    return (Leaf(_join(name, "input"), affine.fixed_shape(shape)),)
 
 
 def _rule(name: str, layer: nn.Module) -> Rule:
-    return _made(name, _check_entry(name, layer).maker, layer)
+    return _make(name, _find_entry(name, layer).maker, layer)
 
 
-def _check_entry(name: str, layer: nn.Module) -> _Entry:
+def _find_entry(name: str, layer: nn.Module) -> _Entry:
     entry = _RULES.get(type(layer))
     if entry is None:
         raise ConfigError(
@@ -250,7 +250,7 @@ def _check_entry(name: str, layer: nn.Module) -> _Entry:
     return entry
 
 
-def _made(name: str, maker: Callable[..., Rule], *arguments: Any) -> Rule:
+def _make(name: str, maker: Callable[..., Rule], *arguments: Any) -> Rule:
     try:
         return maker(*arguments)
     except ConfigError as error:
@@ -298,7 +298,7 @@ for _kind, _maker, _inner in _LAYERS:
     register_rule(_kind, _maker, children=_inner)
 for _kind, _function in _ACTIVATIONS.items():
     register_rule(_kind, activations.activation(_function))
-    _PAIRS[nn.Linear, _kind] = activations.behind_linear(activations.activation(_function))
-_PAIRS[nn.Linear, MaxMin] = activations.behind_linear(activations.max_min)
-_PAIRS[nn.Linear, GatedUnit] = activations.behind_linear(gated.gated_unit)
+    _PAIRS[nn.Linear, _kind] = activations.after_linear(activations.activation(_function))
+_PAIRS[nn.Linear, MaxMin] = activations.after_linear(activations.max_min)
+_PAIRS[nn.Linear, GatedUnit] = activations.after_linear(gated.gated_unit)
 _PAIRS[Normalize, PatchEmbedding] = lambda before, layer: affine.patch_embedding(layer, before)

@@ -38,7 +38,7 @@ class Smoothed:
     radius: float
 
 
-def smoothed(
+def certify_smoothed(
     model: Model,
     image: Float[Tensor, "*shape"],
     settings: Smoothing,
@@ -59,10 +59,10 @@ def smoothed(
     """
     if batch < 1:
         raise ConfigError(f"batch must be at least 1, not {batch}")
-    first = _counts(model, image, settings.sigma, settings.n0, _source(sample, seed, 0), batch)
-    selected = int(first.argmax())
-    again = _counts(model, image, settings.sigma, settings.n, _source(sample, seed, 1), batch)
-    count = int(again[selected])
+    selection_counts = _count_classes(model, image, settings.sigma, settings.n0, _subseed(sample, seed, 0), batch)
+    selected = int(selection_counts.argmax())
+    counts = _count_classes(model, image, settings.sigma, settings.n, _subseed(sample, seed, 1), batch)
+    count = int(counts[selected])
     probability = lower_probability(count, settings.n, settings.alpha)
     radius = lower_smoothed_radius(probability, settings.sigma)
     return Smoothed(selected, count, probability, selected if radius > 0 else None, radius)
@@ -103,18 +103,18 @@ def lower_smoothed_radius(probability: float, sigma: float) -> float:
     return max(0.0, math.nextafter(sigma * inverse, 0.0))
 
 
-def _source(sample: int, seed: int, purpose: int) -> int:
+def _subseed(sample: int, seed: int, purpose: int) -> int:
     """A seed for one sample and one purpose."""
     return int(Noise.of(torch.tensor([sample]), seed).fold(purpose).keys)
 
 
 @torch.no_grad()
-def _counts(model: Model, image: Tensor, sigma: float, draws: int, source: int, batch: int) -> Tensor:
+def _count_classes(model: Model, image: Tensor, sigma: float, draws: int, seed: int, batch: int) -> Tensor:
     """How often each class is given to the image with noise: one source of random numbers for every draw."""
     total: Tensor | None = None
     for begin in range(0, draws, batch):
         numbers = torch.arange(begin, min(begin + batch, draws), device=image.device)
-        noise = Noise.of(numbers, source).normal(image.shape, torch.float64)
+        noise = Noise.of(numbers, seed).normal(image.shape, torch.float64)
         logits = model((image.double() + sigma * noise).to(image.dtype))
         if logits.ndim != 2 or len(logits) != len(numbers) or logits.shape[1] < 2:
             raise AttackError(f"a classifier gives at least two logits for every image, not {tuple(logits.shape)}")

@@ -15,7 +15,7 @@ from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.records.certificate import METHOD_NAMES
 
-_ROOM = 1e-6  # of the logits' scale: how far a lower bound may be above the clean margin, for rounding
+_TOLERANCE = 1e-6  # of the logits' scale: how far a lower bound may be above the clean margin, for rounding
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class Verifier(Protocol):
 def check_verifiers(verifiers: tuple[Verifier, ...]) -> None:
     """Refuse names that could be mistaken, and proofs that are none."""
     names = [verifier.name for verifier in verifiers]
-    if taken := [name for name in names if name in METHOD_NAMES or names.count(name) > 1 or not name]:
-        raise ConfigError(f"a verifier cannot be called {taken[0]!r}: that name is taken")
+    if invalid := [name for name in names if name in METHOD_NAMES or names.count(name) > 1 or not name]:
+        raise ConfigError(f"a verifier cannot be called {invalid[0]!r}: that name is taken")
     for verifier in verifiers:
         if verifier.deterministic is not True:
             raise ConfigError(f"{verifier.name} holds with a probability only, and is never mixed with proofs")
 
 
-def attempted(
+def run_verifier(
     verifier: Verifier,
     images: Float[Tensor, "batch *shape"],
     labels: Int[Tensor, " batch"],
@@ -76,17 +76,17 @@ def attempted(
     """
     try:
         found = verifier.attempt(images, labels, ball, wanted)
-        claimed, said = found.lower.detach().to(margins), tuple(found.reasons)
+        bounds, given_reasons = found.lower.detach().to(margins), tuple(found.reasons)
     except Exception as error:  # noqa: BLE001 - of whatever kind: a stranger's failure proves nothing
         return Attempt.failed(margins, f"{type(error).__name__}: {error}".partition("\n")[0])
-    if claimed.shape != margins.shape or len(said) != len(margins):
-        return Attempt.failed(margins, f"bounds of shape {tuple(claimed.shape)}")
-    lower = torch.where(wanted, claimed, -torch.inf)
+    if bounds.shape != margins.shape or len(given_reasons) != len(margins):
+        return Attempt.failed(margins, f"bounds of shape {tuple(bounds.shape)}")
+    lower = torch.where(wanted, bounds, -torch.inf)
     scale = torch.where(margins.isfinite(), margins.abs(), 0.0).amax(1, keepdim=True)
-    nan, above = lower.isnan().any(1), (lower > margins + _ROOM * scale).any(1)
-    high = "a lower bound above the margin of the image itself"
+    nan, above = lower.isnan().any(1), (lower > margins + _TOLERANCE * scale).any(1)
+    above_margin = "a lower bound above the margin of the image itself"
     reasons = tuple(
-        "bounds that are not numbers" if bad else high if beyond else why
-        for bad, beyond, why in zip(nan.tolist(), above.tolist(), said, strict=True)
+        "bounds that are not numbers" if is_nan else above_margin if is_above else why
+        for is_nan, is_above, why in zip(nan.tolist(), above.tolist(), given_reasons, strict=True)
     )
     return Attempt(torch.where((nan | above)[:, None], -torch.inf, lower), reasons)

@@ -4,7 +4,7 @@ A `Point` is a layer at the exact clean activation of an image, of which only a 
 far its output moves when its input moves by r; `vjp` takes functionals of the output back to the input, and bounds
 what that linear part leaves out. The formulas are those of the ledger (docs/theorems.md), written down a second
 time, for distances from the exact clean values: no error is passed on, for boxes hold it. Norms of matrices come
-from `enclosure.spectral`. Nothing is shared with `specguard.certificates`.
+from `enclosure.upper_spectral`. Nothing is shared with `specguard.certificates`.
 """
 
 from collections.abc import Callable

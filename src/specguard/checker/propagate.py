@@ -5,7 +5,7 @@ Steps are told apart by their positions, `(k,)` the k-th and `(k, i)` the i-th o
 
 from dataclasses import dataclass
 
-from specguard.checker.enclosure import Array, Box, longest, outward
+from specguard.checker.enclosure import Array, Box, outward, upper_length
 from specguard.checker.node import Point, Remainder
 from specguard.checker.reading import Leaf, Step
 from specguard.errors import ConfigError
@@ -43,7 +43,7 @@ def forward_pass(steps: tuple[Step, ...], x: Array, within: Position = ()) -> tu
         if isinstance(step, Leaf):
             point = step.make(Box.exact(x))
             output = point.output
-            path.append(LayerAtPoint(position, step.name, point, _far(output)))
+            path.append(LayerAtPoint(position, step.name, point, _radius_length(output)))
         else:
             branch, change = forward_pass(step.branch, x, position)
             if change.shape != x.shape:  # what is smaller would be repeated
@@ -51,26 +51,26 @@ def forward_pass(steps: tuple[Step, ...], x: Array, within: Position = ()) -> tu
                     f"{step.name} adds its input and its branch, of shapes {x.shape} and {change.shape}"
                 )
             output = Box.exact(x) + Box.exact(change) * step.scale
-            path.append(ResidualAtPoint(position, step.name, step.scale, branch, _far(output)))
+            path.append(ResidualAtPoint(position, step.name, step.scale, branch, _radius_length(output)))
         x = output.mid
     return tuple(path), x
 
 
-def _far(x: Box) -> float:
-    return float(longest(Box.exact(x.rad)))
+def _radius_length(x: Box) -> float:
+    return float(upper_length(Box.exact(x.rad)))
 
 
-def radii(path: Path, radius: float, method: str) -> tuple[dict[Position, float], float]:
+def upper_radii(path: Path, radius: float, method: str) -> tuple[dict[Position, float], float]:
     """How far every layer's exact, perturbed input can be from the computed one, and how far the output."""
     at: dict[Position, float] = {}
-    for place in path:
-        at[place.position] = radius
-        if isinstance(place, LayerAtPoint):
-            radius = float(outward(place.point.propagate(radius, method) + place.error))
+    for step in path:
+        at[step.position] = radius
+        if isinstance(step, LayerAtPoint):
+            radius = float(outward(step.point.propagate(radius, method) + step.error))
         else:
-            inside, end = radii(place.branch, radius, method)
-            at |= inside
-            radius = float(outward(radius + abs(place.scale) * end + place.error))
+            branch_radii, end = upper_radii(step.branch, radius, method)
+            at |= branch_radii
+            radius = float(outward(radius + abs(step.scale) * end + step.error))
     return at, radius
 
 
@@ -90,31 +90,32 @@ def backward_pass(path: Path, g: Array) -> BackwardPass:
     """Functionals g of the output, one per other class, taken back through the path."""
     remainders: dict[Position, Remainder] = {}
     before: list[tuple[Position, Array]] = []
-    for place in reversed(path):
-        size = longest(Box.exact(g), 1)
-        if isinstance(place, LayerAtPoint):
-            back, remainder = place.point.vjp(Box.exact(g))
+    for step in reversed(path):
+        size = upper_length(Box.exact(g), 1)
+        if isinstance(step, LayerAtPoint):
+            adjoint, remainder = step.point.vjp(Box.exact(g))
         else:
-            scaled = Box.exact(g) * place.scale
-            inner = backward_pass(place.branch, scaled.mid)
+            scaled = Box.exact(g) * step.scale
+            inner = backward_pass(step.branch, scaled.mid)
             remainders |= inner.remainders
-            back, remainder = Box.exact(g) + Box.exact(inner.g), _nothing
-            lost = longest(Box.exact(scaled.rad), 1)
-            if lost.any() and place.branch:  # a scale that is no power of two: a rate of what the branch gives
-                last = place.branch[-1]
-                remainders[last.position] = _with_end(remainders[last.position], lost, last)
-        wrong = longest(Box.exact(back.rad), 1)
-        remainders[place.position] = _with(remainder, wrong, outward(size * place.error))
-        g = back.mid
-        before.append((place.position, longest(Box.exact(g), 1)))
+            adjoint, remainder = Box.exact(g) + Box.exact(inner.g), _no_remainder
+            scale_error = upper_length(Box.exact(scaled.rad), 1)
+            # A scale that is not a power of two: an error per distance of the branch's output.
+            if scale_error.any() and step.branch:
+                last = step.branch[-1]
+                remainders[last.position] = _add_end_rounding(remainders[last.position], scale_error, last)
+        error = upper_length(Box.exact(adjoint.rad), 1)
+        remainders[step.position] = _add_rounding(remainder, error, outward(size * step.error))
+        g = adjoint.mid
+        before.append((step.position, upper_length(Box.exact(g), 1)))
     return BackwardPass(remainders, tuple(reversed(before)), g)
 
 
-def _nothing(radius: float) -> dict[str, Array]:
+def _no_remainder(radius: float) -> dict[str, Array]:
     return {}
 
 
-def _with(remainder: Remainder, rate: Array, constant: Array | float) -> Remainder:
+def _add_rounding(remainder: Remainder, rate: Array, constant: Array | float) -> Remainder:
     """A remainder and the rounding `rate r + constant`."""
 
     def terms(radius: float) -> dict[str, Array]:
@@ -125,18 +126,20 @@ def _with(remainder: Remainder, rate: Array, constant: Array | float) -> Remaind
     return terms
 
 
-def _with_end(remainder: Remainder, rate: Array, last: LayerAtPoint | ResidualAtPoint) -> Remainder:
+def _add_end_rounding(remainder: Remainder, rate: Array, last: LayerAtPoint | ResidualAtPoint) -> Remainder:
     """A remainder and the rounding `rate R`, R the radius behind the last step of a branch."""
-    return lambda radius: _with(remainder, 0 * rate, outward(rate * radii((last,), radius, "local")[1]))(radius)
+    return lambda radius: _add_rounding(
+        remainder, 0 * rate, outward(rate * upper_radii((last,), radius, "local")[1])
+    )(radius)
 
 
 def names(path: Path) -> dict[Position, str]:
     """What records call every step; no two may have one name."""
     found: dict[Position, str] = {}
-    for place in path:
-        found[place.position] = place.name
-        if isinstance(place, ResidualAtPoint):
-            found |= names(place.branch)
+    for step in path:
+        found[step.position] = step.name
+        if isinstance(step, ResidualAtPoint):
+            found |= names(step.branch)
     if len(set(found.values())) < len(found):
         raise ConfigError("two layers have the same name, so that no record can tell them apart")
     return found

@@ -47,6 +47,6 @@ class Reading:
         """Refuse an output of the steps at this point that is not the model's."""
         device = next((t.device for t in self.model.parameters()), torch.device("cpu"))
         logits = self.model(torch.from_numpy(point)[None].to(device)).cpu().numpy()
-        near = self.tolerance * (1 + abs(output).max())
-        if logits.shape != (1, *output.shape) or not (abs(logits - output) <= near).all():  # NaN is not
+        tolerance = self.tolerance * (1 + abs(output).max())
+        if logits.shape != (1, *output.shape) or not (abs(logits - output) <= tolerance).all():  # NaN is not
             raise SoundnessError("the model computes something else than the layers that were read")

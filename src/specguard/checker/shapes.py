@@ -20,7 +20,7 @@ def for_shape(fits: Callable[[Shape], bool], make: Maker) -> Maker:
     return at
 
 
-def keeping(constant: Box, make: Maker) -> Maker:
+def for_broadcast(constant: Box, make: Maker) -> Maker:
     """The same layer, for inputs that a constant of this shape does not repeat."""
 
     def fits(shape: Shape) -> bool:
@@ -30,6 +30,6 @@ def keeping(constant: Box, make: Maker) -> Maker:
     return for_shape(fits, make)
 
 
-def of_tokens(least: int, make: Maker) -> Maker:
+def for_tokens(least: int, make: Maker) -> Maker:
     """The same layer, for at least so many tokens."""
     return for_shape(lambda s: len(s) == 2 and s[0] >= least, make)

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from torch import nn
 
-from specguard.certificates import fitted_linear, lower_linear_radii
+from specguard.certificates import fit_linear, lower_linear_radii
 from specguard.data import Data, Dataset
 from specguard.errors import RunError
 from specguard.geometry import Norm
@@ -22,7 +22,7 @@ def linear_baseline(data: Data, split: Dataset, radii: Sequence[float], norm: No
 
     Radii are exact but for rounding, which is accounted for; an image counts at all radii below its own.
     """
-    model = fitted_linear(data.train, len(data.classes))
+    model = fit_linear(data.train, len(data.classes))
     layer = model[1]
     assert isinstance(layer, nn.Linear)
     images, labels = split.batch(slice(0, len(split)))

@@ -65,41 +65,41 @@ class AttentionForward:
 
     # What the computed tensors may be wrong by, in the Frobenius norm -------------------------------------------
 
-    def _projection_slack(self, size: Tensor, b: Tensor) -> PerHead:
-        reach = length(self.X)[:, None] * size + math.sqrt(self.X.shape[1]) * upper_length(b)
-        return product_error(self.X.shape[2], reach)
+    def _projection_error(self, size: Tensor, b: Tensor) -> PerHead:
+        magnitude = length(self.X)[:, None] * size + math.sqrt(self.X.shape[1]) * upper_length(b)
+        return product_error(self.X.shape[2], magnitude)
 
     @cached_property
     def error_q(self) -> PerHead:
-        return self._projection_slack(self.w.size_q, self.w.bq)
+        return self._projection_error(self.w.size_q, self.w.bq)
 
     @cached_property
     def error_k(self) -> PerHead:
-        return self._projection_slack(self.w.size_k, self.w.bk)
+        return self._projection_error(self.w.size_k, self.w.bk)
 
     @cached_property
     def error_v(self) -> PerHead:
-        return self._projection_slack(self.w.size_v, self.w.bv)
+        return self._projection_error(self.w.size_v, self.w.bv)
 
     @cached_property
-    def logit_slack(self) -> PerHead:
+    def logit_error(self) -> PerHead:
         """How far any logit may be from the exact one."""
         q, k = (upper_length(t).amax(-1) for t in (self.q, self.k))
         products = self.error_q * k + q * self.error_k + self.error_q * self.error_k
-        wrong = self.w.tau * (products + gamma(self.q.shape[-1] + 8) * q * k)
+        error = self.w.tau * (products + gamma(self.q.shape[-1] + 8) * q * k)
         if self.w.bias is not None:  # its addition, and what sums and differences with such logits then lose
-            wrong = wrong + 8 * UNIT * self.S.abs().amax((-1, -2))
-        return up(wrong)
+            error = error + 8 * UNIT * self.S.abs().amax((-1, -2))
+        return up(error)
 
     @cached_property
-    def relative_slack(self) -> PerHead:
+    def probability_error(self) -> PerHead:
         """How far, as a share of itself, any probability may be from the exact one."""
-        return up(torch.expm1(2 * self.logit_slack.clamp(max=300)) + gamma(2 * self.X.shape[1] + 64))
+        return up(torch.expm1(2 * self.logit_error.clamp(max=300)) + gamma(2 * self.X.shape[1] + 64))
 
     @cached_property
     def error_P(self) -> PerHead:
         fixed = 0.0 if self.w.fixed is None else length(self.w.fixed(self.X.shape[1])) * self.w.fixed_error
-        return up((self.relative_slack + 64 * UNIT) * length(self.softmax, 2) * self.w.mix + fixed)
+        return up((self.probability_error + 64 * UNIT) * length(self.softmax, 2) * self.w.mix + fixed)
 
     @cached_property
     def error(self) -> Float[Tensor, " batch"]:

@@ -52,11 +52,11 @@ class AttentionNode(AttentionPoint):
         q, k, v, P = (length(t, 2) for t in (self.q, self.k, self.v, self.P))
         through_p = 2 * w.mix * tau * (v + self.error_v) * (k * w.size_q + q * w.size_k)
         terms = 4 * (self.X.shape[1] + self.X.shape[2] + self.q.shape[-1]) + 64
-        share = gamma(terms) + 4 * self.relative_slack
-        wrong = share * (through_p + P * w.size_v) + self.error_P * w.size_v
-        wrong = wrong + 2 * w.mix * tau * self.error_v * (k * w.size_q + q * w.size_k)
-        wrong = wrong + 2 * w.mix * tau * (v + self.error_v) * (self.error_k * w.size_q + self.error_q * w.size_k)
-        error = up(size_g * (wrong * w.size_o).sum(1) + (2 * UNIT * size_g if w.skip else 0.0))
+        relative_error = gamma(terms) + 4 * self.probability_error
+        error = relative_error * (through_p + P * w.size_v) + self.error_P * w.size_v
+        error = error + 2 * w.mix * tau * self.error_v * (k * w.size_q + q * w.size_k)
+        error = error + 2 * w.mix * tau * (v + self.error_v) * (self.error_k * w.size_q + self.error_q * w.size_k)
+        error = up(size_g * (error * w.size_o).sum(1) + (2 * UNIT * size_g if w.skip else 0.0))
         return VJP(adjoint, error, remainder.attention_remainder(self, G, M, K, size_g))
 
 
@@ -100,9 +100,9 @@ def _mixture(layer: AnyAttention) -> tuple[Tensor, Callable[[int], Tensor] | Non
             raise ConfigError(f"{layer.heads} heads need as many gates, not {tuple(layer.gate.shape)}")
         gate = layer.gate.detach().sigmoid()
         positional = layer.positional().detach() * gate[:, None, None]
-        reach = float((layer.offsets.abs() @ layer.position.weight.detach().abs().mT).amax())
+        logit_size = float((layer.offsets.abs() @ layer.position.weight.detach().abs().mT).amax())
         if layer.position.bias is not None:
-            reach += float(layer.position.bias.detach().abs().amax())
-        error = 4 * gamma(32) * (1 + reach) + gamma(positional.shape[-1] + 64)
+            logit_size += float(layer.position.bias.detach().abs().amax())
+        error = 4 * gamma(32) * (1 + logit_size) + gamma(positional.shape[-1] + 64)
         return (-layer.gate.detach()).sigmoid(), lambda tokens: positional, error
     return ones, None, 0.0

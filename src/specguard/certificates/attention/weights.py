@@ -76,8 +76,8 @@ class Weights:
     @cached_property
     def norm_b(self) -> Tensor:
         """`||W_l^Q (W_l^K)^T||`."""
-        wrong = product_error(self.Wq.shape[2], self.size_q, self.size_k)
-        return torch.minimum(up(upper_gram(self.Wq @ self.Wk.mT) + wrong), up(self.norm_q * self.norm_k))
+        error = product_error(self.Wq.shape[2], self.size_q, self.size_k)
+        return torch.minimum(up(upper_gram(self.Wq @ self.Wk.mT) + error), up(self.norm_q * self.norm_k))
 
     @cached_property
     def norm_vo(self) -> Tensor:

@@ -61,22 +61,22 @@ def expect(x: Tensor, last: int, axes: int | None = None) -> None:
         raise ConfigError(f"it takes {last} numbers on the last axis, not points of shape {tuple(x.shape[1:])}")
 
 
-def of_shape(shape: tuple[int, ...]) -> Rule:
+def fixed_shape(shape: tuple[int, ...]) -> Rule:
     """The identity, for points of one shape."""
 
     def at(x: Tensor) -> Affine:
         if x.shape[1:] != shape:
             raise ConfigError(f"the model takes images of shape {shape}, not {tuple(x.shape[1:])}")
-        return _unchanged(x)
+        return _identity_at(x)
 
     return at
 
 
-def _unchanged(x: Tensor) -> Affine:
+def _identity_at(x: Tensor) -> Affine:
     return Affine(x, x.new_zeros(len(x)), 1.0, lambda g: g, 0.0)
 
 
-def _keeping_shape(x: Tensor, constant: Tensor) -> None:
+def _check_broadcast(x: Tensor, constant: Tensor) -> None:
     """Refuse a constant that would repeat numbers of the point, which no norm of it would know."""
     pairs = list(zip(reversed(x.shape), reversed(constant.shape), strict=False))
     of_images = constant.ndim == x.ndim and constant.shape[0] != 1  # the answer would depend on the batch
@@ -122,10 +122,10 @@ def batch_norm(layer: TokenBatchNorm) -> Rule:
         raise ConfigError("batch normalization without stored statistics depends on the batch")
     weight = torch.ones_like(norm.running_var) if norm.weight is None else norm.weight.detach()
     bias = torch.zeros_like(norm.running_var) if norm.bias is None else norm.bias.detach()
-    spread = norm.running_var + number("eps", norm.eps)
-    if not (spread > 0).all():
+    variance = norm.running_var + number("eps", norm.eps)
+    if not (variance > 0).all():
         raise ConfigError("batch normalization needs variances above zero")
-    factor = weight / spread.sqrt()
+    factor = weight / variance.sqrt()
     shift = norm.running_mean * factor
     return _diagonal(factor, bias - shift, roundings=8, addends=(bias, shift))
 
@@ -136,7 +136,7 @@ def _diagonal(factor: Tensor, shift: Tensor, roundings: int, addends: tuple[Tens
     sizes = [part.abs() for part in addends or (shift,)]
 
     def at(x: Tensor) -> Affine:
-        _keeping_shape(x, factor)
+        _check_broadcast(x, factor)
         one = torch.ones_like(x[:1])
         constant = sum((length(size * one) for size in sizes), start=x.new_zeros(1))
         error = product_error(roundings, length(x * factor) + constant)
@@ -219,7 +219,7 @@ def positions(layer: Positions) -> Rule:
     table = layer.table.detach()
 
     def at(x: Tensor) -> Affine:
-        _keeping_shape(x, table)
+        _check_broadcast(x, table)
         return Affine(x + table, up(UNIT * length(x + table)), 1.0, lambda g: g, 0.0)
 
     return at
@@ -227,7 +227,7 @@ def positions(layer: Positions) -> Rule:
 
 def identity(layer: nn.Identity | nn.Dropout) -> Rule:
     """Nothing; dropout in eval mode is that too."""
-    return _unchanged
+    return _identity_at
 
 
 def flatten(layer: nn.Flatten) -> Rule:

@@ -27,19 +27,19 @@ def token_convolution(layer: TokenConvolution) -> Rule:
 
     def at(x: Tensor) -> Affine:
         expect(x, sum(W.shape[1] for W in kernels), 3)
-        tokens, mixed = x.shape[1], []
+        tokens, parts = x.shape[1], []
         error = x.new_zeros(len(x))
         for W, b, size, group in zip(kernels, biases, sizes, x.chunk(len(kernels), 2), strict=True):
-            mixed.append(_windows(group, W.shape[2]) @ W.flatten(1).mT + b)
-            reach = math.sqrt(W.shape[2]) * length(group) * size + math.sqrt(tokens) * float(upper_length(b))
-            error = error + product_error(W[0].numel(), reach)
+            parts.append(_windows(group, W.shape[2]) @ W.flatten(1).mT + b)
+            magnitude = math.sqrt(W.shape[2]) * length(group) * size + math.sqrt(tokens) * float(upper_length(b))
+            error = error + product_error(W[0].numel(), magnitude)
         norm = max(_convolution_norm(W, tokens) for W in kernels)
-        last = out(torch.cat(mixed, 2))
+        last = out(torch.cat(parts, 2))
         assert isinstance(last, Affine)
 
         def transpose(g: Adjoint) -> Adjoint:
             groups = last.transpose(g).chunk(len(kernels), 3)
-            return torch.cat([_correlated(part, W) for part, W in zip(groups, kernels, strict=True)], 3)
+            return torch.cat([_transpose(part, W) for part, W in zip(groups, kernels, strict=True)], 3)
 
         widest = max(math.sqrt(W.shape[2]) * size for W, size in zip(kernels, sizes, strict=True))
         transpose_error = widest * (
@@ -55,7 +55,7 @@ def _windows(x: Tensor, width: int) -> Tensor:
     return pad(x, (0, 0, width // 2, width // 2)).unfold(-2, width, 1).flatten(-2)
 
 
-def _correlated(g: Tensor, W: Tensor) -> Tensor:
+def _transpose(g: Tensor, W: Tensor) -> Tensor:
     """The transpose of a convolution: the convolution by the kernel turned around."""
     return _windows(g, W.shape[2]) @ W.flip(2).transpose(0, 1).flatten(1).mT
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from specguard.certificates.layers.affine import expect
-from specguard.certificates.node import VJP, Adjoint, Method, Node, Radius, Rule, Terms, accountable, length, up
+from specguard.certificates.node import VJP, Adjoint, Method, Node, Radius, Rule, Terms, check_magnitude, length, up
 from specguard.errors import ConfigError
 from specguard.linalg import UNIT, gamma, upper_length
 from specguard.nn import LayerProject, SmoothProject
@@ -29,7 +29,7 @@ class ScaledTokens:
     error: Float[Tensor, " batch"]
     unit: Tensor  # C z / sqrt(R^2 + |C z|^2), or C z / max(R, |C z|)
     length: Lengths  # of C z, as computed
-    blur: Lengths  # how far that may be from the exact C z
+    length_error: Lengths  # how far that may be from the exact C z
     radius: float
     stretch: float
     gain: Tensor
@@ -42,8 +42,10 @@ class ScaledTokens:
         factor = self.stretch * float(self.gain.abs().amax()) * (1 + gamma(8))
         if method != "local":
             return up(factor * radius)
-        low = self._lowest(radius)
-        inner, outer = (self._width((t * (1 - 8 * UNIT)).clamp(min=0)) for t in (low, self.length - self.blur))
+        low = self._least_length(radius)
+        inner, outer = (
+            self._width((t * (1 - 8 * UNIT)).clamp(min=0)) for t in (low, self.length - self.length_error)
+        )
         slope = (self.radius / (inner * outer).sqrt()).amax(-1).clamp(max=1.0)
         return up(factor * slope * radius)
 
@@ -58,16 +60,20 @@ class ScaledTokens:
             adjoint = adjoint - adjoint.mean(-1, keepdim=True)
         adjoint = adjoint.reshape(g.shape)
         weight = up(upper_length(h) * self.stretch)
-        # The exact point is off by `blur`, so its derivative is by the curvature times that. Near the kink of a
-        # hard projection any L with 0 <= L <= I will do: the remainder holds for each.
-        bend = self._curvature(self.blur) * self.blur
+        # The length of the exact point differs by up to `length_error`, and so its derivative by the curvature
+        # times that. Near the kink of a hard projection any L with 0 <= L <= I serves: the remainder covers each.
+        derivative_error = self._curvature(self.length_error) * self.length_error
         if self.hard:
-            bend = torch.where(bend.isinf(), 0.0, bend)
-        steepest = (self.radius / self._width((self.length - self.blur).clamp(min=0))).amax(-1)
-        wrong = gamma(3 * g.shape[-1] + 32) * steepest + bend.amax(-1)
-        return VJP(adjoint, up(length(h, 2) * self.stretch * wrong), lambda radius: self._bend(weight, radius))
+            derivative_error = torch.where(derivative_error.isinf(), 0.0, derivative_error)
+        max_slope = (self.radius / self._width((self.length - self.length_error).clamp(min=0))).amax(-1)
+        relative = gamma(3 * g.shape[-1] + 32) * max_slope + derivative_error.amax(-1)
+        return VJP(
+            adjoint,
+            up(length(h, 2) * self.stretch * relative),
+            lambda radius: self._curvature_term(weight, radius),
+        )
 
-    def _bend(self, weight: Float[Tensor, "other batch token"], radius: Radius) -> Terms:
+    def _curvature_term(self, weight: Float[Tensor, "other batch token"], radius: Radius) -> Terms:
         """`sum_i |g_i| |r_i|`, where `|r_i| <= c_i |D_i|^2 / 2` and `|r_i| <= |D_i|`, 0 where a hard one stays in.
 
         The second because both projections are firmly non-expansive: p(x + D) - p(x) and Dp D lie in the ball
@@ -75,16 +81,18 @@ class ScaledTokens:
         together `|(|g_i| min(1, c_i delta / 2))_i| delta`.
         """
         delta = radius[..., None]
-        change = (self._curvature(delta + self.blur) * delta / 2).nan_to_num(nan=0.0, posinf=torch.inf)
+        change = (self._curvature(delta + self.length_error) * delta / 2).nan_to_num(nan=0.0, posinf=torch.inf)
         if self.hard:
-            change = torch.where(self.length + self.blur + delta <= self.radius * (1 - 8 * UNIT), 0.0, change)
+            change = torch.where(
+                self.length + self.length_error + delta <= self.radius * (1 - 8 * UNIT), 0.0, change
+            )
         change = change[..., None, :, :]  # other classes come before the batch
         smooth = (weight * change).nan_to_num(nan=0.0, posinf=torch.inf).amax(-1)  # no weight, no change
         capped = upper_length(weight * change.clamp(max=1.0))
         return {"bend": up(torch.minimum(smooth, capped) * radius[..., None, :])}
 
-    def _lowest(self, radius: Radius) -> Tensor:
-        return (self.length - self.blur - radius[..., None]).clamp(min=0)
+    def _least_length(self, radius: Radius) -> Tensor:
+        return (self.length - self.length_error - radius[..., None]).clamp(min=0)
 
     def _width(self, t: Tensor) -> Tensor:
         return t.clamp(min=self.radius) if self.hard else (t.square() + self.radius**2).sqrt()
@@ -142,7 +150,7 @@ def scaled_tokens(
     R: float, stretch: float, weight: Tensor | None, bias: Tensor | None, *, hard: bool, centered: bool
 ) -> Rule:
     """`gain stretch p(C x) + shift` per token: p a projection of radius R, hard or smooth, C centering or none."""
-    accountable("its radius", R)
+    check_magnitude("its radius", R)
 
     def at(point: Tensor) -> ScaledTokens:
         for constant in (weight, bias):
@@ -154,16 +162,16 @@ def scaled_tokens(
         c = x - x.mean(-1, keepdim=True) if centered else x
         size = torch.linalg.vector_norm(c, dim=-1)
         # `vector_norm` and R are right to gamma(d + 8); the mean moves every entry by its own rounding.
-        blur = gamma(4 * x.shape[-1] + 32) * (upper_length(c) + R + (upper_length(x) if centered else 0.0))
+        length_error = gamma(4 * x.shape[-1] + 32) * (upper_length(c) + R + (upper_length(x) if centered else 0.0))
         unit = c / (size.clamp(min=R) if hard else (size.square() + R * R).sqrt())[..., None]
         output = gain * (stretch * R * unit) + shift
-        low = (size - blur).clamp(min=0)
+        low = (size - length_error).clamp(min=0)
         slope = R / (low.clamp(min=R) if hard else (low.square() + R * R).sqrt())
-        wrong = upper_length(slope.clamp(max=1.0) * blur) * stretch * float(gain.abs().amax())
-        shifts = math.sqrt(x[0].numel() / x.shape[-1]) * float(upper_length(shift))
-        error = up(2 * wrong + gamma(2 * x.shape[-1] + 32) * (length(output) + shifts))
+        unit_error = upper_length(slope.clamp(max=1.0) * length_error) * stretch * float(gain.abs().amax())
+        shift_length = math.sqrt(x[0].numel() / x.shape[-1]) * float(upper_length(shift))
+        error = up(2 * unit_error + gamma(2 * x.shape[-1] + 32) * (length(output) + shift_length))
         return ScaledTokens(
-            output.reshape(point.shape), error, unit, size, up(blur), R, stretch, gain, hard, centered
+            output.reshape(point.shape), error, unit, size, up(length_error), R, stretch, gain, hard, centered
         )
 
     return at

@@ -47,12 +47,12 @@ class HeadNorms:
     def vjp(self, g: Adjoint) -> VJP:
         """As of one layer with the heads of q and of k as its tokens; v hands its part on."""
         parts = g.unflatten(3, (3, *self.v.shape[2:])).movedim(3, 2)
-        through = self._together.vjp(parts[:, :, :2])
-        adjoint = torch.cat([through.adjoint, parts[:, :, 2:]], 2).movedim(2, 3).flatten(3)
-        return VJP(adjoint, through.error, through.remainder)
+        norm_vjp = self._queries_and_keys.vjp(parts[:, :, :2])
+        adjoint = torch.cat([norm_vjp.adjoint, parts[:, :, 2:]], 2).movedim(2, 3).flatten(3)
+        return VJP(adjoint, norm_vjp.error, norm_vjp.remainder)
 
     @cached_property
-    def _together(self) -> ScaledTokens:
+    def _queries_and_keys(self) -> ScaledTokens:
         """q and k as tokens of one, in this order, each with its gain."""
         return replace(
             self.q,
@@ -60,7 +60,7 @@ class HeadNorms:
             error=self.error,
             unit=torch.cat([self.q.unit, self.k.unit], 1),
             length=torch.cat([self.q.length, self.k.length], 1),
-            blur=torch.cat([self.q.blur, self.k.blur], 1),
+            length_error=torch.cat([self.q.length_error, self.k.length_error], 1),
             gain=torch.stack([self.q.gain, self.k.gain])[:, None, None],  # part, token, head, channel
         )
 

@@ -45,10 +45,10 @@ def linear_map(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
 
 def normalize(layer: Normalize, x: Tensor) -> nn.Module:
     mean, factor = layer.mean[None], 1 / layer.std[None]
-    return Scaled(factor, -mean * factor)
+    return Scale(factor, -mean * factor)
 
 
-class Scaled(nn.Module):
+class Scale(nn.Module):
     """x * scale + shift."""
 
     scale: Tensor
@@ -67,7 +67,7 @@ class Scaled(nn.Module):
 def resize(layer: Resize, x: Tensor) -> nn.Module:
     """Bilinear interpolation works on columns and on rows by itself: two linear maps."""
     rows, columns = (_interpolation(size, layer.size, x) for size in x.shape[2:])
-    return nn.Sequential(linear_map(columns), Transposed(2, 3), linear_map(rows), Transposed(2, 3))
+    return nn.Sequential(linear_map(columns), Transpose(2, 3), linear_map(rows), Transpose(2, 3))
 
 
 def _interpolation(size: int, new: int, like: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def _interpolation(size: int, new: int, like: Tensor) -> Tensor:
     return nn.functional.interpolate(eye, (new, size), mode="bilinear", align_corners=False)[0, 0]
 
 
-class Transposed(nn.Module):
+class Transpose(nn.Module):
     def __init__(self, first: int, second: int) -> None:
         super().__init__()
         self.first, self.second = first, second
@@ -84,7 +84,7 @@ class Transposed(nn.Module):
         return x.transpose(self.first, self.second)
 
 
-class Reshaped(nn.Module):
+class Reshape(nn.Module):
     def __init__(self, *shape: int) -> None:
         super().__init__()
         self.shape = shape
@@ -93,12 +93,12 @@ class Reshaped(nn.Module):
         return x.reshape(self.shape)
 
 
-def patches(layer: PatchEmbedding, x: Tensor) -> nn.Module:
+def patch_embedding(layer: PatchEmbedding, x: Tensor) -> nn.Module:
     out = layer.map(x)
-    return nn.Sequential(layer.map, Reshaped(1, out.shape[1], out[0, 0].numel()), Transposed(1, 2))
+    return nn.Sequential(layer.map, Reshape(1, out.shape[1], out[0, 0].numel()), Transpose(1, 2))
 
 
-class Before(nn.Module):
+class PrependTokens(nn.Module):
     """Constant tokens in front of the others."""
 
     token: Tensor
@@ -122,10 +122,10 @@ def batch_norm(layer: TokenBatchNorm, x: Tensor) -> nn.Module:
     assert norm.running_var is not None
     scale = (norm.running_var + norm.eps).rsqrt() * (1.0 if norm.weight is None else norm.weight)
     shift = (0.0 if norm.bias is None else norm.bias) - norm.running_mean * scale
-    return Scaled(scale.detach(), shift.detach())
+    return Scale(scale.detach(), shift.detach())
 
 
-class Convolved(nn.Module):
+class ImageConvolution(nn.Module):
     """TokenConvolution by convolutions of images that are one pixel wide."""
 
     def __init__(self, layer: TokenConvolution, x: Tensor) -> None:
@@ -169,13 +169,13 @@ def smooth_project(layer: SmoothProject, x: Tensor) -> Function:
     return lambda x: x * (R * torch.reciprocal(torch.sqrt(_square_sum(x) + R * R)))
 
 
-def _normed(x: Tensor, eps: float, centered: bool) -> Tensor:
+def _normalize(x: Tensor, eps: float, centered: bool) -> Tensor:
     if centered:
         x = x - x.mean(-1, keepdim=True)
     return x * torch.reciprocal(torch.sqrt((x * x).mean(-1, keepdim=True) + eps))
 
 
-class Normed(nn.Module):
+class TokenNorm(nn.Module):
     gain: Tensor | None
     shift: Tensor | None
 
@@ -189,7 +189,7 @@ class Normed(nn.Module):
         self.register_buffer("shift", None if shift is None else shift.detach())
 
     def forward(self, x: Tensor) -> Tensor:
-        x = _normed(x, self.eps, self.centered)
+        x = _normalize(x, self.eps, self.centered)
         if self.gain is not None:
             x = x * self.gain
         return x if self.shift is None else x + self.shift
@@ -225,7 +225,7 @@ def max_min(layer: MaxMin, x: Tensor) -> Function:
 # Attention --------------------------------------------------------------------------------------------------------
 
 
-class Attended(nn.Module):
+class AttentionMaps(nn.Module):
     """softmax(q k^T / sqrt(head_dim) + bias) v of every head, mixed with fixed maps where there are some.
 
     Softmax is a quotient of exponentials, without the maximum that is subtracted elsewhere: logits beyond 700
@@ -265,23 +265,23 @@ class Attended(nn.Module):
 
 
 def attention(layer: Attention, x: Tensor) -> nn.Module:
-    return nn.Sequential(layer.qkv, Attended(layer.heads, layer.qkv(x)), layer.out)
+    return nn.Sequential(layer.qkv, AttentionMaps(layer.heads, layer.qkv(x)), layer.out)
 
 
 def skip_attention(layer: SkipAttention, x: Tensor) -> nn.Module:
     eye = torch.eye(x.shape[1], dtype=x.dtype)[None, None] * (1 - layer.mix)
     bias = None if layer.bias is None else layer.bias[None]
     keep = torch.tensor(layer.mix, dtype=x.dtype)
-    return nn.Sequential(layer.qkv, Attended(layer.heads, layer.qkv(x), bias, keep, eye), layer.out)
+    return nn.Sequential(layer.qkv, AttentionMaps(layer.heads, layer.qkv(x), bias, keep, eye), layer.out)
 
 
 def gated_attention(layer: GatedPositionalAttention, x: Tensor) -> nn.Module:
     gate = layer.gate.sigmoid().view(1, -1, 1, 1)
-    core = Attended(layer.heads, layer.qkv(x), None, 1 - gate, layer.positional()[None] * gate)
+    core = AttentionMaps(layer.heads, layer.qkv(x), None, 1 - gate, layer.positional()[None] * gate)
     return nn.Sequential(layer.qkv, core, layer.out)
 
 
-class HeadNormed(nn.Module):
+class HeadTokenNorm(nn.Module):
     gain: Tensor
     shift: Tensor
 
@@ -297,6 +297,6 @@ class HeadNormed(nn.Module):
         for which in range(2):
             part = x[:, :, which * self.dim : (which + 1) * self.dim]
             part = part.reshape(1, self.tokens, self.heads, self.dim // self.heads)
-            part = _normed(part, self.eps, self.centered) * self.gain[which] + self.shift[which]
+            part = _normalize(part, self.eps, self.centered) * self.gain[which] + self.shift[which]
             parts.append(part.reshape(1, self.tokens, self.dim))
         return torch.cat([*parts, x[:, :, 2 * self.dim :]], 2)

@@ -119,32 +119,32 @@ class _Sll(nn.Module):
         return x - self.outer(self.activation(self.inner(x)))
 
 
-def _itself(layer: nn.Module, x: Tensor) -> nn.Module:
+def _unchanged(layer: nn.Module, x: Tensor) -> nn.Module:
     return layer
 
 
 _SEQUENCES = (ViT, Block, Network, nn.Sequential)
 LOWERINGS: dict[type[nn.Module], Maker] = {
-    nn.Linear: _itself,
-    nn.ReLU: _itself,
-    nn.Tanh: _itself,
-    nn.Flatten: lambda layer, x: layers.Reshaped(*layer(x).shape),
-    nn.Identity: _itself,
+    nn.Linear: _unchanged,
+    nn.ReLU: _unchanged,
+    nn.Tanh: _unchanged,
+    nn.Flatten: lambda layer, x: layers.Reshape(*layer(x).shape),
+    nn.Identity: _unchanged,
     nn.Dropout: lambda layer, x: nn.Identity(),
     Normalize: layers.normalize,
     Resize: layers.resize,
-    PatchEmbedding: layers.patches,
-    ClassToken: lambda layer, x: layers.Before(layer.token.detach()),
-    Positions: lambda layer, x: layers.Scaled(torch.ones((), dtype=x.dtype), layer.table.detach()),
+    PatchEmbedding: layers.patch_embedding,
+    ClassToken: lambda layer, x: layers.PrependTokens(layer.token.detach()),
+    Positions: lambda layer, x: layers.Scale(torch.ones((), dtype=x.dtype), layer.table.detach()),
     ClassPool: lambda layer, x: lambda x: x[:, 0],
     MeanPool: lambda layer, x: lambda x: x[:, layer.skip :].mean(1),
-    LayerScale: lambda layer, x: layers.Scaled(layer.scale.detach()),
+    LayerScale: lambda layer, x: layers.Scale(layer.scale.detach()),
     TokenBatchNorm: layers.batch_norm,
-    TokenConvolution: layers.Convolved,
+    TokenConvolution: layers.ImageConvolution,
     LayerProject: layers.layer_project,
     SmoothProject: layers.smooth_project,
-    nn.LayerNorm: layers.Normed,
-    nn.RMSNorm: layers.Normed,
+    nn.LayerNorm: layers.TokenNorm,
+    nn.RMSNorm: layers.TokenNorm,
     nn.GELU: layers.gelu,
     nn.SiLU: lambda layer, x: layers.silu,
     Softplus: lambda layer, x: lambda x: torch.log(torch.exp(x * layer.beta) + 1.0) * (1 / layer.beta),
@@ -153,8 +153,8 @@ LOWERINGS: dict[type[nn.Module], Maker] = {
     GatedUnit: layers.gated_unit,
     FirstTokens: layers.first_tokens,
     ClassAndMean: lambda layer, x: lambda x: torch.cat([x[:, 0], x[:, layer.skip :].mean(1)], 1),
-    HeadNorm: layers.HeadNormed,
-    CoreAttention: lambda layer, x: layers.Attended(layer.heads, x),
+    HeadNorm: layers.HeadTokenNorm,
+    CoreAttention: lambda layer, x: layers.AttentionMaps(layer.heads, x),
     SLL: _Sll,
     Attention: layers.attention,
     SkipAttention: layers.skip_attention,

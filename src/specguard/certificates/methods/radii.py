@@ -22,10 +22,10 @@ class OutputRadius:
 
     def upper_loss(self, problem: Problem, layer_radii: LayerRadii) -> MarginLoss:
         radii = layer_radii.by(self.name)
-        return replace(at_the_output(problem, radii), radii=radii.at)
+        return replace(output_loss(problem, radii), radii=radii.at)
 
 
-def at_the_output(p: Problem, radii: Radii) -> MarginLoss:
+def output_loss(p: Problem, radii: Radii) -> MarginLoss:
     """LoFAST, Proposition 1: two logits differ by `sqrt(2) delta` at most."""
     total = up(math.sqrt(2) * radii.out)[..., None, :].expand(*radii.out.shape[:-1], *p.margins.shape)
     return MarginLoss(total, {(WHOLE, "output radius"): total})

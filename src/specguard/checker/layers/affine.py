@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from specguard.checker.enclosure import Array, Box, joined, outward, spectral
+from specguard.checker.enclosure import Array, Box, concatenate, outward, upper_spectral
 from specguard.checker.node import Maker, Remainder
 
 
@@ -28,7 +28,7 @@ class Linear:
 
 def linear(W: Box, b: Box) -> Maker:
     """`x W^T + b` on the last axis."""
-    norm = float(spectral(W))
+    norm = float(upper_spectral(W))
     return lambda x: Linear(x @ W.T + b, norm, lambda g: g @ W)
 
 
@@ -37,7 +37,7 @@ def diagonal(factor: Box, shift: Box) -> Maker:
     return lambda x: Linear(x * factor + shift, float(factor.size.max()), lambda g: g * factor)
 
 
-def unchanged(x: Box) -> Linear:
+def identity(x: Box) -> Linear:
     return Linear(x, 1.0, lambda g: g)
 
 
@@ -45,7 +45,7 @@ def patches(W: Box, b: Box, mean: Box, std: Box) -> Maker:
     """`(x - mean) / std` cut into squares side by side, each times a matrix: W is out x channel x side x side."""
     side = W.shape[-1]
     scaled = W / std
-    flat, norm = scaled.moved(lambda a: a.reshape(len(a), -1)), float(spectral(scaled.moved(_rows)))
+    flat, norm = scaled.rearrange(lambda a: a.reshape(len(a), -1)), float(upper_spectral(scaled.rearrange(_rows)))
 
     def at(x: Box) -> Linear:
         shape = x.shape
@@ -61,8 +61,8 @@ def patches(W: Box, b: Box, mean: Box, std: Box) -> Maker:
             whole[:, :, : down * side, : right * side] = a.reshape(len(a), shape[0], down * side, right * side)
             return whole
 
-        output = (x - mean).moved(cut) @ flat.T + b
-        return Linear(output, norm, lambda g: (g @ flat).moved(back))
+        output = (x - mean).rearrange(cut) @ flat.T + b
+        return Linear(output, norm, lambda g: (g @ flat).rearrange(back))
 
     return at
 
@@ -76,7 +76,7 @@ def resize(new: int) -> Maker:
 
     def at(x: Box) -> Linear:
         R, C = (_interpolation(old, new) for old in x.shape[-2:])
-        norm = float(outward(spectral(R) * spectral(C)))
+        norm = float(outward(upper_spectral(R) * upper_spectral(C)))
         return Linear(R @ x @ C.T, norm, lambda g: R.T @ g @ C)
 
     return at
@@ -94,11 +94,11 @@ def _interpolation(old: int, new: int) -> Box:
     return Box(matrix, 2.0**-52 * matrix)
 
 
-def prepended(token: Box) -> Maker:
+def prepend_tokens(token: Box) -> Maker:
     """Tokens in front, the same for every image."""
-    return lambda x: Linear(joined([token, x], 0), 1.0, lambda g: g[:, token.shape[0] :])
+    return lambda x: Linear(concatenate([token, x], 0), 1.0, lambda g: g[:, token.shape[0] :])
 
 
-def flattened(x: Box) -> Linear:
+def flatten(x: Box) -> Linear:
     shape = x.shape
-    return Linear(x.moved(np.ravel), 1.0, lambda g: g.moved(lambda a: a.reshape(len(a), *shape)))
+    return Linear(x.rearrange(np.ravel), 1.0, lambda g: g.rearrange(lambda a: a.reshape(len(a), *shape)))

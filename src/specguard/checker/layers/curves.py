@@ -20,13 +20,13 @@ class Curve:
 
     value: Callable[[Array], Array]
     slope: Callable[[Array], Array]
-    steepest: float
+    max_slope: float
     curvature: float
     scale: float = 1.0
     second: Callable[[Array], Array] | None = None
     peaks: tuple[float, ...] = (0.0,)
 
-    def bend(self, low: Array, high: Array) -> Array:
+    def curvature_on(self, low: Array, high: Array) -> Array:
         """The largest size of the second derivative over `low <= |x| <= high`."""
         if self.second is None:
             return np.full_like(low, self.curvature)

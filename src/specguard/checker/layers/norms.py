@@ -6,11 +6,11 @@ from functools import cached_property
 
 import numpy as np
 
-from specguard.checker.enclosure import Array, Box, longest, outward, shortest
+from specguard.checker.enclosure import Array, Box, lower_length, outward, upper_length
 from specguard.checker.node import Remainder, Terms
 
 
-def _about(value: float) -> Box:
+def _rounded(value: float) -> Box:
     """A number that a few roundings were spent on."""
     return Box(np.array(value), np.array(16 * 2.0**-53 * abs(value)))
 
@@ -30,26 +30,26 @@ class Scaled:
 
     @cached_property
     def c(self) -> Box:
-        tokens = self.x.moved(lambda a: a.reshape(-1, a.shape[-1]))
+        tokens = self.x.rearrange(lambda a: a.reshape(-1, a.shape[-1]))
         return tokens - tokens.mean(-1, True) if self.centered else tokens
 
     @cached_property
     def _low(self) -> Array:
-        return np.asarray(shortest(self.c, 1))
+        return np.asarray(lower_length(self.c, 1))
 
     @cached_property
     def _high(self) -> Array:
-        return np.asarray(longest(self.c, 1))
+        return np.asarray(upper_length(self.c, 1))
 
     @cached_property
     def width(self) -> Box:
         """`sqrt(R^2 + |c|^2)`, or `max(R, |c|)`, of every token."""
         square = (self.c * self.c).sum(-1, True)
         if self.hard:
-            length = square.root()
+            length = square.sqrt()
             low, high = (np.maximum(length.mid + sign * outward(length.rad), self.R) for sign in (-1, 1))
             return Box((low + high) / 2, outward((high - low) / 2 + 1e-15 * high))
-        return (square + _about(self.R * self.R)).root()
+        return (square + _rounded(self.R * self.R)).sqrt()
 
     @cached_property
     def unit(self) -> Box:
@@ -58,7 +58,7 @@ class Scaled:
     @property
     def output(self) -> Box:
         shape = self.x.shape
-        return (self.gain * (self.unit * _about(self.R * self.stretch)) + self.shift).moved(
+        return (self.gain * (self.unit * _rounded(self.R * self.stretch)) + self.shift).rearrange(
             lambda a: a.reshape(shape)
         )
 
@@ -68,25 +68,25 @@ class Scaled:
     def propagate(self, radius: float, method: str) -> float:
         factor = outward(self.stretch * float(self.gain.size.max()))
         if method == "local":
-            reach = np.maximum(self._low - outward(radius), 0.0)
-            slope = outward(self.R / (np.sqrt(self._w(self._low)) * np.sqrt(self._w(reach))))
+            least = np.maximum(self._low - outward(radius), 0.0)
+            slope = outward(self.R / (np.sqrt(self._w(self._low)) * np.sqrt(self._w(least))))
             factor = outward(factor * min(float(slope.max()), 1.0))
         return float(outward(factor * radius))
 
     def vjp(self, g: Box) -> tuple[Box, Remainder]:
         shape = g.shape
-        h = g.moved(lambda a: a.reshape(len(a), *self.c.shape)) * self.gain
+        h = g.rearrange(lambda a: a.reshape(len(a), *self.c.shape)) * self.gain
         along = (h * self.unit).sum(-1, True)
         if self.hard:  # inside the ball nothing is taken away; at its edge either will do
             inside = (self.width.mid <= self.R).astype(float)
             along = along * Box.exact(1 - inside)
-        adjoint = (h - along * self.unit) * (_about(self.R) / self.width) * _about(self.stretch)
+        adjoint = (h - along * self.unit) * (_rounded(self.R) / self.width) * _rounded(self.stretch)
         if self.centered:
             adjoint = adjoint - adjoint.mean(-1, True)
-        weight = outward(longest(h, 2) * self.stretch)
-        return adjoint.moved(lambda a: a.reshape(shape)), lambda radius: self._bend(weight, radius)
+        weight = outward(upper_length(h, 2) * self.stretch)
+        return adjoint.rearrange(lambda a: a.reshape(shape)), lambda radius: self._curvature_term(weight, radius)
 
-    def _bend(self, weight: Array, radius: float) -> Terms:
+    def _curvature_term(self, weight: Array, radius: float) -> Terms:
         """`max_i |g_i| c_i r^2 / 2`, and `|(|g_i| min(1, c_i r / 2))| r`: the smaller."""
         curvature = self._curvature(radius)
         change = np.where(np.isfinite(curvature), outward(curvature * radius / 2), np.inf)
@@ -94,7 +94,7 @@ class Scaled:
             change = np.where(outward(self._high + radius) <= self.R, 0.0, change)
         with np.errstate(invalid="ignore"):
             smooth = np.where(weight > 0, weight * change, 0.0).max(-1)
-        capped = longest(Box.exact(weight * np.minimum(change, 1.0)), 1)
+        capped = upper_length(Box.exact(weight * np.minimum(change, 1.0)), 1)
         return {"bend": outward(outward(np.minimum(smooth, capped)) * radius)}
 
     def _curvature(self, radius: float) -> Array:

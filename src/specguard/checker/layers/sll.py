@@ -10,8 +10,8 @@ from specguard.checker.layers.curves import Curve
 from specguard.checker.node import Maker, Remainder
 from specguard.errors import ConfigError
 
-_ADDED = 1e-12  # to every entry of T, by the layer's definition
-_BLURRED = 1e-3  # the share of T that may be unknown
+_OFFSET = 1e-12  # to every entry of T, by the layer's definition
+_MAX_RELATIVE_ERROR = 1e-3  # the share of T that may be unknown
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class SLL:
 
     def vjp(self, g: Box) -> tuple[Box, Remainder]:
         """The neurons are all that bends, and `-B g` is how g sees them."""
-        through, remainder = self.neurons.vjp(-(g @ self.B.T))
-        return g + through, remainder
+        adjoint, remainder = self.neurons.vjp(-(g @ self.B.T))
+        return g + adjoint, remainder
 
 
 def sll(before: Map, log_q: Box, phi: Curve) -> Maker:
     """SLL of neurons whose slopes lie in [0, 1]."""
     assert before.W is not None
-    B = before.W * 2.0 / _divisors(before.W, log_q).moved(lambda a: a[:, None])
+    B = before.W * 2.0 / _divisors(before.W, log_q).rearrange(lambda a: a[:, None])
     return lambda x: SLL(x, Neurons(before, phi, before(x)), B)
 
 
@@ -52,8 +52,8 @@ def _divisors(W: Box, log_q: Box) -> Box:
     """The diagonal of T: `T_i = sum_j |W W^T|_ij q_j / q_i`, and what is added to it."""
     with np.errstate(over="ignore", invalid="ignore"):
         ratios = (log_q[None, :] - log_q[:, None]).exp()
-        T = ((W @ W.T).abs() * ratios).sum(1) + _ADDED
-        known = (T.rad < _BLURRED * T.mid).all()  # not so where anything overflowed
+        T = ((W @ W.T).abs() * ratios).sum(1) + _OFFSET
+        known = (T.rad < _MAX_RELATIVE_ERROR * T.mid).all()  # not so where anything overflowed
     if not known:
         raise ConfigError("the sums that an SLL divides by are lost in rounding, so it cannot be checked")
     return T
