@@ -154,7 +154,7 @@ def test_what_our_own_proofs_certify_never_reaches_it(lirpa):
     assert not given.asked["crown"].any()
 
 
-def test_only_the_rivals_that_are_left_are_asked_about(lirpa):
+def test_only_the_other_classes_that_are_left_are_asked_about(lirpa):
     model = small()
     x, labels = images(model)
     asked = []
@@ -207,7 +207,7 @@ def test_bounds_in_float32_are_no_bounds(guarded):
 
 
 def test_bounds_of_another_shape_are_no_bounds(guarded):
-    failed(guarded(lie=lambda self, lower: lower[:, 1:]), "one for every rival")
+    failed(guarded(lie=lambda self, lower: lower[:, 1:]), "one for every other class")
 
 
 def test_a_graph_that_computes_something_else_is_refused(guarded):

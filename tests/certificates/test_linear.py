@@ -87,7 +87,7 @@ def test_it_is_what_certify_says_of_a_linear_model():
     assert (given.largest["adjoint"] >= found * 0.998).all()
 
 
-def test_a_wrong_image_has_no_radius_and_equal_rivals_never_win():
+def test_a_wrong_image_has_no_radius_and_equal_other_classes_never_win():
     layer, images = classifier(5)
     labels = layer(images.flatten(1)).argmax(1)
     assert (lower_linear_radii(layer, images, (labels + 1) % 4) == 0).all()
@@ -106,7 +106,7 @@ def test_bad_input_is_refused():
         lower_linear_radii(layer, images, labels + 4)
     tiny = nn.Linear(12, 4, dtype=torch.float64).requires_grad_(False)
     tiny.weight.fill_(1e-70)
-    with pytest.raises(ConfigError, match="beyond what the account"):
+    with pytest.raises(ConfigError, match="outside the range"):
         lower_linear_radii(tiny, images, labels)
 
 

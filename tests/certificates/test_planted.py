@@ -391,11 +391,11 @@ def test_a_slope_of_109_is_caught_in_silu(monkeypatch):
     assert "the radius by local" in case.caught()
 
 
-@pytest.mark.parametrize("bound", ["spread", "remainder"])
+@pytest.mark.parametrize("bound", ["radius", "remainder"])
 def test_a_forgotten_product_of_moving_gates_and_values_is_caught(bound, monkeypatch):
     case, true = gates(0.0, 0.0), gated.Gated._upper_change
     case.check()
-    if bound == "spread":  # of first order alone
+    if bound == "radius":  # of first order alone
         monkeypatch.setattr(
             gated.Gated, "_upper_change", lambda self, rho, local: true(self, 1e-9 * rho, local) * 1e9
         )

@@ -88,7 +88,7 @@ def test_nothing_that_is_certified_is_broken(name, cases):
     assert not any(exceeded(case, radius) for radius in case.radii[::2])
 
 
-def test_a_planted_mix_up_of_rivals_is_caught(cases, monkeypatch):
+def test_a_planted_mix_up_of_other_classes_is_caught(cases, monkeypatch):
     """Bounds in the order in which other classes were sorted, instead of in the places of their classes."""
     monkeypatch.setattr(module, "by_class", lambda p, values: torch.cat([values.mT, values.mT[:, :1] + 1e9], 1))
     assert exceeded(cases(), cases().radii[1])

@@ -1,4 +1,4 @@
-"""Everything that ends in a proof: rules for layers, radii and adjoints for networks, certificates for images."""
+"""Robustness certificates: rules for layers, radii and adjoints for networks, certificates for images."""
 
 from specguard.certificates.certificate import certify
 from specguard.certificates.crown import CROWN

@@ -1,4 +1,4 @@
-"""Every method on every image: bounds at all balls, the largest radius, and what that rests on."""
+"""Run every method on every image: bounds for all balls, the largest certified radius, and its proof record."""
 
 import math
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def certify_all(
     methods: tuple[Method, ...],
     search: bool,
 ) -> tuple[Certificate, ...]:
-    """A certificate for every ball; the network is looked at once."""
+    """A certificate for every ball, from one forward and one backward pass."""
     clock, size = Clock(images), images[0].numel()
     with clock.stage("forward"):
         p = prepare_problem(network, images, labels, backward=any(method.needs_backward for method in methods))
@@ -91,7 +91,7 @@ def certify_all(
 
 
 def _proofs(p: Problem, loss: MarginLoss, radius: Float[Tensor, " batch"]) -> list[Proof | None]:
-    """For every image what its largest certified radius rests on; None where nothing is certified."""
+    """The proof record of every image at its largest certified radius; None where nothing is certified."""
     left = p.margins - loss.total
     hardest = left.argmin(0)[None]
     columns = {
@@ -119,7 +119,7 @@ def _proofs(p: Problem, loss: MarginLoss, radius: Float[Tensor, " batch"]) -> li
 
 
 def _norms(p: Problem, count: int) -> tuple[Norms, ...]:
-    """The norms that bounds have asked the layers for, image by image."""
+    """The norms that the bounds used, by image."""
     by_layer = {
         layer: {name: value.cpu().tolist() for name, value in sizes.items()}
         for layer, sizes in norms(p.path).items()
@@ -136,7 +136,7 @@ def _norms(p: Problem, count: int) -> tuple[Norms, ...]:
 def _explain(
     p: Problem, losses: Mapping[str, MarginLoss], lower: Mapping[str, Float[Tensor, "other batch"]]
 ) -> tuple[Mapping[str, float], ...]:
-    """The terms of each image's best method at the class that is closest to winning, largest first."""
+    """The terms of each image's best method at the class with the smallest margin, largest first."""
     names = list(losses)
     best = torch.stack([lower[name].amin(0) for name in names]).argmax(0).tolist()
     hardest = {name: lower[name].argmin(0).tolist() for name in names}

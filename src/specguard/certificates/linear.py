@@ -1,7 +1,7 @@
-"""The baseline of every table: a linear classifier on the pixels, whose certificate is exact.
+"""The baseline of every table: a linear classifier on the pixels, whose certified radius is exact.
 
-The boundary between the label y and another class j is a hyperplane, `margin / ||w_y - w_j||*` away; no search and
-no remainder. A certificate for a network counts where it beats this.
+The decision boundary between the label y and another class j is a hyperplane at distance `margin / ||w_y - w_j||*`,
+without search or remainder.
 """
 
 import torch
@@ -20,9 +20,20 @@ _ITERATIONS = 2000
 
 
 def fit_linear(train: Dataset, classes: int) -> nn.Sequential:
-    """Logistic regression on the pixels of `train`, by scikit-learn with its default regularization, as a model.
+    """Fit a logistic regression on the pixels of `train`, with scikit-learn's default regularization.
 
-    The model takes images and gives `classes` logits; its weights are in float32, and are what is certified.
+    Args:
+        train: training images and labels.
+        classes: number of classes, each of which must occur in `train`.
+
+    Returns:
+        `Flatten` and `Linear` in eval mode, with the float32 weights that are certified.
+
+    Example:
+        >>> import torch
+        >>> train = Dataset(torch.tensor([0.1, 0.9]).view(2, 1, 1, 1), torch.tensor([0, 1]))
+        >>> fit_linear(train, 2)(train.images).argmax(1)
+        tensor([0, 1])
     """
     counts = torch.bincount(train.labels, minlength=classes)
     if classes < 2 or len(counts) > classes or not bool((counts > 0).all()):
@@ -30,9 +41,9 @@ def fit_linear(train: Dataset, classes: int) -> nn.Sequential:
     images, labels = train.batch(slice(0, len(train)))
     regression = LogisticRegression(max_iter=_ITERATIONS).fit(images.flatten(1).cpu().numpy(), labels.cpu().numpy())
     W, b = torch.from_numpy(regression.coef_), torch.from_numpy(regression.intercept_)
-    if classes == 2:  # one hyperplane: the logit of the second class over the first
+    if classes == 2:  # scikit-learn returns the logit of the second class minus the first
         W, b = torch.cat([torch.zeros_like(W), W]), torch.cat([torch.zeros_like(b), b])
-    layer = skip_init(nn.Linear, W.shape[1], classes)  # which draws no random numbers
+    layer = skip_init(nn.Linear, W.shape[1], classes)  # draws no random numbers
     with torch.no_grad():
         layer.weight.copy_(W)
         layer.bias.copy_(b)
@@ -42,15 +53,31 @@ def fit_linear(train: Dataset, classes: int) -> nn.Sequential:
 def lower_linear_radii(
     layer: nn.Linear, images: Float[Tensor, "batch *shape"], labels: Int[Tensor, " batch"], norm: Norm = "l2"
 ) -> Float[Tensor, " batch"]:
-    """The largest radius at which no perturbation changes the class of each image: 0 where it is wrong already.
+    """The distance of each image from the decision boundary of a linear layer; 0 where it is misclassified.
 
-    `min_j (<w_y - w_j, x> + b_y - b_j) / ||w_y - w_j||*`, with the dual norm: l2 for l2, l1 for linf. A class
-    with the same weights never wins, or always has.
+    `min_j (<w_y - w_j, x> + b_y - b_j) / ||w_y - w_j||*`, with the dual norm: l2 for l2, l1 for linf. For a class j
+    with the same weights as y, the radius is infinite or 0.
 
-    Guarantee: lower bound on the distance of the boundary of the exact function of the stored weights; float64,
+    Guarantee: lower bound on the distance to the boundary of the exact function of the stored weights; float64,
     rounding included; exact up to that. The box of pixels is not used.
     Cost: one product with every pair of classes.
     Reference: Hölder, as in the ledger under `linear-distance`.
+
+    Args:
+        layer: the classifier on flattened images.
+        images: a batch of images.
+        labels: the class of every image.
+        norm: of the perturbation, "l2" or "linf".
+
+    Returns:
+        One radius per image.
+
+    Example:
+        >>> import torch
+        >>> layer = nn.Linear(2, 2, bias=False)
+        >>> layer.weight.data = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+        >>> lower_linear_radii(layer, torch.tensor([[0.5, 0.2]]), torch.tensor([0])).round(decimals=6)
+        tensor([0.5000], dtype=torch.float64)
     """
     if labels.shape != (len(images),) or int(labels.min()) < 0 or int(labels.max()) >= layer.out_features:
         raise DataError(f"every image needs one label from 0 to {layer.out_features - 1}")
@@ -67,7 +94,7 @@ def lower_linear_radii(
         # Differences, products, their sum and the bias: (entries + 4) roundings at most on any path.
         margin = (D * x).sum(1) + c - gamma(len(W.mT) + 8) * magnitude - FLOOR
         rate = upper_length(D) if norm == "l2" else round_up(D.abs().sum(1), D.shape[1] + 8)
-        rate = round_up(rate, 8)  # for the difference that D is
+        rate = round_up(rate, 8)  # for the rounding of D
         distance = torch.where(rate > 0, margin / rate * (1 - 8 * UNIT), torch.where(margin > 0, torch.inf, 0.0))
         radius = torch.where(labels == other, radius, torch.minimum(radius, distance))
     return radius.clamp(min=0)

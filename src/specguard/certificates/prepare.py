@@ -1,4 +1,4 @@
-"""Before anything is proved: the request is checked, and what proofs read is compared with what torch computes."""
+"""Before the proof: validate the request, and compare the rules' logits with the model's."""
 
 import hashlib
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from specguard.certificates.rules import Program
 from specguard.errors import DataError, SoundnessError
 from specguard.geometry import Ball, per_sample
 
-_FAR = 1e6  # beyond any image: farther than this, the model and its program are not compared
-_CLASSES_AT_ONCE = 32  # taken back through the whole network; of the rest, those that the local bound leaves open
+_FAR = 1e6  # far beyond any image: logits are compared up to this distance
+_CLASSES_AT_ONCE = 32  # in one backward pass; later passes only if the local bound leaves classes open
 
 
 def prepare_problem(
@@ -26,9 +26,9 @@ def prepare_problem(
     backward: bool,
     proved: Bool[Tensor, "batch class_"] | None = None,
 ) -> Problem:
-    """The network at these images, for methods that need functionals taken `backward`, or for others.
+    """Run the network at these images, `backward` as well if a method needs the functionals at the input.
 
-    Classes that are `proved` already are not taken back through the network.
+    Classes that are `proved` already are left out of the backward pass.
     """
     path, output = forward_pass(network.steps, images.double())
     _check_same_logits(network, images.double(), output)
@@ -40,9 +40,9 @@ def prepare_problem(
 def check_same_function(
     network: Program, images: Float[Tensor, "batch *shape"], radius: Float[Tensor, " batch"]
 ) -> None:
-    """Refuse a program that computes anything else than its model, at random points of these balls.
+    """Refuse a program whose logits differ from the model's, at two random points of each ball.
 
-    The points are the same for the same images; two to an image, at the radius itself and within.
+    The points are deterministic: one at the radius, one at half of it.
     """
     generator = torch.Generator().manual_seed(0)
     for fraction in (1.0, 0.5):
@@ -57,7 +57,9 @@ def check_same_function(
 def _check_same_logits(network: Program, points: Float[Tensor, "batch *shape"], output: Tensor) -> None:
     logits = network.model(points)
     if logits.shape != output.shape:
-        raise SoundnessError(f"the model gives {tuple(logits.shape)}, and what proofs read {tuple(output.shape)}")
+        raise SoundnessError(
+            f"the model gives logits of shape {tuple(logits.shape)}, its layers {tuple(output.shape)}"
+        )
     difference = (logits - output).abs().flatten(1).amax(1)
     if not (difference <= network.tolerance * (1 + output.abs().flatten(1).amax(1))).all():  # NaN is not
         raise SoundnessError(
@@ -66,12 +68,12 @@ def _check_same_logits(network: Program, points: Float[Tensor, "batch *shape"], 
 
 
 def digest(image: Float[Tensor, "*shape"]) -> str:
-    """SHA-256 of an image's entries in float64, so that it is the same whatever type it was stored in."""
+    """SHA-256 of an image's entries in float64, independent of the dtype in which it was stored."""
     return hashlib.sha256(image.detach().double().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
 def check_request(images: Tensor, labels: Tensor, ball: Ball) -> None:
-    """Refuse images and labels of which nothing can be proved."""
+    """Refuse images and labels that cannot be certified."""
     if not len(images):
         raise DataError("there are no images to certify")
     if not images.isfinite().all():
@@ -85,7 +87,7 @@ def check_request(images: Tensor, labels: Tensor, ball: Ball) -> None:
 
 
 class Clock:
-    """Seconds by stage; the backward pass is told from whatever needs it first."""
+    """Seconds by stage; the backward pass is a stage of its own, whichever method runs it first."""
 
     def __init__(self, like: Tensor) -> None:
         self.like, self.seconds = like, dict[str, float]()

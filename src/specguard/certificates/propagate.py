@@ -1,7 +1,7 @@
-"""A network at the images it is asked about: every layer at its point, radii forwards, adjoints backwards.
+"""Passes through a network at a batch of images: points forward, radii forward, adjoints backward.
 
-Steps are told apart by where they stand, never by their names, which belong to whoever made the model: the k-th
-step is `(k,)`, the i-th of its branch `(k, i)`. Positions compare as tuples do, in the order of the walk.
+Steps are identified by position, not by name, which the author of the model chooses: the k-th step is `(k,)`, the
+i-th of its branch `(k, i)`. The order of positions, as tuples, is the order of execution.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Position = tuple[int, ...]
 
 @dataclass(frozen=True)
 class LayerAtPoint:
-    """A layer at its point."""
+    """A layer of the network at its point."""
 
     position: Position
     name: str
@@ -30,7 +30,7 @@ class LayerAtPoint:
 
 @dataclass(frozen=True)
 class ResidualAtPoint:
-    """`z + scale branch(z)` at a point; `error` is what adding may be wrong by."""
+    """`z + scale branch(z)` at a point; `error` bounds the rounding of the sum."""
 
     position: Position
     name: str
@@ -45,7 +45,7 @@ Path = tuple[LayerAtPoint | ResidualAtPoint, ...]
 def forward_pass(
     steps: tuple[rules.Step, ...], x: Float[Tensor, "batch *shape"], within: Position = ()
 ) -> tuple[Path, Tensor]:
-    """Every layer of a program at the point where the images x meet it, and the output."""
+    """Evaluate a program at the images x: every layer at its point, and the output."""
     path: list[LayerAtPoint | ResidualAtPoint] = []
     for number, step in enumerate(steps):
         position = (*within, number)
@@ -58,25 +58,27 @@ def forward_pass(
             x = node.output
         else:
             branch, change = forward_pass(step.branch, x, position)
-            if change.shape != x.shape:  # torch would repeat what is smaller
+            if change.shape != x.shape:  # torch would broadcast the smaller one
                 shapes = f"{tuple(x.shape[1:])} and {tuple(change.shape[1:])}"
-                raise ConfigError(f"{step.name} adds its input and its branch, which are of shapes {shapes}")
+                raise ConfigError(
+                    f"{step.name} adds its input and its branch, which have different shapes: {shapes}"
+                )
             total = x + step.scale * change
             error = up(2 * UNIT * (length(total) + abs(step.scale) * length(change)))
             path.append(ResidualAtPoint(position, step.name, step.scale, branch, error))
             x = total
         if not x.isfinite().all():
-            raise ConfigError(f"{step.name} gives numbers that are not finite")
+            raise ConfigError(f"the output of {step.name} is not finite")
         if (largest := float(x.abs().max())) > LARGEST:
-            check_magnitude(f"what {step.name} gives", largest)
+            check_magnitude(f"the output of {step.name}", largest)
     return tuple(path), x
 
 
 @dataclass(frozen=True)
 class Radii:
-    """How far every layer's input can be from its computed point, by position, and how far the output.
+    """Upper bounds on the distance of every layer's input from its computed point, and of the output, `out`.
 
-    `ends` are the radii at the ends of the branches of forks.
+    `ends` are the radii at the ends of residual branches.
     """
 
     at: dict[Position, Radius]
@@ -108,7 +110,7 @@ def upper_radii(path: Path, radius: Radius, method: Method) -> Radii:
 
 @dataclass(frozen=True)
 class BackwardPass:
-    """A functional of the output, seen from every layer: what each layer adds to the bound, by position.
+    """The vjps of functionals of the output at every layer, and the rounding terms, by position.
 
     `before` holds the length of the adjoint at the input of every step of the path, in order.
     """
@@ -121,10 +123,10 @@ class BackwardPass:
 
 
 def backward_pass(path: Path, g: Adjoint) -> BackwardPass:
-    """The functional g of the output taken back through the path.
+    """Take the functional g of the output back through the path.
 
-    `rounding[step]` is a pair: what the layer's forward error costs, and what to multiply its radius by for the
-    backward one. `scaling[step]` is what to multiply the radius at the end of a fork's branch by.
+    `rounding[step]` is a pair: the loss by the layer's forward error, and the rate, per radius at the layer, of the
+    loss by its backward error. `scaling[step]` is such a rate per radius at the end of a residual branch.
     """
     scaling: dict[Position, Tensor] = {}
     vjps: dict[Position, VJP] = {}
@@ -138,7 +140,7 @@ def backward_pass(path: Path, g: Adjoint) -> BackwardPass:
             rounding[step.position] = (up(size * step.node.error), vjp.error)
             g = vjp.adjoint
             if g.shape[1:] != step.shape:
-                raise ConfigError(f"the rule of {step.name or 'the model'} gives an adjoint of another shape")
+                raise ConfigError(f"the rule of {step.name or 'the model'} returns an adjoint of the wrong shape")
         else:
             inner = backward_pass(step.branch, g * step.scale)
             vjps |= inner.vjps
@@ -155,7 +157,7 @@ def backward_pass(path: Path, g: Adjoint) -> BackwardPass:
 
 
 def names(path: Path) -> dict[Position, str]:
-    """What records call every step."""
+    """The name of every step in records."""
     found: dict[Position, str] = {}
     for step in path:
         found[step.position] = step.name
@@ -165,11 +167,11 @@ def names(path: Path) -> dict[Position, str]:
 
 
 def norms(path: Path) -> dict[str, dict[str, Tensor]]:
-    """The norms from above that the bounds have asked the layers for, by layer and name; images come first."""
+    """The upper bounds on norms that were computed so far, by layer and name; the first axis is the batch."""
     found: dict[str, dict[str, Tensor]] = {}
     for step in path:
         if isinstance(step, ResidualAtPoint):
             found |= norms(step.branch)
-        elif known := getattr(step.node, "norms", None):  # nodes of other people's rules need not have them
+        elif known := getattr(step.node, "norms", None):  # third-party nodes need not have them
             found[step.name] = dict(known)
     return found

@@ -1,7 +1,7 @@
-"""Methods that stop early: the cheapest first, each later one only for the images and classes that are left.
+"""Early stopping: the cheapest method first, each later one only for the images and classes still open.
 
-An image is certified once every other class is excluded, each by whichever method could; so this certifies whatever
-the best method certifies, and an image of which two methods exclude different classes as well.
+An image is certified once every other class is excluded, by any method. So early stopping certifies every image
+that the best method certifies, and also images for which two methods exclude different classes.
 """
 
 import torch
@@ -18,7 +18,7 @@ from specguard.geometry import Ball
 
 
 class EarlyStop:
-    """The state of methods that stop early: what is proved so far, by whom."""
+    """The lower bounds so far, by method, and the images and classes still open."""
 
     def __init__(self, network: Program, images: Tensor, labels: Tensor, ball: Ball) -> None:
         self.network, self.images, self.labels, self.ball = network, images, labels, ball
@@ -61,7 +61,7 @@ class EarlyStop:
         return ((self.predicted == self.labels) & (self.best <= 0).any(1)).nonzero()[:, 0]
 
     def _record(self, name: str, open_images: Tensor, found: Float[Tensor, "left class_"]) -> None:
-        """Keep what is new about the classes that were open."""
+        """Record new bounds on the classes that were open."""
         wanted = self.best[open_images] <= 0
         self.asked[name] = torch.zeros_like(self.labels)
         self.asked[name][open_images] = wanted.sum(1)
@@ -71,7 +71,7 @@ class EarlyStop:
         self.best = torch.maximum(self.best, self.lower[name])
 
     def _bounds_by_method(self, method: Method, open_images: Tensor) -> Float[Tensor, "left class_"]:
-        """The method's lower bounds; the network is looked at again only where fewer images are left."""
+        """The method's lower bounds; the network runs again only if fewer images are open."""
         if not len(open_images):
             return self.margins[open_images]
         with self.clock.stage("forward"):
