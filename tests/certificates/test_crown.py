@@ -88,7 +88,7 @@ def test_every_model_is_written_again_or_refused_by_the_name_of_its_gelu(name):
     model = ViT(config, torch.Generator().manual_seed(1)).eval()
     shape = (config.channels, config.image, config.image)
     if config.activation == "gelu":
-        with pytest.raises(ConfigError, match=r"blocks\.0\.mlp.*GELU by erf cannot be written"):
+        with pytest.raises(ConfigError, match=r"blocks\.0\.mlp.*GELU by erf cannot be lowered"):
             lowering.lower(model, shape)
         return
     x = torch.rand(1, *shape, generator=torch.Generator().manual_seed(2)).double()
@@ -111,7 +111,7 @@ def test_what_cannot_be_written_again_is_named(monkeypatch):
         lowering.lower(nn.Sequential(Doubled(3, 2)).eval(), (3,))
     monkeypatch.setattr(rules, "_RULES", dict(rules._RULES))
     register_rule(Foreign, rules.affine.identity)
-    with pytest.raises(ConfigError, match="1 is a Foreign, which is not written"):
+    with pytest.raises(ConfigError, match="1 is a Foreign, which has no lowering"):
         lowering.lower(nn.Sequential(nn.Linear(3, 2), Foreign()).eval(), (3,))
 
 

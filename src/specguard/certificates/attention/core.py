@@ -1,8 +1,9 @@
-"""Attention without its linear maps: every head is given its own [q | k | v].
+"""Attention without its linear maps: the input of every head is its own [q | k | v].
 
-Heads have channels of their own, and share a perturbation: `sum_l delta_l^2 <= delta^2`. So bounds S_l that grow at
-least as fast as delta give `sqrt(sum_l S_l(delta_l)^2) <= max_l S_l(delta)`, the worst of the heads with the whole
-delta, and remainders R_l that grow at least as fast as delta^2 give `sum_l R_l(delta_l) <= max_l R_l(delta)`.
+Heads have disjoint channels and share the perturbation: `sum_l delta_l^2 <= delta^2`. So bounds S_l with
+non-decreasing `S_l(delta) / delta` give `sqrt(sum_l S_l(delta_l)^2) <= max_l S_l(delta)`, the worst head with the
+whole delta, and remainders R_l with non-decreasing `R_l(delta) / delta^2` give
+`sum_l R_l(delta_l) <= max_l R_l(delta)`.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from specguard.nn.settings import count
 
 
 class Selectors(Weights):
-    """The weights of a head that is given [q | k | v]: each map takes its own channels."""
+    """The weights of a head whose input is [q | k | v]: each map selects its own channels."""
 
     @cached_property
     def norm_b(self) -> Tensor:
@@ -36,7 +37,7 @@ class Selectors(Weights):
 
 @dataclass(frozen=True)
 class CoreHead(AttentionNode):
-    """Heads of attention as images of one head, each given its own [q | k | v]: queries and keys move apart.
+    """Heads of attention as images with one head each, whose input is [q | k | v], all three perturbed.
 
     The output is padded with zeros to the size of the input.
 
@@ -59,12 +60,12 @@ class CoreHead(AttentionNode):
         return self.X[:, None].chunk(3, -1)[part]
 
     def _projection_error(self, size: Tensor, b: Tensor) -> PerHead:
-        """None: what is given is exact."""
+        """Zero: the input is exact."""
         return self.X.new_zeros(len(self.X), 1)
 
     @cached_property
     def probability_error(self) -> PerHead:
-        """As in every attention; the one key of one token has it all, exactly."""
+        """As in every attention; exactly zero for one token, whose probability is 1."""
         return super().probability_error if self.X.shape[1] > 1 else self.X.new_zeros(len(self.X), 1)
 
     @cached_property
@@ -80,11 +81,11 @@ class CoreHead(AttentionNode):
 
     @cached_property
     def zeta(self) -> Float[Tensor, " batch"]:
-        """`||P (x) S|| = ||P||` for the map S that takes v."""
+        """`||P (x) S|| = ||P||` for the map S that selects v."""
         return self.norm_p[:, 0]
 
     def lam(self, radius: Radius) -> Float[Tensor, "*point batch head token"]:
-        """As in every attention; the halves of |dq_i| |dk_j| <= eps^2 / 2 are taken there, so `||B|| = 1` here."""
+        """As in every attention; the 1/2 of |dq_i| |dk_j| <= eps^2 / 2 is applied there, so `||B|| = 1` here."""
         norm = 2 * self.w.norm_b
         return upper_softmax_slope(self.S, self.logit_error, *self.row_lengths, norm, self.w.tau, radius)
 
@@ -96,13 +97,13 @@ def _combine_norms(a: Tensor, b: Tensor, error_a: Tensor, error_b: Tensor) -> Pe
 
 @dataclass(frozen=True)
 class CoreNode:
-    """The heads of attention side by side: the worst of them with the whole radius bounds all together.
+    """The heads of attention side by side: the bound of the worst head, with the whole radius, holds for all.
 
     Guarantee: `propagate` and the remainders are upper bounds, rounding included; never above those of one
-    attention layer of all channels, but for what Gram iteration is above a norm.
+    attention layer with all channels, except for the excess of Gram iteration.
     """
 
-    inner: CoreHead  # images are heads of images, those of one image in a row
+    inner: CoreHead  # its batch has one entry per head, those of an image in a row
     heads: int
     affine = False
 
@@ -117,11 +118,11 @@ class CoreNode:
         return up(upper_length(self.inner.error.unflatten(0, (-1, self.heads))))
 
     def propagate(self, radius: Radius, method: Method) -> Radius:
-        """`max_l S_l(delta)`: all bounds on attention are delta times what grows with it."""
+        """`max_l S_l(delta)`: every bound on attention is delta times a non-decreasing function of delta."""
         return self._worst_head(self.inner.propagate(self._by_head(radius), method))
 
     def vjp(self, g: Adjoint) -> VJP:
-        """Every head's own; of its remainders, all of order delta^2 or more, the worst."""
+        """The vjp of every head, and the remainder of the worst head: all are of order delta^2 or more."""
         each = g.unflatten(3, (self.heads, -1)).transpose(2, 3)
         head_vjp = self.inner.vjp(pad(each, (0, 2 * each.shape[-1])).flatten(1, 2))
         parts = head_vjp.adjoint.unflatten(1, (-1, self.heads)).unflatten(4, (3, -1))  # ... head token part channel

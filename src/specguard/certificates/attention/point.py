@@ -1,6 +1,6 @@
-"""Attention at a point: the norms that its bounds are made of, at the point itself and over a ball around it.
+"""Attention at a point: the norms used by its bounds, at the point itself and over a ball around it.
 
-All that the bounds of `lofast`, `local` and `remainder` use is a property here, computed on first use.
+The bounds of `lofast`, `local` and `remainder` use only these properties, each computed on first use.
 """
 
 import math
@@ -18,18 +18,18 @@ from specguard.certificates.node import Radius, length, product_error, up
 from specguard.linalg import UNIT, gamma, upper_cholesky, upper_length
 
 _NORMS = ("zeta", "derivative_norm", "mu", "mu_uncentered", "xi", "norm_cv", "norm_xvo", "norm_p")
-DENSE = 1024  # tokens x dim up to which the nd x nd matrices of attention are formed
+DENSE = 1024  # largest tokens x dim for which the nd x nd matrices of attention are formed
 
 
 @dataclass(frozen=True)
 class AttentionPoint(AttentionForward):
-    """Attention at X, with the norms that bounds are made of."""
+    """Attention at X, with the norms used by its bounds."""
 
     # Norms from above -------------------------------------------------------------------------------------------
 
     @cached_property
     def _a_and_b(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """`a = K W^Q^T` centered over the keys, `b = Q W^K^T`, and what each may be wrong by."""
+        """`a = K W^Q^T` centered over the keys, `b = Q W^K^T`, and bounds on their errors."""
         a, b = self.k @ self.w.Wq.mT, self.q @ self.w.Wk.mT
         error_a = self.error_k * self.w.size_q + gamma(self.k.shape[-1] + 4) * length(self.k, 2) * self.w.size_q
         error_b = self.error_q * self.w.size_k + gamma(self.q.shape[-1] + 4) * length(self.q, 2) * self.w.size_k
@@ -49,7 +49,7 @@ class AttentionPoint(AttentionForward):
 
     @property
     def norms(self) -> dict[str, Tensor]:
-        """Those that a bound has asked for."""
+        """The norms computed so far."""
         return {name: value for name in _NORMS if (value := vars(self).get(name)) is not None}
 
     @cached_property
@@ -58,7 +58,7 @@ class AttentionPoint(AttentionForward):
 
     @cached_property
     def mu(self) -> PerHead:
-        """`||D -> D (C a)^T + b (C D)^T||`, the first-order change of the logits but for shifts of rows."""
+        """`||D -> D (C a)^T + b (C D)^T||`, the first-order change of the logits up to shifts of rows."""
         a, b, error_a, error_b = self._a_and_b
         return self._operator_norm(a, b, self._queries_norm, error_a, error_b, centered=True)
 
@@ -76,13 +76,13 @@ class AttentionPoint(AttentionForward):
 
     @cached_property
     def _queries_norm(self) -> PerHead:
-        """Of b as computed."""
+        """The norm of the computed b."""
         return upper_spectral(self._a_and_b[1])
 
     def _operator_norm(
         self, a: Tensor, b: Tensor, norm_b: Tensor, error_a: Tensor, error_b: Tensor, *, centered: bool
     ) -> PerHead:
-        """`||M|| <= sqrt(||a^T a + b^T b|| + 2 ||a|| ||b||)`, or the matrix itself where it is small."""
+        """`||M|| <= sqrt(||a^T a + b^T b|| + 2 ||a|| ||b||)`, or that of the matrix itself if it is small."""
         stacked = upper_spectral(torch.cat([a, b], -2)) + error_a + error_b
         norm_a, norm_b = upper_spectral(a) + error_a, norm_b + error_b
         bound = up((stacked.square() + 2 * norm_a * norm_b).sqrt())
@@ -123,7 +123,7 @@ class AttentionPoint(AttentionForward):
 
     @cached_property
     def zeta(self) -> Float[Tensor, " batch"]:
-        """`||H (x) I_d + sum_l P_l (x) (W_l^V W_l^O)^T||`: dense where it is small, else factored.
+        """`||H (x) I_d + sum_l P_l (x) (W_l^V W_l^O)^T||`: dense if it is small, else factored.
 
         Factored: `||H|| + min(max_l ||P_l|| ||W^V|| ||W^O||, sum_l ||P_l|| ||W_l^V W_l^O||)`.
         """
@@ -141,7 +141,7 @@ class AttentionPoint(AttentionForward):
 
     @cached_property
     def derivative_norm(self) -> Float[Tensor, " batch"] | None:
-        """`||DF(X)||` where the matrix is small enough to be formed, else None."""
+        """`||DF(X)||` if the matrix is small enough to be formed, else None."""
         if not self._small:
             return None
         part, error = self._softmax_part
@@ -160,7 +160,7 @@ class AttentionPoint(AttentionForward):
 
     @cached_property
     def _softmax_part(self) -> tuple[Float[Tensor, "batch entry entry"], Float[Tensor, " batch"]]:
-        """The derivative through the probabilities, and what it may be wrong by."""
+        """The derivative through the probabilities, and a bound on its error."""
         (b, n, d), tau = self.X.shape, self.w.tau
         VO = self.v @ self.w.Wo
         U = self.softmax[..., None] * (VO[:, :, None] - (self.softmax @ VO)[:, :, :, None])  # batch head i j out
@@ -172,7 +172,7 @@ class AttentionPoint(AttentionForward):
         whole[:, index, :, index] += own.transpose(0, 1)
         size_v = length(self.v, 2) + self.error_v
         relative_error = self.probability_error * 8 + gamma(8 * (n + self.v.shape[-1] + len(self.w.Wo)) + 64)
-        # Every entry is a sum of products of p, v, W^O and a or b: absolute values bound what rounding can do.
+        # Every entry is a sum of products of p, v, W^O and a or b: absolute values bound the rounding error.
         size_u = 2 * math.sqrt(n) * size_v * self.w.size_o
         size_k, size_q = length(self.k, 2) + self.error_k, length(self.q, 2) + self.error_q
         magnitude = math.sqrt(n) * tau * size_u * (size_k * self.w.size_q + size_q * self.w.size_k)
@@ -185,15 +185,15 @@ class AttentionPoint(AttentionForward):
     # Over a ball ------------------------------------------------------------------------------------------------
 
     def lam(self, radius: Radius) -> Float[Tensor, "*point batch head token"]:
-        """Row i's softmax has a Jacobian of this norm at most, anywhere in the ball."""
+        """A bound on the norm of the Jacobian of row i's softmax, anywhere in the ball."""
         return upper_softmax_slope(self.S, self.logit_error, *self.row_lengths, self.w.norm_b, self.w.tau, radius)
 
     def logit_move(self, radius: Radius, mu: PerHead) -> Float[Tensor, "*point batch head"]:
-        """`tau eps (mu + eps ||B||)`: how far the logits can move, but for shifts of rows if mu is centered."""
+        """`tau eps (mu + eps ||B||)`: bounds the change of the logits, up to shifts of rows if mu is centered."""
         eps = radius[..., None]
         return up(self.w.tau * eps * (mu + eps * self.w.norm_b))
 
 
 def _upper_norm(A: Float[Tensor, "batch row column"]) -> Float[Tensor, " batch"]:
-    """The spectral norm of large matrices, mostly within a thousandth: guessed from below, proved by Cholesky."""
+    """Upper bounds on the spectral norms of large matrices, usually within 0.1 %, verified by Cholesky."""
     return upper_cholesky(A, 1e-3, 40)

@@ -1,4 +1,4 @@
-"""What linearizing attention leaves out, seen by a functional of its output, from above."""
+"""Upper bounds on a functional of the remainder of linearized attention."""
 
 from collections.abc import Callable
 
@@ -21,21 +21,21 @@ def attention_remainder(
     K: Float[Tensor, "other batch head token key"],
     size_g: Float[Tensor, "other batch"],
 ) -> Callable[[Radius], Terms]:
-    """What linearizing attention leaves out, against the adjoint: three terms summed over heads, or all together.
+    """Bounds on the remainder of linearized attention, seen by the adjoint: three terms, or all together.
 
-    `product`    `||K|| tau ||B|| delta^2`: the product of moving queries and moving keys, through the softmax
-    `curvature`  `max_i w_i s^2`, `w_i = min(lam_i range(M_i) / 2, sqrt 6 / 18 |C M_i|)`: the softmax bends
-    `values`     `lam s ||N|| delta`: moving probabilities times moving values
-    `together`   the largest eigenvalue of their common quadratic form times `delta^2`, plus higher orders: in the
-                 place of the three where it is smaller, and where the matrix of the form is small
+    `product`    `||K|| tau ||B|| delta^2`: the product of the changes of queries and keys, through the softmax
+    `curvature`  `max_i w_i s^2`, `w_i = min(lam_i range(M_i) / 2, sqrt 6 / 18 |C M_i|)`: curvature of the softmax
+    `values`     `lam s ||N|| delta`: the change of the probabilities times that of the values
+    `together`   the largest eigenvalue of their common quadratic form times `delta^2`, plus higher orders; replaces
+                 the three where it is smaller, if the matrix of the form is small enough
 
-    with `M = dm/dP`, `K = P (M - rowsum(P M))`, `N = dm/d(PV) W^V^T` and s the move of the logits.
+    with `M = dm/dP`, `K = P (M - rowsum(P M))`, `N = dm/d(PV) W^V^T` and s the change of the logits.
 
     Guarantee: their sum is at least `sup |<g, r(D)>|` over `||D|| <= delta`, rounding included.
     Reference: certificates, section 3; `quadratic_form`.
     """
     w = node.w
-    # M is right to this much, and so are K (as a share of it), the ranges of its rows and their lengths.
+    # A bound on the error of M, and so on those of K (relative), of the ranges of its rows and of their lengths.
     v = length(node.v, 2)
     error_m = (gamma(2 * (node.X.shape[1] + node.X.shape[2]) + 64) * v + node.error_v) * w.size_o * w.mix
     error_m = up(error_m * size_g[..., None])
@@ -66,11 +66,11 @@ def attention_remainder(
         }
         if form is None:
             return found
-        # Of second order: the part of the form that lam lets through, and of the product all.
+        # Second order: the form scaled by the ratio of lam to its maximum, and the rest of the product.
         part = torch.where(max_weights > 0, weights / torch.where(max_weights > 0, max_weights, 1.0), 0.0)
         part = up(torch.maximum(part, 2 * lam).amax((-1, -2))).clamp(max=1.0)
         second = part * form + (1 - part) * lam_product
-        # Of higher order: the logits also move by D B D^T, of size `beta delta^2`.
+        # Higher order: the logits also change by D B D^T, of size `beta delta^2`.
         beta = w.tau * w.norm_b
         fourth = (curvature * beta.square()).sum(-1)
         third = 2 * ((curvature * (w.tau * node.mu).square()).sum(-1) * fourth).sqrt() + (

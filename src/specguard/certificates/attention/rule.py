@@ -1,4 +1,4 @@
-"""The rules of attention: plain, gated by positions, and with the skip inside the value space."""
+"""The rules of attention: plain, gated positional (ConViT), and with a skip connection in the value space."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class AttentionNode(AttentionPoint):
                 return local.smallest(self, radius)
 
     def vjp(self, g: Adjoint) -> VJP:
-        """Back through P V and through the softmax; the three remainders of attention."""
+        """Backward through P V and the softmax; the remainder has three terms."""
         w, tau = self.w, self.w.tau
         G = (g[:, :, None] @ w.Wo.mT).contiguous()  # other batch head token head_dim
         M = G @ self.v.mT * w.mix[:, None, None]
@@ -61,7 +61,7 @@ class AttentionNode(AttentionPoint):
 
 
 def attention(layer: AnyAttention, residual: float | None = None) -> Rule:
-    """The rule of an attention layer; with `residual`, of `x + residual attention(x)` as one map."""
+    """The rule of an attention layer or, with `residual`, of `x + residual attention(x)` as one map."""
     heads, dim = heads_and_dim(layer.heads, layer.qkv, layer.out)
     qkv, out = layer.qkv.weight.detach(), layer.out
     Wq, Wk, Wv = qkv.view(3, heads, dim // heads, dim).transpose(2, 3)
@@ -89,7 +89,7 @@ def attention(layer: AnyAttention, residual: float | None = None) -> Rule:
 
 
 def _mixture(layer: AnyAttention) -> tuple[Tensor, Callable[[int], Tensor] | None, float]:
-    """The share of the softmax in P for every head, the rest of P, and the relative error of the rest."""
+    """The weight of the softmax in P for every head, the rest of P, and the relative error of the rest."""
     ones = layer.out.weight.detach().new_ones(layer.heads)
     if type(layer) is SkipAttention:
         mix = fraction("mix", layer.mix)

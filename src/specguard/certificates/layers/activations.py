@@ -19,7 +19,7 @@ from specguard.nn import MaxMin
 
 @dataclass(frozen=True)
 class Map:
-    """The linear map before an activation: what is known of W once and for all. Without one, W = I."""
+    """The linear map before an activation, with its norms; W = I if there is none."""
 
     at: Callable[[Tensor], Affine]
     norm: float
@@ -28,7 +28,7 @@ class Map:
 
 
 def linear_map(layer: nn.Linear | None) -> Map:
-    """The map of a linear layer; of none, the identity."""
+    """The map of a linear layer; the identity for None."""
     if layer is None:
         return Map(lambda x: Affine(x, x.new_zeros(len(x)), 1.0, lambda g: g, 0.0), 1.0, 1.0, None)
     W = layer.weight.detach()
@@ -37,14 +37,14 @@ def linear_map(layer: nn.Linear | None) -> Map:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The differences of rows i and i + half of the map: their lengths, and the norm of the matrix they make."""
+    """The differences of rows i and i + half of the map: their lengths, and the norm of their matrix."""
 
     lengths: Float[Tensor, " half"] | float
     norm: float
 
 
 def row_differences(layer: nn.Linear | None) -> Pairs:
-    """Those of a linear layer; of none, `e_i - e_j`."""
+    """The row differences of a linear layer; `e_i - e_j` for None."""
     root = math.sqrt(2) * (1 + 1e-15)
     if layer is None:
         return Pairs(root, root)
@@ -57,7 +57,7 @@ def row_differences(layer: nn.Linear | None) -> Pairs:
 
 @dataclass(frozen=True)
 class Neurons:
-    """`phi(z W^T + b)` at z: the map's result H, known up to `blur`, and what phi makes of it."""
+    """`phi(H)` with `H = z W^T + b` at z; `before.error` bounds the error of the computed H."""
 
     before: Affine
     map: Map
@@ -78,9 +78,9 @@ class Neurons:
         return up(self.phi.max_slope * self.map.norm * radius)
 
     def vjp(self, g: Adjoint) -> VJP:
-        """`(g phi'(H)) W`; H is off by the map's error, so its slopes are by that times the curvature.
+        """`(g phi'(H)) W`; the error of H, times the curvature, is the error of the slopes.
 
-        At a kink, any slope between the two will do: the remainder holds for each.
+        At a kink, any slope between the one-sided ones serves: the remainder covers each.
         """
         map_vjp = self.before.vjp(g * self.phi.slope(self.before.output))
         smooth = math.isfinite(self.phi.curvature)
@@ -92,8 +92,8 @@ class Neurons:
     def _curvature_term(self, g: Adjoint) -> Callable[[Radius], dict[str, Tensor]]:
         """`1/2 sum |g_i| kappa_i D_i^2 <= 1/2 max over tokens of ||W^T diag(|g| kappa) W|| delta^2`.
 
-        The norm by the smaller of `max |g| kappa ||W||^2` and the largest row sum of `|W|^T diag(|g| kappa) |W|`;
-        kappa_i is the largest curvature that neuron i can reach, `|H_i'| <= |H_i| + ||w_i|| delta`.
+        The norm is bounded by the smaller of `max |g| kappa ||W||^2` and the largest row sum of `|W|^T diag(|g|
+        kappa) |W|`; kappa_i is the largest curvature of neuron i over `|H_i' - H_i| <= ||w_i|| delta`.
         """
         if self.phi.curvature_on is None:
             weight = up(self._curvature_norm(g.abs() * self.phi.curvature) / 2)
@@ -112,11 +112,11 @@ class Neurons:
             sizes = self.map.sizes
             rows = round_up(((weights * sizes.sum(1)) @ sizes).amax(-1), sum(sizes.shape) + 16)
             most = torch.minimum(most, rows)
-        tokens = self.before.output.ndim - 2  # axes of them; a pooled image has none
+        tokens = self.before.output.ndim - 2  # number of token axes; a pooled image has none
         return most.flatten(-tokens).amax(-1) if tokens else most
 
     def _reachable_curvature(self, radius: Radius) -> Tensor:
-        """The largest curvature within reach of every neuron."""
+        """The largest curvature of every neuron over the inputs it can reach."""
         assert self.phi.curvature_on is not None
         H = self.before.output.abs()
         delta = radius.view(*radius.shape, *[1] * (H.ndim - 1))
@@ -125,7 +125,7 @@ class Neurons:
         return (curvature + gamma(self.phi.roundings) * self.phi.curvature).clamp(max=self.phi.curvature)
 
     def _kink_term(self, g: Adjoint) -> Callable[[Radius], dict[str, Tensor]]:
-        """ReLU: `|<g, r>| <= ||W|| delta ||g_S||`, S the neurons that can change sign, `|H_i| <= ||w_i|| delta`."""
+        """ReLU: `|<g, r>| <= ||W|| delta ||g_S||`, S the neurons with `|H_i| <= ||w_i|| delta`."""
         H = self.before.output.abs() - self.before.error.view(-1, *[1] * (self.before.output.ndim - 1))
 
         def terms(radius: Radius) -> dict[str, Tensor]:
@@ -136,7 +136,7 @@ class Neurons:
 
 @dataclass(frozen=True)
 class MaxMinNode:
-    """Channel i and channel i + half, the larger first: sorted pairs, a map of norm 1."""
+    """Channels i and i + half, the larger first: sorted pairs, a map of norm 1."""
 
     before: Affine
     map: Map
@@ -158,9 +158,8 @@ class MaxMinNode:
     def vjp(self, g: Adjoint) -> VJP:
         """A permutation; a pair that may change its order adds `t (1, -1)` with `|t| <= |D_i - D_j|`.
 
-        All these differences together are `(W_top - W_bottom) D`.
-
-        Where the order is in doubt from the start, either will do: the remainder holds for both.
+        All these differences together are `(W_top - W_bottom) D`. Where rounding leaves the order undecided, either
+        order serves: the remainder covers both.
         """
         first, second = self.before.output.chunk(2, -1)
         upper, lower = g.chunk(2, -1)
@@ -178,7 +177,7 @@ class MaxMinNode:
 
 
 def _upper_kink_loss(g: Adjoint, distance: Tensor, rates: Tensor | float, norm: float, radius: Radius) -> Tensor:
-    """`norm delta ||g_S||`, S the entries whose `distance` to the kink is at most `rates delta`."""
+    """`norm delta ||g_S||`, where S are the entries whose `distance` to the kink is at most `rates delta`."""
     delta = radius.view(*radius.shape, *[1] * (distance.ndim - 1))
     reached = distance <= up(delta * rates)
     crossing = torch.where(reached.unsqueeze(-distance.ndim - 1), g, 0.0)  # other classes come before the batch
@@ -187,18 +186,18 @@ def _upper_kink_loss(g: Adjoint, distance: Tensor, rates: Tensor | float, norm: 
 
 
 class Maker(Protocol):
-    """Makes the rule of an activation, alone or together with the linear map before it."""
+    """Make the rule of an activation, alone or jointly with the linear map before it."""
 
     def __call__(self, layer: Any, before: nn.Linear | None = None) -> Rule: ...
 
 
 def after_linear(maker: Maker) -> Callable[[nn.Linear, Any], Rule]:
-    """The rule of a linear map and an activation together."""
+    """The joint rule of a linear map and an activation."""
     return lambda before, layer: maker(layer, before)
 
 
 def activation(function: Callable[[Any], Activation]) -> Maker:
-    """The rule of an activation, alone or behind a linear map."""
+    """The rule of an activation, alone or after a linear map."""
 
     def rule(layer: Any, before: nn.Linear | None = None) -> Rule:
         phi, before_map = function(layer), linear_map(before)
@@ -208,7 +207,7 @@ def activation(function: Callable[[Any], Activation]) -> Maker:
 
 
 def max_min(layer: MaxMin, before: nn.Linear | None = None) -> Rule:
-    """The rule of MaxMin, alone or behind a linear map."""
+    """The rule of MaxMin, alone or after a linear map."""
     if before is not None and before.weight.shape[0] % 2:
         raise ConfigError("MaxMin needs an even number of channels")
     before_map, pairs = linear_map(before), row_differences(before)

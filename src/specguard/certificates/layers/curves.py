@@ -1,4 +1,4 @@
-"""What proofs know of activations: value, slope, and constants of either."""
+"""Activations: value, slope, and bounds on slope and curvature."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from specguard.errors import ConfigError
 from specguard.nn import Softplus, Squareplus
 from specguard.nn.settings import choice, positive
 
-_GELU_SLOPE = 1.1289042 * (1 + 1e-7)  # at sqrt 2, where the second derivative changes its sign
+_GELU_SLOPE = 1.1289042 * (1 + 1e-7)  # at sqrt 2, where the second derivative changes sign
 _GELU_CURVATURE = 0.7978846 * (1 + 1e-7)  # sqrt(2 / pi), at 0
 _TANH_GELU_SLOPE = 1.128994  # 1.1289930686...
 _TANH_GELU_CURVATURE = _GELU_CURVATURE
@@ -61,7 +61,7 @@ def softplus(layer: Softplus) -> Activation:
         1.0,
         beta / 4 * (1 + 1e-15),
         scale=1 / beta,
-        curvature_on=lambda low, high: beta * (beta * low).sigmoid() * (-beta * low).sigmoid(),  # falls with |x|
+        curvature_on=lambda low, high: beta * (beta * low).sigmoid() * (-beta * low).sigmoid(),  # decreases in |x|
     )
 
 
@@ -74,7 +74,7 @@ def squareplus(layer: Squareplus) -> Activation:
         1.0,
         1 / (2 * math.sqrt(b)) * (1 + 1e-15),
         scale=math.sqrt(b),
-        curvature_on=lambda low, high: (1 + low * low / b).pow(-1.5) / (2 * math.sqrt(b)),  # falls with |x|
+        curvature_on=lambda low, high: (1 + low * low / b).pow(-1.5) / (2 * math.sqrt(b)),  # decreases in |x|
     )
 
 
@@ -115,7 +115,7 @@ def _tanh_curvature_on(low: Tensor, high: Tensor) -> Tensor:
 
 def _gelu_curvature_on(low: Tensor, high: Tensor) -> Tensor:
     """`|2 - x^2| exp(-x^2 / 2) / sqrt(2 pi)`: falls to 0 at sqrt 2, rises to 2, and falls."""
-    second = torch.minimum(low.clamp(min=2.0), high)  # where it is largest beyond sqrt 2, if that is within reach
+    second = torch.minimum(low.clamp(min=2.0), high)  # where it is largest beyond sqrt 2
     return torch.maximum(_gelu_second(low), _gelu_second(second))
 
 
@@ -136,7 +136,7 @@ def _tanh_gelu(x: Tensor) -> Tensor:
 
 
 def _tanh_gelu_slope(x: Tensor) -> Tensor:
-    x = x.clamp(-20, 20)  # nothing changes beyond, and no product overflows
+    x = x.clamp(-20, 20)  # constant beyond, and no product overflows
     t = _tanh_argument(x).tanh()
     inner_slope = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
     return (1 + t) / 2 + x * (1 - t * t) * inner_slope / 2

@@ -1,4 +1,4 @@
-"""Gated units, together with the linear map before them where there is one: `silu(h1) h2`, `[h1 | h2] = z W^T + b`.
+"""Gated units, jointly with the linear map before them, if any: `silu(h1) h2`, `[h1 | h2] = z W^T + b`.
 
 With `L = sup |silu'|` and `kappa = sup |silu''|`, an entry moved by `(d1, d2)` of length `rho` changes by
 
@@ -26,11 +26,10 @@ from specguard.nn import GatedUnit
 
 @dataclass(frozen=True)
 class Gated:
-    """`silu(h1) h2` at z: the map's result `[h1 | h2]`, known up to a blur, and what the unit makes of it.
+    """`silu(h1) h2` at z; `before.error` bounds the error of the computed `[h1 | h2]`.
 
-    Guarantee: `propagate` and the remainder of `vjp` are upper bounds, rounding included; the remainder's is
-    attained by one entry to second order in the radius where the gate is at 0, the curvature is largest and h2 is
-    large.
+    Guarantee: `propagate` and the remainder of `vjp` are upper bounds, rounding included; that of the remainder is
+    attained, to second order in the radius, by a single entry with h1 = 0 and large h2.
     """
 
     before: Affine
@@ -45,7 +44,7 @@ class Gated:
 
     @cached_property
     def error(self) -> Float[Tensor, " batch"]:
-        """What the map's error spreads to, and the rounding of silu and of the product."""
+        """The propagated error of the map, plus the rounding of silu and of the product."""
         gate, value = self._parts
         rounding = gamma(self.phi.roundings + 4) * length((gate.abs() + self.phi.scale) * value.abs())
         return up(self._upper_change(self.before.error, local=True) + rounding)
@@ -54,7 +53,7 @@ class Gated:
         return self._upper_change(up(self.map.norm * radius), method == "local")
 
     def vjp(self, g: Adjoint) -> VJP:
-        """`(g silu'(h1) h2, g silu(h1)) W`, both factors at a point that is off by the blur."""
+        """`(g silu'(h1) h2, g silu(h1)) W`, both factors with the error of the computed point."""
         gate, value = self._parts
         slope, silu_value = self.phi.slope(gate), self.phi.value(gate)
         map_vjp = self.before.vjp(torch.cat([g * slope * value, g * silu_value], -1))
@@ -76,12 +75,12 @@ class Gated:
 
     @cached_property
     def _h_error(self) -> Tensor:
-        """How far any entry of `[h1 | h2]` may be from the exact one."""
+        """A bound on the error of every entry of `[h1 | h2]`."""
         return self.before.error.view(-1, *[1] * (self.before.output.ndim - 1))
 
     @cached_property
     def _sizes(self) -> tuple[Tensor, Tensor, Tensor]:
-        """`|silu(h1)|`, `|silu'(h1)|` and `|h2|` at the exact point, from above."""
+        """Upper bounds on `|silu(h1)|`, `|silu'(h1)|` and `|h2|` at the exact point."""
         gate, value = self._parts
         h_error, rounding = self._h_error, gamma(self.phi.roundings + 4)
         silu_bound = (
@@ -91,10 +90,10 @@ class Gated:
         return up(silu_bound), up(slope).clamp(max=self.phi.max_slope), up(value.abs() + h_error)
 
     def _upper_change(self, rho: Radius, local: bool) -> Radius:
-        """How far the output can move while `[h1 | h2]` moves by rho, all entries together: the smaller of
+        """A bound on the change of the output while `[h1 | h2]` moves by rho in l2: the smaller of
 
         `max_i sqrt((L h2)^2 + silu(h1)^2) rho + L rho^2 / 2`, and `max_i sqrt((silu'(h1) h2)^2 + silu(h1)^2) rho +
-        max_i lam rho^2`, which is local; the first because `silu(h1') h2' - silu(h1) h2 = (silu(h1') - silu(h1)) h2
+        max_i lam rho^2` (local only); the first because `silu(h1') h2' - silu(h1) h2 = (silu(h1') - silu(h1)) h2
         + silu(h1) d2 + (silu(h1') - silu(h1)) d2`, and `|d1 d2| <= rho_i^2 / 2`.
         """
         chord, tangent, lam = self._rates
@@ -111,7 +110,8 @@ class Gated:
     def _curvature_term(self, g: Adjoint, h2_bound: Tensor) -> Callable[[Radius], Terms]:
         """`sum_i |g_i| lam_i (D1_i^2 + D2_i^2) <= max over tokens of ||W^T diag(|g| lam, |g| lam) W|| delta^2`.
 
-        The norm by the smaller of `max |g| lam ||W||^2` and the largest row sum of `|W|^T diag(...) |W|`.
+        The norm is bounded by the smaller of `max |g| lam ||W||^2` and the largest row sum of `|W|^T diag(...)
+        |W|`.
         """
         weight = up(g * self._upper_lam(h2_bound))
         most = weight.amax(-1) * self.map.norm**2
@@ -134,7 +134,7 @@ def _largest(x: Float[Tensor, "batch *shape"]) -> Float[Tensor, " batch"]:
 
 
 def gated_unit(layer: GatedUnit, before: nn.Linear | None = None) -> Rule:
-    """The rule of a gated unit, alone or behind a linear map."""
+    """The rule of a gated unit, alone or after a linear map."""
     before_map, phi = linear_map(before), silu(nn.SiLU())
 
     def at(x: Tensor) -> Gated:

@@ -1,4 +1,4 @@
-"""Pools: the tokens that the head reads, as affine maps."""
+"""Pooling layers as affine maps."""
 
 import math
 
@@ -30,7 +30,7 @@ def class_pool(layer: ClassPool) -> Rule:
 
 
 def mean_pool(layer: MeanPool) -> Rule:
-    """The mean of n tokens: a map of norm 1 / sqrt(n)."""
+    """The mean of n tokens, a map of norm 1 / sqrt(n)."""
     skip = count("skip", layer.skip)
 
     def at(x: Tensor) -> Affine:
@@ -68,7 +68,7 @@ def first_tokens(layer: FirstTokens) -> Rule:
 def class_and_mean(layer: ClassAndMean) -> Rule:
     """The class token and the mean of n tokens: a map A with `A A^T = ((1, c), (c, 1 / n))` per channel.
 
-    c is 0, and the norm 1, unless the class token is one of those n: then c is 1 / n.
+    c = 0, and the norm is 1, unless the class token is among those n; then c = 1 / n.
 
     Guarantee: the norm is exact, rounded up.
     """

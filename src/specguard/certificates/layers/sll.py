@@ -1,8 +1,8 @@
-"""The rule of SLL, a residual layer that is 1-Lipschitz by its construction: `x + phi(x W^T + b) B^T`.
+"""The rule of SLL, a residual layer that is 1-Lipschitz by construction: `x + phi(x W^T + b) B^T`.
 
-W is the stored weight and `B = -2 W^T T^-1`, where T is a function of W and q. The claim of the construction is one
-about T in exact arithmetic, which the layer's exact function has; so it needs no check. What the computed B may
-differ from the exact one by enters the errors.
+W is the stored weight and `B = -2 W^T T^-1`, where T is a function of W and q. The construction holds for T in
+exact arithmetic, and so for the layer's exact function, without a check. The error of the computed B enters the
+errors.
 """
 
 from collections.abc import Callable
@@ -27,14 +27,14 @@ ACTIVATIONS: dict[type[nn.Module], Callable[[Any], curves.Activation]] = {
     Softplus: curves.softplus,
     Squareplus: curves.squareplus,
 }
-_LARGEST_LOG_RATIO = 300.0  # between logarithms of q: beyond it, their ratios vanish or overflow
+_LARGEST_LOG_RATIO = 300.0  # beyond this difference of logarithms, ratios of q underflow or overflow
 
 
 @dataclass(frozen=True)
 class SLLNode:
     """SLL at a point: its neurons there, the computed B, its norm, and `B_error >= ||B - exact B||_F`.
 
-    Guarantee: outputs are as far apart as inputs at most, because `T >= W^T W` by Gershgorin and slopes lie in
+    Guarantee: outputs are at most as far apart as inputs, because `T >= W^T W` by Gershgorin and slopes lie in
     [0, 1]; rounding of T, of B and of all products is in the errors.
     Reference: Araujo et al. 2023, Theorem 3.
     """
@@ -61,10 +61,10 @@ class SLLNode:
         return up(radius)
 
     def vjp(self, g: Adjoint) -> VJP:
-        """`g + (B^T g)` taken back through the neurons, whose remainder, seen by `B^T g`, is all there is.
+        """`g` plus the vjp of the neurons with `B^T g`, whose remainder is the only one.
 
-        The computed `B^T g` is off by a share of |g|. What it is off by meets the neurons' linear part, of norm
-        `max_slope ||W||`, and their remainder, at most twice that per distance: three times in all.
+        The error of the computed `B^T g` is a fraction of |g|. It acts through the neurons' linear part, of norm
+        `max_slope ||W||`, and their remainder, at most twice that per radius: three times in all.
         """
         inner = self.neurons.vjp(g @ self.B)
         adjoint = g + inner.adjoint
@@ -89,18 +89,19 @@ def residual(layer: SLL) -> Rule:
 
 
 def _relative_error(layer: SLL) -> float:
-    """How far, as a share of itself, an entry of the computed 1 / T may be from the exact one.
+    """A bound on the relative error of the entries of the computed 1 / T.
 
-    An entry of `W W^T` is off by `gamma |W| |W|^T`, a ratio of q by a share that grows with the logarithm's size.
+    The error of an entry of `W W^T` is at most `gamma |W| |W|^T`; the relative error of a ratio of q grows with the
+    size of its logarithm.
     """
     W, log_q = layer.weight.detach(), layer.log_q.detach()
     log_ratios = log_q[None, :] - log_q[:, None]
     if float(log_ratios.abs().max()) > _LARGEST_LOG_RATIO or float(log_q.abs().max()) > 1e6:
-        raise ConfigError("its q are too far apart for the account of rounding")
+        raise ConfigError("its q are too far apart for the rounding analysis")
     T = layer.scale().detach()
     products = gamma(W.shape[1] + 4) * ((W.abs() @ W.abs().mT) * log_ratios.exp()).sum(1)
     sums = gamma(W.shape[0] + 64) * (1 + float(log_ratios.abs().max())) * T
     relative_error = float((2 * (products + sums) / T).max())
     if not relative_error < 1e-3:  # NaN compares false
         raise ConfigError("the sums it divides by are lost in rounding")
-    return 2 * relative_error  # 1 / (1 - share) - 1, generously
+    return 2 * relative_error  # at least 1 / (1 - relative_error) - 1

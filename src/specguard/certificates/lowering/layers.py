@@ -1,6 +1,6 @@
 """Lower layers to primitive operations for a fixed input shape.
 
-A function of a layer and of one input to it returns a module, or a function of tensors.
+Each function takes a layer and a sample input, and returns a module or a function of tensors.
 """
 
 import math
@@ -65,7 +65,7 @@ class Scale(nn.Module):
 
 
 def resize(layer: Resize, x: Tensor) -> nn.Module:
-    """Bilinear interpolation works on columns and on rows by itself: two linear maps."""
+    """Bilinear interpolation as two linear maps, one on columns and one on rows."""
     rows, columns = (_interpolation(size, layer.size, x) for size in x.shape[2:])
     return nn.Sequential(linear_map(columns), Transpose(2, 3), linear_map(rows), Transpose(2, 3))
 
@@ -99,7 +99,7 @@ def patch_embedding(layer: PatchEmbedding, x: Tensor) -> nn.Module:
 
 
 class PrependTokens(nn.Module):
-    """Constant tokens in front of the others."""
+    """Prepend constant tokens."""
 
     token: Tensor
 
@@ -126,7 +126,7 @@ def batch_norm(layer: TokenBatchNorm, x: Tensor) -> nn.Module:
 
 
 class ImageConvolution(nn.Module):
-    """TokenConvolution by convolutions of images that are one pixel wide."""
+    """TokenConvolution as 2D convolutions of images that are one pixel wide."""
 
     def __init__(self, layer: TokenConvolution, x: Tensor) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class TokenNorm(nn.Module):
     def __init__(self, layer: nn.LayerNorm | nn.RMSNorm, x: Tensor) -> None:
         super().__init__()
         if len(layer.normalized_shape) != 1 or layer.eps is None:
-            raise ConfigError("only a norm over the last axis, with a number for eps, can be written again")
+            raise ConfigError("only a norm over the last axis, with a number for eps, can be lowered")
         self.eps, self.centered = layer.eps, isinstance(layer, nn.LayerNorm)
         self.register_buffer("gain", None if layer.weight is None else layer.weight.detach())
         shift = getattr(layer, "bias", None)
@@ -197,7 +197,7 @@ class TokenNorm(nn.Module):
 
 def gelu(layer: nn.GELU, x: Tensor) -> Function:
     if layer.approximate != "tanh":
-        raise ConfigError("GELU by erf cannot be written in the operations that are left; GELU by tanh can")
+        raise ConfigError("GELU by erf cannot be lowered to the primitive operations; GELU by tanh can")
     factor = math.sqrt(2 / math.pi)
     return lambda x: x * 0.5 * (torch.tanh(factor * (x + 0.044715 * (x * x * x))) + 1.0)
 
@@ -226,10 +226,10 @@ def max_min(layer: MaxMin, x: Tensor) -> Function:
 
 
 class AttentionMaps(nn.Module):
-    """softmax(q k^T / sqrt(head_dim) + bias) v of every head, mixed with fixed maps where there are some.
+    """softmax(q k^T / sqrt(head_dim) + bias) v of every head, with the maps optionally mixed with fixed ones.
 
-    Softmax is a quotient of exponentials, without the maximum that is subtracted elsewhere: logits beyond 700
-    overflow and are noticed. The maps are `keep P + fixed`, `fixed` a constant: (1 - mix) I, or ConViT's positions.
+    Softmax is a quotient of exponentials, without subtracting the maximum: logits beyond 700 overflow, which is
+    detected later. The maps are `keep P + fixed`, with the constant `fixed` (1 - mix) I or ConViT's positions.
     """
 
     bias: Tensor | None

@@ -1,4 +1,4 @@
-"""The adjoint certificate: first order taken back exactly, remainders bounded layer by layer."""
+"""The adjoint certificate: the exact first-order term, plus bounds on the remainder of every layer."""
 
 import math
 from dataclasses import dataclass, replace
@@ -28,9 +28,9 @@ from specguard.linalg import round_up
 
 @dataclass(frozen=True)
 class AdjointIdentity:
-    """The identity `m_j(x + d) = m_j(x) + <g_0, d> + sum_k <g_{k+1}, r_k>` with remainders bounded.
+    """The identity `m_j(x + d) = m_j(x) + <g_0, d> + sum_k <g_{k+1}, r_k>` with bounds on the remainders r_k.
 
-    `mixed` begins it at the k-th step, with the local radius there, for the best k of every image.
+    `mixed` starts the identity at the k-th step, with the local radius there, for the best k of every image.
     Reference: certificates, section 3.
     """
 
@@ -44,13 +44,13 @@ class AdjointIdentity:
 
 
 def _adjoint(p: Problem, radii: Radii, largest_entry: float, mixed: bool) -> MarginLoss:
-    """The identity for the other classes with the least room, and for every other that the local bound leaves open.
+    """The identity for the first chunk of classes, and for later chunks that the local bound leaves open.
 
-    An image of which one margin may be lost is not certified, whatever becomes of the other classes behind.
-    The margins of those that are not taken back are bounded as by `local`.
+    Later chunks are skipped for an image once one of its margins may be lost, because it cannot be certified then.
+    The margins of classes without a backward pass are bounded by `local`.
     """
     if p.whole is None:
-        raise ValueError("the functionals were not taken back through the network")
+        raise ValueError("the problem was prepared without a backward pass")
     first = _identity(p, 0, radii, largest_entry, mixed)
     done = first.total.shape[-2]
     if done == len(p.margins):
@@ -64,7 +64,7 @@ def _adjoint(p: Problem, radii: Radii, largest_entry: float, mixed: bool) -> Mar
         rows = p.whole.rows(number)
         certifiable = (p.margins > total)[..., : rows.start, :].all(-2)
         needed = certifiable & (p.margins <= rest.total)[..., rows, :].any(-2)
-        if not needed.any():  # other classes are in the order of their room
+        if not needed.any():  # classes are sorted by distance
             break
         part_loss = _identity(p, number, radii, largest_entry, mixed)
         here = needed[..., None, :]
@@ -79,14 +79,14 @@ def _adjoint(p: Problem, radii: Radii, largest_entry: float, mixed: bool) -> Mar
 def _scatter_rows(
     term: ClassLosses, like: Float[Tensor, "*point all batch"], rows: slice
 ) -> Float[Tensor, "*point all batch"]:
-    """The values of these other classes among zeros for all others."""
+    """Scatter the values of some classes into zeros for all classes."""
     whole = torch.zeros_like(like)
     whole[..., rows, :] = term
     return whole
 
 
 def _identity(p: Problem, number: int, radii: Radii, largest_entry: float, mixed: bool) -> MarginLoss:
-    """The identity from the first step on, or from the best, for one part of the other classes."""
+    """The identity from the first step on or, if `mixed`, from the best, for one chunk of classes."""
     assert p.whole is not None
     part = p.whole.part(number)
     terms = contributions(part, radii)

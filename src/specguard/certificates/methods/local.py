@@ -1,4 +1,4 @@
-"""Radii by T1, T2 and local constants, then the distance of two rows at the last linear layer."""
+"""Radii by T1, T2 and local constants, then the difference of two rows of the last linear layer."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,7 +12,7 @@ from specguard.certificates.propagate import Radii
 
 @dataclass(frozen=True)
 class Local:
-    """`m_j` loses `||w_y - w_j|| delta` at most, with the local radius delta at the last linear layer.
+    """`m_j` loses at most `||w_y - w_j|| delta`, with the local radius delta at the last linear layer.
 
     Reference: certificates, section 2.
     """
@@ -26,7 +26,7 @@ class Local:
 
 
 def local_loss(p: Problem, radii: Radii) -> MarginLoss:
-    """`||g|| delta` where the last linear layer begins."""
+    """`||g|| delta` at the input of the last linear layer."""
     if not p.tail.before:
         return output_loss(p, radii)
     last, size = p.tail.before[0]

@@ -12,7 +12,7 @@ from specguard.certificates.propagate import Radii
 
 @dataclass(frozen=True)
 class OutputRadius:
-    """`m_j` loses `sqrt(2) delta` at most, with the radius delta of the output by the propagation of this name.
+    """`m_j` loses at most `sqrt(2) delta`, with the output radius delta by the propagation of this name.
 
     Reference: LoFAST, Proposition 1.
     """
@@ -26,7 +26,7 @@ class OutputRadius:
 
 
 def output_loss(p: Problem, radii: Radii) -> MarginLoss:
-    """LoFAST, Proposition 1: two logits differ by `sqrt(2) delta` at most."""
+    """LoFAST, Proposition 1: the difference of two logits changes by at most `sqrt(2) delta`."""
     total = up(math.sqrt(2) * radii.out)[..., None, :].expand(*radii.out.shape[:-1], *p.margins.shape)
     return MarginLoss(total, {(WHOLE, "output radius"): total})
 
