@@ -141,7 +141,7 @@ def test_classes_that_are_left_are_all_that_is_taken_back_through_the_network(ca
 
     def noted(*arguments, **options):
         p = plain(*arguments, **options)
-        taken.append(0 if p.whole is None else p.whole.some)
+        taken.append(0 if p.whole is None else p.whole.chunk)
         return p
 
     monkeypatch.setattr(module, "prepare_problem", noted)

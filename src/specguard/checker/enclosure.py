@@ -1,9 +1,9 @@
-"""Numbers known up to a radius, in NumPy: what the checker of certificates computes with.
+"""Midpoint-radius interval arithmetic in NumPy, the arithmetic of the checker.
 
-A `Box` stands for every array x with `|x - mid| <= rad`, entry by entry. Every operation returns a box that holds
-the exact results for all arrays of its arguments' boxes, its own rounding included: float64, `u = 2^-53`, a sum of
-n products is right to `gamma(n)` of the sum of their sizes, and elementary functions to 32 u. Radii are rounded
-outwards. Nothing here is shared with the arithmetic of the proofs themselves.
+A `Box` stands for every array x with `|x - mid| <= rad`, entry by entry. Every operation returns a box that
+contains the exact results for all arrays in its arguments' boxes, its own rounding included: float64, `u = 2^-53`,
+a sum of n products is accurate to `gamma(n)` of the sum of their sizes, and elementary functions to 32 u. Radii are
+rounded up. Nothing here is shared with the arithmetic of the certificates.
 """
 
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from specguard.errors import SoundnessError
 Array = NDArray[np.float64]
 _UNIT = 2.0**-53
 _OUTWARD = 1 + 2.0**-35  # for the rounding of radii, which are sums of at most 2^17 positive terms
-_TINY = 1e-290  # for what underflows
-_SMALLEST = 1e-300  # what is smaller may have lost its digits, or be zero, by underflow
+_TINY = 1e-290  # for underflow
+_SMALLEST = 1e-300  # smaller numbers may be inaccurate or zero by underflow
 
 
 def outward(value: Any) -> Any:
-    """A bound from above, raised by what its own computation can have lost."""
+    """Round up an upper bound by the error of its own computation."""
     return value * _OUTWARD + _TINY
 
 
@@ -49,11 +49,11 @@ class Box:
 
     @property
     def size(self) -> Array:
-        """The largest size of every entry."""
+        """Upper bounds on the absolute values of the entries."""
         return np.asarray(outward(np.abs(self.mid) + self.rad))
 
     def rearrange(self, change: Callable[[Array], Array]) -> "Box":
-        """Entries put elsewhere, left out or repeated; no arithmetic."""
+        """Move, drop or repeat entries; no arithmetic."""
         return Box(change(self.mid), change(self.rad))
 
     @property
@@ -85,20 +85,20 @@ class Box:
         if self.rad.any():
             rad = rad + self.rad @ other.size
         mid = self.mid @ other.mid
-        return Box(mid, np.asarray(outward(rad + _UNIT * np.abs(mid))))  # infinite where the middle is
+        return Box(mid, np.asarray(outward(rad + _UNIT * np.abs(mid))))  # infinite where the midpoint is
 
     def __truediv__(self, other: "Box | float") -> "Box":
         b = as_box(other)
         least = np.abs(b.mid) - b.rad * _OUTWARD
         if not (least > 0).all():
-            raise SoundnessError("the checker met a division by what may be zero")
+            raise SoundnessError("division by a box that contains zero")
         mid = self.mid / b.mid
         return Box(mid, outward(self.rad / least + np.abs(mid) * (b.rad / least) + _UNIT * np.abs(mid)))
 
     def sum(self, axis: int, keepdims: bool = False) -> "Box":
         error = (self.rad + _gamma(self.shape[axis]) * np.abs(self.mid)).sum(axis, keepdims=keepdims)
         mid = self.mid.sum(axis, keepdims=keepdims)
-        return Box(mid, np.asarray(outward(error + _UNIT * np.abs(mid))))  # infinite where the middle is
+        return Box(mid, np.asarray(outward(error + _UNIT * np.abs(mid))))  # infinite where the midpoint is
 
     def mean(self, axis: int, keepdims: bool = False) -> "Box":
         return self.sum(axis, keepdims) / float(self.shape[axis])
@@ -110,7 +110,7 @@ class Box:
         return Box(mid, outward(np.minimum(np.sqrt(self.rad), near) + _UNIT * mid))
 
     def apply(self, function: Callable[[Array], Array], max_slope: float, scale: float = 1.0) -> "Box":
-        """An elementary function of this greatest slope, right to 32 u of its value and of `|x| + scale`."""
+        """Apply an elementary function of slope <= `max_slope`, accurate to 32 u of `|f(x)| + |x| + scale`."""
         mid = function(self.mid)
         return Box(mid, outward(max_slope * self.rad + 32 * _UNIT * (np.abs(mid) + np.abs(self.mid) + scale)))
 
@@ -118,12 +118,12 @@ class Box:
         return Box(np.abs(self.mid), self.rad)
 
     def exp(self) -> "Box":
-        """An exponent that is off by r makes a factor of `exp(r)` at most."""
+        """An error r of the exponent is a factor of at most `exp(r)`."""
         mid = np.exp(self.mid)
         return Box(mid, outward(np.maximum(mid, _SMALLEST) * (np.expm1(outward(self.rad)) + 32 * _UNIT)))
 
     def softmax(self) -> "Box":
-        """Over the last axis: logits that are off by r make probabilities off by a factor `exp(2 r)` at most."""
+        """Over the last axis: an error r of the logits is a factor of at most `exp(2 r)` of the probabilities."""
         top = self.mid.max(-1, keepdims=True)
         e = np.exp(self.mid - top)
         p = e / e.sum(-1, keepdims=True)
@@ -141,17 +141,17 @@ def concatenate(boxes: list[Box], axis: int) -> Box:
 
 
 def upper_length(x: Box, axes: int = 0) -> Any:
-    """The Euclidean length over all but the first `axes` axes, from above."""
+    """An upper bound on the l2 norm over all but the first `axes` axes."""
     return outward(_length(x.size, axes))
 
 
 def lower_length(x: Box, axes: int = 0) -> Any:
-    """The same length from below."""
+    """A lower bound on the same norm."""
     return np.maximum(_length(x.mid, axes) / _OUTWARD - outward(_length(x.rad, axes)), 0.0) / _OUTWARD
 
 
 def _length(x: Array, axes: int) -> Any:
-    """As computed, without squares that overflow or underflow."""
+    """The computed norm, scaled so that squares neither overflow nor underflow."""
     flat = np.abs(x).reshape(*x.shape[:axes], -1)
     top = flat.max(-1, initial=0.0)
     scaled = flat / np.where(top > 0, top, 1.0)[..., None]
@@ -159,7 +159,7 @@ def _length(x: Array, axes: int) -> Any:
 
 
 def upper_spectral(A: Box) -> Any:
-    """The spectral norm of every matrix of a stack, from above.
+    """An upper bound on the spectral norm of every matrix of a stack.
 
     With V from any eigensolver and `G = B^T B` as computed, B the midpoint: `||B||^2 <= ||G|| + wrong`, and
     `||G|| <= ||V^T G V||_inf / (1 - ||V^T V - I||_F)`, whatever V is. The radius adds its Frobenius norm.
@@ -186,10 +186,10 @@ def upper_spectral(A: Box) -> Any:
 
 
 def upper_eigenvalue(S: Box) -> float:
-    """The largest eigenvalue of a symmetric matrix, or 0 if that is larger, from above.
+    """An upper bound on the largest eigenvalue of a symmetric matrix, or 0 if that is larger.
 
     With V from any eigensolver and `x = V y`, `x^T S x = y^T (V^T S V) y`, and `|y|^2 <= |x|^2 / (1 - d)` for
-    `d = ||V^T V - I||`. The discs of Gershgorin bound the rotated matrix. The radius adds its Frobenius norm.
+    `d = ||V^T V - I||`. Gershgorin discs bound the rotated matrix. The radius adds its Frobenius norm.
     """
     top = np.abs(S.mid).max(initial=0.0)
     rad_norm = upper_length(Box.exact(S.rad))

@@ -1,4 +1,4 @@
-"""The proof for one image once more, from its pixels on: margins, and how far each can fall by each method."""
+"""The certificate of one image, recomputed from its pixels: margins, and bounds on their loss by each method."""
 
 import math
 from collections.abc import Iterator
@@ -20,17 +20,17 @@ from specguard.checker.propagate import (
 )
 from specguard.checker.reading import Reading
 
-Terms = dict[tuple[Position, str], Array]  # (step, term): per other class; no step for what belongs to the whole
+Terms = dict[tuple[Position, str], Array]  # (step, term): per other class; _WHOLE for the network
 _WHOLE: Position = ()
-_CLASSES_AT_ONCE = 32  # other classes that are taken back through the whole network at a time
-_TIE = 1e-6  # of the logits: what is so close to being open is taken to be
+_CLASSES_AT_ONCE = 32  # in one backward pass through the whole network
+_TIE = 1e-6  # of the logits' scale: classes this close to being open count as open
 _METHODS = {"naive": "naive", "specformer": "specformer", "lofast": "lofast"}
 METHODS = (*_METHODS, "local", "adjoint", "mixed")
 
 
 @dataclass(frozen=True)
 class Image:
-    """A network at one image, and the margins of its label over every other class class."""
+    """A network at one image, and the margins of its label over every other class."""
 
     reading: Reading
     pixels: Array
@@ -40,13 +40,13 @@ class Image:
 
     @staticmethod
     def of(reading: Reading, pixels: Array, label: int) -> "Image":
-        """The network at these pixels, where its logits must be the model's."""
+        """Evaluate the network at these pixels and check its logits against the model's."""
         path, output = forward_pass(reading.steps, pixels)
         reading.check(pixels, output)
         return Image(reading, pixels, path, output, label)
 
     def check_within(self, radius: float) -> None:
-        """Compare the logits with the model's at two points of the ball too, on its boundary and within."""
+        """Compare the logits with the model's at two more points of the ball, one of them on its boundary."""
         rng = np.random.default_rng(0)
         for distance in (radius, radius / 2):
             direction = rng.standard_normal(self.pixels.shape)
@@ -55,7 +55,7 @@ class Image:
 
     @cached_property
     def names(self) -> dict[Position, str]:
-        """What records call the steps."""
+        """The names of the steps in records."""
         return names(self.path)
 
     @property
@@ -64,7 +64,7 @@ class Image:
 
     @cached_property
     def margins(self) -> Array:
-        """`f_y - f_j` of the computed logits, from below."""
+        """Lower bounds on `f_y - f_j` of the computed logits."""
         logits = Box.exact(self.output)
         difference = logits[self.label] - logits[self.other_classes]
         return np.asarray(difference.mid - outward(difference.rad))
@@ -76,7 +76,7 @@ class Image:
 
     @cached_property
     def _order(self) -> Array:
-        """Other classes by the room that the last linear layer leaves them."""
+        """The other classes sorted by `margin / ||g||` at the last linear layer."""
         size = upper_length(Box.exact(self._functionals), 1) if self._tail is None else self._tail.before[0][1]
         return np.asarray(np.argsort(self.margins / np.where(size > 0, size, 1.0), kind="stable"))
 
@@ -85,7 +85,7 @@ class Image:
         return {}
 
     def _backward(self, begin: int) -> BackwardPass:
-        """Some other classes, in this order from `begin` on, taken back through the whole network."""
+        """The backward pass of one chunk of classes, in this order from `begin` on, through the whole network."""
         if begin not in self._backward_passes:
             self._backward_passes[begin] = backward_pass(
                 self.path, self._functionals[self._order[begin : begin + _CLASSES_AT_ONCE]]
@@ -102,10 +102,10 @@ class Image:
         )
 
     def proof(self, radius: float, method: str, largest_entry: float = math.inf) -> "Proof":
-        """How far every margin can fall within `radius` by this method, and what that rests on.
+        """Bound the loss of every margin within `radius` by this method.
 
-        `largest_entry` bounds every entry of the perturbation as well, as in an linf ball. Where numbers overflow,
-        margins can fall without end.
+        `largest_entry` bounds every entry of the perturbation as well, as in an linf ball. A bound that overflows
+        is infinite.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             found = self._proof(radius, method, largest_entry)
@@ -114,10 +114,10 @@ class Image:
     def losses(
         self, radius: float, method: str, largest_entry: float, near: float
     ) -> Iterator[dict[tuple[str, str], float]]:
-        """What the margin that is closest to being lost may lose, by layer and term; of near ties, all of them.
+        """Yield the terms, by layer and name, of the class with the smallest lower bound; of all near ties.
 
-        Other classes are tied whose margins are left within `near` of the least, as a fraction of the logits, and
-        steps from which the identity, if `method` mixes, gives the same within that.
+        Classes are tied if their bounds are within `near` of the smallest, as a fraction of the logits; so are
+        steps at which the mixed identity may start if the bounds agree within that.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             found = self.proof(radius, method, largest_entry)
@@ -142,7 +142,7 @@ class Image:
                         yield {key: float(v[r]) for key, v in named.items()}
 
     def _identities(self, at: dict[Position, float], largest_entry: float) -> list[Terms]:
-        """The identity from every step on, for all other classes that are taken back."""
+        """The identity from every step on, for all classes with a backward pass."""
         identities: list[Terms] = []
         for begin in self._backward_passes:
             rows = self._order[begin : begin + _CLASSES_AT_ONCE]
@@ -168,7 +168,7 @@ class Image:
     def _identity(
         self, at: dict[Position, float], output: Terms, mixed: bool, largest_entry: float
     ) -> tuple[Array, Terms]:
-        """The identity for the other classes with the least room, and for all that the local bound leaves open."""
+        """The identity for the first chunk of classes, and for later chunks that the local bound leaves open."""
         local = _sum(output if self._tail is None else self._local_terms(at))
         near = _TIE * (1 + np.abs(self.output).max())
         losses = local.copy()
@@ -177,7 +177,7 @@ class Image:
             rows = self._order[begin : begin + _CLASSES_AT_ONCE]
             lost = (self.margins - losses)[self._order[:begin]] < -near
             if begin and (lost.any() or not (self.margins - local)[rows].min() <= near):
-                break  # nothing is certified any more, or nothing is open
+                break  # the image cannot be certified, or no class is open
             best, some = self._best_identity(begin, at, mixed, largest_entry)
             losses[rows] = np.minimum(np.minimum(best, local[rows]), _sum(output)[rows]) if mixed else best
             for key, values in some.items():
@@ -187,7 +187,7 @@ class Image:
     def _best_identity(
         self, begin: int, at: dict[Position, float], mixed: bool, largest_entry: float
     ) -> tuple[Array, Terms]:
-        """How much the margins over some classes can lose, from the best step on if `mixed`, and the terms."""
+        """The loss of some margins by the identity, from the best step on if `mixed`, and its terms."""
         backward = self._backward(begin)
         best, terms = np.full(len(backward.g), np.inf), Terms()
         for terms in self._identity_terms(
@@ -203,7 +203,7 @@ class Image:
         before: tuple[tuple[Position, Array], ...],
         largest_entry: float,
     ) -> Iterator[Terms]:
-        """The terms of some other classes by the identity from each of these steps on, the last first."""
+        """Yield the terms of the identity from each of these steps on, the last first, for one chunk of classes."""
         backward = self._backward(begin)
         remainders: Terms = {
             (step, term): value
@@ -220,11 +220,11 @@ class Image:
             yield {label: first, **{key: value for key, value in remainders.items() if key[0] >= step}}
 
     def _output_terms(self, out: float) -> Terms:
-        """Two logits differ by `sqrt(2)` times how far all of them can move, at most."""
+        """The difference of two logits changes by at most `sqrt(2)` times the output radius."""
         return {(_WHOLE, "output radius"): np.full(len(self.other_classes), outward(math.sqrt(2) * out))}
 
     def _local_terms(self, at: dict[Position, float]) -> Terms:
-        """`||g|| r` before the last linear layer."""
+        """`||g|| r` at the input of the last linear layer."""
         assert self._tail is not None
         last, size = self._tail.before[0]
         rounding = self._tail.remainders[last](at[last])["rounding"]
@@ -233,7 +233,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Proof:
-    """How far every rival's margin can fall, the terms of that, by layer, and the radii at all layers."""
+    """Upper bounds on the loss of every margin, their terms by layer, and the radii at all layers."""
 
     losses: Array
     terms: dict[tuple[str, str], Array]

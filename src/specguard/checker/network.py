@@ -1,6 +1,6 @@
-"""A model as the checker of certificates reads it: every layer's weights as NumPy arrays.
+"""Read a model for the checker: every layer's weights as NumPy arrays.
 
-The tree is forward_pass by exact type; a layer that is not known here cannot be checked, and the error says so.
+Modules are traversed by exact type; a layer that is not in the checker's table raises an error that names it.
 """
 
 import copy
@@ -23,7 +23,21 @@ _SEQUENCES = (own.ViT, own.Block, nn.Sequential, own.Network)
 
 
 def read(model: nn.Module) -> Reading:
-    """The steps of a model, with its weights, exactly, in float64; what is not plain is refused."""
+    """Read the layers of a model, with its exact weights in float64.
+
+    Args:
+        model: a model in eval mode, without hooks or replaced functions.
+
+    Returns:
+        A `Reading`, which `Image.of` takes.
+
+    Raises:
+        ConfigError: if a layer cannot be read.
+
+    Example:
+        >>> [step.name for step in read(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).eval()).steps]
+        ['0', '1']
+    """
     check_plain(model)
     plain = materialized(model).requires_grad_(False)
     parametrized = any(parametrize.is_parametrized(layer) for layer in model.modules())
@@ -39,7 +53,7 @@ def read(model: nn.Module) -> Reading:
 
 
 def _sequence(name: str, layer: nn.Module) -> tuple[Step, ...]:
-    """The children of a sequence in order; two that have one rule together are one step, named after the second."""
+    """The children of a sequence in order; two with a joint rule are one step, named after the second."""
     children = [(_join(name, child), inner) for child, inner in layer._modules.items() if inner is not None]
     steps: list[Step] = []
     if isinstance(layer, own.ViT | own.Network):

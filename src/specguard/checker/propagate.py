@@ -1,6 +1,6 @@
-"""One image on its way through a model: every layer at its activation, radii forwards, functionals backwards.
+"""Passes through a model at one image: activations forward, radii forward, functionals backward.
 
-Steps are told apart by their positions, `(k,)` the k-th and `(k, i)` the i-th of its branch, never by their names.
+Steps are identified by position, `(k,)` for the k-th and `(k, i)` for the i-th of its branch, not by name.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Position = tuple[int, ...]
 
 @dataclass(frozen=True)
 class LayerAtPoint:
-    """A layer f at the computed activation z, taken as exact; `error`: how far f(z) may be from the next one."""
+    """A layer f at the computed activation z, taken as exact; `error` bounds the distance from f(z) to the next."""
 
     position: Position
     name: str
@@ -36,7 +36,7 @@ Path = tuple[LayerAtPoint | ResidualAtPoint, ...]
 
 
 def forward_pass(steps: tuple[Step, ...], x: Array, within: Position = ()) -> tuple[Path, Array]:
-    """Every layer at the activations of one image, as they are computed here."""
+    """Evaluate the steps at one image: every layer at its computed activation, and the output."""
     path: list[LayerAtPoint | ResidualAtPoint] = []
     for number, step in enumerate(steps):
         position = (*within, number)
@@ -46,7 +46,7 @@ def forward_pass(steps: tuple[Step, ...], x: Array, within: Position = ()) -> tu
             path.append(LayerAtPoint(position, step.name, point, _radius_length(output)))
         else:
             branch, change = forward_pass(step.branch, x, position)
-            if change.shape != x.shape:  # what is smaller would be repeated
+            if change.shape != x.shape:  # the smaller one would be broadcast
                 raise ConfigError(
                     f"{step.name} adds its input and its branch, of shapes {x.shape} and {change.shape}"
                 )
@@ -61,7 +61,7 @@ def _radius_length(x: Box) -> float:
 
 
 def upper_radii(path: Path, radius: float, method: str) -> tuple[dict[Position, float], float]:
-    """How far every layer's exact, perturbed input can be from the computed one, and how far the output."""
+    """Upper bounds on the distance of every exact, perturbed input from the computed one, and of the output."""
     at: dict[Position, float] = {}
     for step in path:
         at[step.position] = radius
@@ -76,9 +76,9 @@ def upper_radii(path: Path, radius: float, method: str) -> tuple[dict[Position, 
 
 @dataclass(frozen=True)
 class BackwardPass:
-    """Functionals seen from every step: their lengths before it, and what every layer adds, for a radius at it.
+    """The backward pass of functionals: their lengths before every step, and the remainder of every layer.
 
-    Each functional is taken to be the computed one; what the exact one differs by is a term, "rounding".
+    Functionals are the computed ones; their errors are a term of the remainder, "rounding".
     """
 
     remainders: dict[Position, Remainder]
@@ -116,7 +116,7 @@ def _no_remainder(radius: float) -> dict[str, Array]:
 
 
 def _add_rounding(remainder: Remainder, rate: Array, constant: Array | float) -> Remainder:
-    """A remainder and the rounding `rate r + constant`."""
+    """Add the rounding `rate r + constant` to a remainder."""
 
     def terms(radius: float) -> dict[str, Array]:
         found = remainder(radius)
@@ -127,19 +127,19 @@ def _add_rounding(remainder: Remainder, rate: Array, constant: Array | float) ->
 
 
 def _add_end_rounding(remainder: Remainder, rate: Array, last: LayerAtPoint | ResidualAtPoint) -> Remainder:
-    """A remainder and the rounding `rate R`, R the radius behind the last step of a branch."""
+    """Add the rounding `rate R` to a remainder, R the radius after the last step of a branch."""
     return lambda radius: _add_rounding(
         remainder, 0 * rate, outward(rate * upper_radii((last,), radius, "local")[1])
     )(radius)
 
 
 def names(path: Path) -> dict[Position, str]:
-    """What records call every step; no two may have one name."""
+    """The name of every step in records; names must be unique."""
     found: dict[Position, str] = {}
     for step in path:
         found[step.position] = step.name
         if isinstance(step, ResidualAtPoint):
             found |= names(step.branch)
     if len(set(found.values())) < len(found):
-        raise ConfigError("two layers have the same name, so that no record can tell them apart")
+        raise ConfigError("two layers have the same name, so records cannot distinguish them")
     return found

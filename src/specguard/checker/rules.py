@@ -1,7 +1,6 @@
 """The checker's table of layers: from the exact type of a layer to a function that reads its weights and settings.
 
-Settings are checked where they are read, and shapes where a layer meets its input: nothing may be repeated by
-broadcasting.
+Settings are validated where they are read, shapes where a layer receives its input: broadcasting is refused.
 """
 
 from collections.abc import Callable
@@ -47,7 +46,7 @@ _SLOPES_TO_ONE = (nn.ReLU, nn.Tanh, own.Softplus, own.Squareplus)  # those whose
 
 
 def rule(name: str, layer: Any) -> Maker:
-    """The rule of a layer; what is not in the table raises an error that names it."""
+    """The rule of a layer; a type that is not in the table raises an error."""
     kind = type(layer)
     if kind not in RULES:
         raise ConfigError(f"{name or 'the model'} is a {kind.__name__}, which the checker cannot read")
@@ -57,7 +56,7 @@ def rule(name: str, layer: Any) -> Maker:
 
 
 def pair(one: nn.Module, other: nn.Module) -> Maker | None:
-    """The rule of two layers in a row that have one together, else None."""
+    """The joint rule of two consecutive layers, or None."""
     if type(one) is nn.Linear and type(other) in (*_CURVES, own.MaxMin, own.GatedUnit):
         return _neurons(other, Map(_box(one.weight), _bias(one)))
     if type(one) is own.Normalize and type(other) is own.PatchEmbedding:
@@ -222,7 +221,7 @@ def attention(layer: Any, residual: float | None = None) -> Maker:
         weights = Weights(Wq, Wk, Wv, Wo, bq, bk, bv, bo, residual is not None, mix, rest, logits)
         return Attention(weights_by_tokens.setdefault(x.shape[0], weights), x)
 
-    weights_by_tokens: dict[int, Weights] = {}  # their norms are found once
+    weights_by_tokens: dict[int, Weights] = {}  # weights and their norms are cached by number of tokens
     return for_shape(lambda s: len(s) == 2 and s[1] == dim, at)
 
 
@@ -231,7 +230,7 @@ def _thirds(x: Box, dim: int) -> list[Box]:
 
 
 def _mixture(layer: Any) -> tuple[Box, Callable[[int], Box | None]]:
-    """The softmax's share of P per head, and the rest of P."""
+    """The weight of the softmax in P per head, and the rest of P."""
     heads = layer.heads
     if type(layer) is own.SkipAttention:
         mix = fraction("mix", layer.mix)

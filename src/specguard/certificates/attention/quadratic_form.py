@@ -1,7 +1,7 @@
 """The remainder of linearized attention as one quadratic form over all rows and heads.
 
-The three remainder terms of attention are, up to higher orders, quadratic in the perturbation D of the tokens. Bounds
-on each term, head and row by itself are attained at different D; one form bounds them for a common D. With
+The three remainder terms of attention are, up to higher orders, quadratic in the perturbation D of the tokens.
+Bounds on each term, head and row by itself are attained at different D; one form bounds them for a common D. With
 `L_i D = tau (a D_i + C D b_i)`, the first-order change of row i of the logits, `C = I - 1 1^T / n`, and
 `w_i = min(range(M_i) / 4, sqrt 6 / 18 |C M_i|)`, summed over heads and rows,
 

@@ -1,4 +1,4 @@
-"""Attention without its linear maps, in boxes: every head is given its own [q | k | v]."""
+"""Attention without its linear maps, in boxes: the input of every head is its own [q | k | v]."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +13,7 @@ from specguard.checker.node import Maker, Remainder, Terms
 
 
 class Selectors(Weights):
-    """Maps that take a head's own channels; `||Dq Dk^T|| <= ||D||^2 / 2`."""
+    """Maps that select a head's own channels; `||Dq Dk^T|| <= ||D||^2 / 2`."""
 
     @cached_property
     def B(self) -> Array:
@@ -22,7 +22,7 @@ class Selectors(Weights):
 
 @dataclass(frozen=True)
 class CoreHead(Attention):
-    """One head that is given [q | k | v]; its output is padded with zeros to the size of the input."""
+    """One head whose input is [q | k | v]; its output is padded with zeros to the size of the input."""
 
     @cached_property
     def _thirds(self) -> list[Box]:
@@ -54,13 +54,13 @@ class CoreHead(Attention):
         return float(self.norm_p[0])
 
     def lam(self, radius: float) -> Array:
-        """`|dq_i . dk_j| <= eps^2 / 2` wherever they stand."""
+        """`|dq_i . dk_j| <= eps^2 / 2` for all tokens i and j."""
         return self._lam(radius, 2 * self.w.B)
 
 
 @dataclass(frozen=True)
 class Core:
-    """Heads that are given their own channels: the worst of them with the whole radius bounds all together."""
+    """Heads with their own channels: the bound of the worst head, with the whole radius, holds for all."""
 
     heads: tuple[CoreHead, ...]
     width: int

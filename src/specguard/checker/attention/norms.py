@@ -1,10 +1,10 @@
-"""Attention in NumPy boxes: the forward pass and the norms that its bounds are made of.
+"""Attention in boxes: the forward pass and the norms used by its bounds.
 
     F(X) = H X + concat_l(P_l (X W_l^V + b_l^V)) W^O + b^O,   P_l = mix_l softmax(S_l) + fixed_l
 
-`tau = 1 / sqrt(head_dim)`, `a = K W^Q^T`, `b = Q W^K^T`, `C = I - 1 1^T / n`, as in the ledger. Where tokens x dim
-is at most 1024, the matrices of the linear part, of the derivative and of the logits' derivative are formed and
-their norms taken; above that the factored bounds serve.
+`tau = 1 / sqrt(head_dim)`, `a = K W^Q^T`, `b = Q W^K^T`, `C = I - 1 1^T / n`, as in the ledger. If tokens x dim
+is at most 1024, the matrices of the linear part, of the derivative and of the logits' derivative are formed;
+otherwise their norms are bounded by factors.
 """
 
 from dataclasses import dataclass
@@ -98,7 +98,7 @@ class AttentionNorms:
         return np.asarray(bound)
 
     def _logit_operator(self, a: Box, centered: bool) -> Box:
-        """Row (i, j) holds a_j in the place of token i, and b_i in that of token j, centered over j or not."""
+        """Row (i, j) has a_j at token i and b_i at token j, optionally centered over j."""
         n, d = self.X.shape
         centering = Box.exact(np.eye(n)) - (Box.exact(1.0) / float(n) if centered else 0.0)
         first = np.zeros((len(a.mid), n, n, n, d))
@@ -148,7 +148,7 @@ class AttentionNorms:
 
     @cached_property
     def derivative_norm(self) -> float | None:
-        """`||DF(X)||`, where its matrix is small."""
+        """`||DF(X)||` if its matrix is small, else None."""
         if not self.small:
             return None
         n, d = self.X.shape

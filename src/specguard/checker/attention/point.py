@@ -1,4 +1,4 @@
-"""Attention once more, in NumPy boxes, for the checker of certificates: its bounds and its adjoint."""
+"""Attention in boxes: its bounds and its adjoint."""
 
 import math
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Attention(AttentionNorms):
             case "local":
                 best = min(self._lofast(radius), self._t1(radius))
                 return best if self.derivative_norm is None else min(best, self._t2(radius))
-        raise ValueError(f"{method} is no method")
+        raise ValueError(f"unknown method {method!r}")
 
     def _lofast(self, radius: float) -> float:
         return float(outward(self.zeta * radius + self._second_part(radius, self.mu_uncentered)))
@@ -43,7 +43,7 @@ class Attention(AttentionNorms):
         return float(outward((self.w.mix.size * self._upper_logit_change(radius, mu) * values).sum()))
 
     def _upper_logit_change(self, radius: float, mu: Array) -> Array:
-        """How far the logits move."""
+        """A bound on the change of the logits."""
         return np.asarray(outward(self.w.most_tau * radius * (mu + radius * self.w.B)))
 
     def _specformer(self, radius: float) -> float:
@@ -73,9 +73,9 @@ class Attention(AttentionNorms):
         return float(outward(self.derivative_norm * radius + w.o * upper_length(Box.exact(each))))
 
     def lam(self, radius: float) -> Array:
-        """The steepest softmax per head and row when every logit moves in its box.
+        """A bound on the norm of the softmax Jacobian per head and row, over all logits within reach.
 
-        `min(1/2, pbar, 2 (1 - plow))`: the most probability that any key can have, and the least of the likeliest.
+        `min(1/2, pbar, 2 (1 - plow))`: the largest probability of any key, and the smallest of the likeliest.
         """
         return self._lam(radius, self.w.B)
 
@@ -103,7 +103,7 @@ class Attention(AttentionNorms):
         likeliest_bound = np.where(first, downs, 0.0).sum(-1) * (1 - 1e-12)
         others_bound = (
             np.where(first, 0.0, ups).sum(-1) * (1 + 1e-12) + 1e-290
-        )  # what underflows; `likeliest_bound` is above e^-600
+        )  # for underflow; `likeliest_bound` is above e^-600
         best = np.minimum(
             outward(probabilities.max(-1)), outward(2 * others_bound / (likeliest_bound + others_bound))
         )
@@ -113,7 +113,7 @@ class Attention(AttentionNorms):
     # The adjoint ------------------------------------------------------------------------------------------------
 
     def vjp(self, g: Box) -> tuple[Box, Remainder]:
-        """Back through P V and the softmax; g has a class per row."""
+        """Backward through P V and the softmax; g has one class per row."""
         w = self.w
         mix = w.mix[:, None, None]
         G = g[:, None] @ w.Wo.T  # other head token head_dim
@@ -182,5 +182,5 @@ class Attention(AttentionNorms):
             values = N[head].T @ (N[head] * Box.exact(outward(0.25 / alpha)[:, None]))
             total = total + kronecker(center, values)
             product = product + kronecker(K[head], self.w.Wq[head] @ self.w.Wk[head].T) * self.w.tau
-        both = (total + product, total - product)  # either sign of the product may make a margin fall
+        both = (total + product, total - product)  # the product may have either sign
         return max(upper_eigenvalue((matrix + matrix.T) * 0.5) for matrix in both)

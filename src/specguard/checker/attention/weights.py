@@ -1,4 +1,4 @@
-"""The weights of attention in boxes, and the norms that depend on nothing else."""
+"""The weights of attention in boxes, and their norms."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +10,7 @@ from specguard.checker.enclosure import Array, Box, upper_spectral
 
 @dataclass(frozen=True)
 class Weights:
-    """Per head: W^Q, W^K, W^V of dim x head_dim, W^O of head_dim x dim, biases; H; the shares of the softmax."""
+    """Per head: W^Q, W^K, W^V of dim x head_dim, W^O of head_dim x dim, biases, H; the softmax weights."""
 
     Wq: Box
     Wk: Box

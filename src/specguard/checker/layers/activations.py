@@ -1,4 +1,4 @@
-"""An activation behind a matrix, and MaxMin behind one, in boxes."""
+"""Activations and MaxMin, jointly with the linear map before them, in boxes."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from specguard.checker.node import Remainder, Terms
 
 @dataclass(frozen=True)
 class Map:
-    """The matrix before an activation, or none."""
+    """The linear map before an activation; the identity if W is None."""
 
     W: Box | None
     b: Box
@@ -58,7 +58,7 @@ class Neurons:
         return self.map.back(g * slope), self._curvature_term(g.size) if smooth else self._kink_term(g.size)
 
     def _curvature_term(self, g: Array) -> Remainder:
-        """`1/2 ||W^T diag(|g| kappa) W|| r^2`, kappa the curvature within reach of every neuron."""
+        """`1/2 ||W^T diag(|g| kappa) W|| r^2`, kappa the largest curvature that every neuron can reach."""
 
         def terms(radius: float) -> Terms:
             radii = outward(self.map.rows * radius + self.H.rad)
@@ -78,14 +78,14 @@ class Neurons:
 
 
 def upper_kink_loss(g: Array, distance: Array, rates: Any, norm: float, radius: float) -> Array:
-    """`norm r ||g_S||`, S the entries that reach their kink."""
+    """`norm r ||g_S||`, S the entries that can reach their kink."""
     crossing = np.where(distance <= outward(rates * radius), g, 0.0)
     return np.asarray(outward(norm * radius * upper_length(Box.exact(crossing), 1)))
 
 
 @dataclass(frozen=True)
 class MaxMin:
-    """Pairs i and i + half in order of size, the larger first."""
+    """Pairs i and i + half, the larger first."""
 
     map: Map
     H: Box

@@ -1,4 +1,4 @@
-"""Affine maps in boxes: linear layers, patches, resizing, tokens put before others."""
+"""Affine maps in boxes: linear layers, patches, resizing, prepended tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from specguard.checker.node import Maker, Remainder
 
 @dataclass(frozen=True)
 class Linear:
-    """Any affine map: its output, its norm from above, its transpose."""
+    """An affine map: its output, an upper bound on its norm, its transpose."""
 
     output: Box
     norm: float
@@ -42,7 +42,7 @@ def identity(x: Box) -> Linear:
 
 
 def patches(W: Box, b: Box, mean: Box, std: Box) -> Maker:
-    """`(x - mean) / std` cut into squares side by side, each times a matrix: W is out x channel x side x side."""
+    """`(x - mean) / std` cut into patches, each times a matrix: W is out x channel x side x side."""
     side = W.shape[-1]
     scaled = W / std
     flat, norm = scaled.rearrange(lambda a: a.reshape(len(a), -1)), float(upper_spectral(scaled.rearrange(_rows)))
@@ -83,7 +83,7 @@ def resize(new: int) -> Maker:
 
 
 def _interpolation(old: int, new: int) -> Box:
-    """Rows of two weights, rational numbers rounded once."""
+    """The interpolation matrix: two weights per row, rational numbers rounded once."""
     matrix = np.zeros((new, old))
     for row in range(new):
         place = min(max(Fraction((2 * row + 1) * old, 2 * new) - Fraction(1, 2), Fraction(0)), Fraction(old - 1))
@@ -95,7 +95,7 @@ def _interpolation(old: int, new: int) -> Box:
 
 
 def prepend_tokens(token: Box) -> Maker:
-    """Tokens in front, the same for every image."""
+    """Prepend tokens, the same for every image."""
     return lambda x: Linear(concatenate([token, x], 0), 1.0, lambda g: g[:, token.shape[0] :])
 
 

@@ -1,4 +1,4 @@
-"""Gated units in boxes, behind a matrix or alone."""
+"""Gated units in boxes, alone or after a linear map."""
 
 from dataclasses import dataclass
 from functools import cached_property

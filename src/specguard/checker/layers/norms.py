@@ -1,4 +1,4 @@
-"""Functions of a token's length in boxes: projections and norms."""
+"""Projections and norms in boxes: scaling of tokens by functions of their lengths."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from specguard.checker.node import Remainder, Terms
 
 
 def _rounded(value: float) -> Box:
-    """A number that a few roundings were spent on."""
+    """A box around a constant that took a few roundings to compute."""
     return Box(np.array(value), np.array(16 * 2.0**-53 * abs(value)))
 
 
@@ -77,7 +77,7 @@ class Scaled:
         shape = g.shape
         h = g.rearrange(lambda a: a.reshape(len(a), *self.c.shape)) * self.gain
         along = (h * self.unit).sum(-1, True)
-        if self.hard:  # inside the ball nothing is taken away; at its edge either will do
+        if self.hard:  # the identity inside the ball; at its boundary either derivative serves
             inside = (self.width.mid <= self.R).astype(float)
             along = along * Box.exact(1 - inside)
         adjoint = (h - along * self.unit) * (_rounded(self.R) / self.width) * _rounded(self.stretch)
@@ -87,7 +87,7 @@ class Scaled:
         return adjoint.rearrange(lambda a: a.reshape(shape)), lambda radius: self._curvature_term(weight, radius)
 
     def _curvature_term(self, weight: Array, radius: float) -> Terms:
-        """`max_i |g_i| c_i r^2 / 2`, and `|(|g_i| min(1, c_i r / 2))| r`: the smaller."""
+        """The smaller of `max_i |g_i| c_i r^2 / 2` and `|(|g_i| min(1, c_i r / 2))_i| r`."""
         curvature = self._curvature(radius)
         change = np.where(np.isfinite(curvature), outward(curvature * radius / 2), np.inf)
         if self.hard:
@@ -104,7 +104,7 @@ class Scaled:
             safe = np.where(outside, low, 1.0)
             return np.asarray(np.where(outside, outward(2 / math.sqrt(3) * R / safe / safe), np.inf))
         t = np.minimum(np.maximum(low, R / 2), high)
-        w = np.hypot(t, R)  # ratios below, for no power of a length may overflow
+        w = np.hypot(t, R)  # ratios below, because powers of a length could overflow
         near, far = 3 * (R / w) ** 3 * (t / w) / w, 2 / math.sqrt(3) * (R / w) / w
-        # Where the two pieces meet they agree; near it the larger is taken.
+        # The two pieces agree where they meet; near that point the larger one is used.
         return np.asarray(outward(np.where(t <= R / math.sqrt(2) * (1 - 1e-12), near, np.maximum(near, far))))

@@ -1,4 +1,4 @@
-"""Pools in boxes: the tokens that the head reads."""
+"""Pooling layers in boxes."""
 
 import math
 
@@ -17,7 +17,7 @@ def first_token(x: Box) -> Linear:
 
 
 def mean_token(skip: int) -> Maker:
-    """The mean of the tokens behind the first few."""
+    """The mean of all tokens after the first `skip`."""
 
     def at(x: Box) -> Linear:
         count = x.shape[0] - skip
@@ -46,7 +46,7 @@ def first_tokens(count: int) -> Maker:
 
 
 def class_and_mean(skip: int) -> Maker:
-    """The class token and the mean of n tokens, of which it may be one: the norm of a 2 x 2 matrix."""
+    """The class token and the mean of n tokens, which may include it."""
 
     def at(x: Box) -> Linear:
         tokens, count = x.shape[0], x.shape[0] - skip

@@ -1,4 +1,4 @@
-"""Queries and keys that are normalized head by head, in boxes."""
+"""Queries and keys normalized head by head (QK-norm), in boxes."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from specguard.checker.node import Maker, Remainder
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """[q | k | v]: heads of q and of k as tokens that are scaled by their own lengths, v as it is."""
+    """[q | k | v]: the heads of q and k scaled by their own lengths like tokens, v unchanged."""
 
     x: Box
     R: float
@@ -50,7 +50,7 @@ class HeadNorms:
 
     def propagate(self, radius: float, method: str) -> float:
         normed = [self._scaled(slice(i, i + 1)).propagate(radius, method) for i in (0, 1)]
-        return float(np.max([radius, *normed]))  # which hands on what is no number
+        return float(np.max([radius, *normed]))  # np.max propagates NaN
 
     def vjp(self, g: Box) -> tuple[Box, Remainder]:
         parts = g.rearrange(lambda a: a.reshape(len(a), *self._parts.shape))
