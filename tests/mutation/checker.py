@@ -96,11 +96,11 @@ LAYERS: tuple[Mutant, ...] = (
     *mutants(
         "checker/layers/affine.py",
         ("return float(outward(self.norm * radius))", "return self.norm * radius", "norm times radius is exact",
-         "every norm is raised by 2^-35 of itself, by `spectral`, by `size` or by `outward`, or is 1, and a "
+         "every norm is raised by 2^-35 of itself, by `upper_spectral`, by `size` or by `outward`, or is 1, and a "
          "product loses 2^-53 of itself"),
         ("return Box(matrix, 2.0**-52 * matrix)", "return Box.exact(matrix)", "weights of interpolation are exact",
          "a weight is rounded once, so that R x is off by u |R| |x| more, and gamma(n) counts four roundings "
-         "too many; `spectral` raises the norm by 2^-35 of itself"),
+         "too many; `upper_spectral` raises the norm by 2^-35 of itself"),
         ("float(factor.size.max())", "float(factor.size.min())", "the smallest factor is the norm"),
     ),
     *mutants(
@@ -175,13 +175,13 @@ LAYERS: tuple[Mutant, ...] = (
     *mutants(
         "checker/attention/weights.py",
         ("return float(self.tau.size)", "return float(self.tau.mid)", "1 / sqrt(head_dim) is rounded down",
-         "it is only a factor of norms that `spectral` or `longest` raise by 2^-35 of themselves"),
+         "it is only a factor of norms that `upper_spectral` or `upper_length` raise by 2^-35 of themselves"),
     ),
     *mutants(
         "checker/layers/pooling.py",
         ("A = Box(rows, 2.0**-52 * np.abs(rows))", "A = Box.exact(rows)", "1 / n is exact",
          "1 / n is rounded once, so that the mean is off by u sum |x| / n more, and gamma(n) counts four "
-         "roundings too many; `spectral` raises the norm by 2^-35 of itself"),
+         "roundings too many; `upper_spectral` raises the norm by 2^-35 of itself"),
     ),
     *mutants(
         "checker/layers/gated.py",
@@ -254,7 +254,7 @@ PATHS: tuple[Mutant, ...] = (
         ("np.full(len(self.other_classes), np.inf))[rows] = values",
          "np.full(len(self.other_classes), 0.0))[rows] = values",
          "terms of other classes that are not taken back are zero",
-         "they are compared with stored terms, and prove nothing: `falls` keeps the local bound of such rivals"),
+         "they are compared with stored terms, and prove nothing: `losses` keeps the local bound of such classes"),
     ),
 )
 # fmt: on

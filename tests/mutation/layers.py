@@ -79,7 +79,7 @@ LAYERS: tuple[Mutant, ...] = (
         "certificates/layers/norms.py",
         ("float(self.gain.abs().amax()) * (1 + gamma(8))", "float(self.gain.abs().amax())",
          "the stretch of a norm is exact",
-         "stretch, gain and their product are right to three roundings, and `up` around the spread raises it by "
+         "stretch, gain and their product are accurate to three roundings, and `up` around the radius raises it by "
          "4096"),
         ("derivative_error = self._curvature(self.length_error) * self.length_error",
          "derivative_error = 0 * self.length_error",
@@ -100,7 +100,7 @@ LAYERS: tuple[Mutant, ...] = (
          "the products and the shift of a norm are exact"),
         ("(length(output) + shift_length)", "length(output)", "what cancels in the shift of a norm is lost",
          "sums are rounded to u of their result; a shift that cancels is as long as what it cancels, gain "
-         "stretch p, of which `wrong` holds gamma(4 d + 32) twice; any other is no longer than that and the "
+         "stretch p, of which `unit_error` holds gamma(4 d + 32) twice; any other is no longer than that and the "
          "output together"),
         ("near, far = 3 * R**3 * t / w**5", "near, far = 2.9 * R**3 * t / w**5", "a curvature too small"),
     ),
@@ -129,7 +129,7 @@ LAYERS: tuple[Mutant, ...] = (
          "a difference is rounded to u of itself: lengths are raised by 4096 u by `up`, and of the 4u of "
          "Frobenius norms that `upper_svd` adds, dividing by the scale takes one"),
         ("root = math.sqrt(2) * (1 + 1e-15)", "root = math.sqrt(2) * (1 - 1e-15)", "the root of 2 is too small",
-         "both uses, in `_crossing`, are raised by 4096 u by `up`, and 1e-15 is 9 u"),
+         "both uses, in `_upper_kink_loss`, are raised by 4096 u by `up`, and 1e-15 is 9 u"),
         ("reached = distance <= up(delta * rates)", "reached = distance < delta * rates",
          "a neuron that just reaches its kink is left out",
          "a neuron is missed only where the kink is passed by a rounding of its distance: the remainder is then "
@@ -176,7 +176,7 @@ LAYERS: tuple[Mutant, ...] = (
          "SLL's matrix B is exact"),
         ("+ self.B_error * hidden + product + added", "+ self.B_error * hidden + added",
          "SLL's product with B is exact",
-         "`wrong` is four times what B can be off by, share being doubled twice, and its share holds "
+         "`B_error` is four times the error of B, the relative error being doubled twice, and that holds "
          "gamma(hidden + 64) of |B|: three times that stays for the product, which takes gamma(hidden) of the "
          "same sizes"),
         ("+ self.B_error * hidden + product + added", "+ self.B_error * hidden + product", "SLL's sum is exact"),

@@ -11,7 +11,7 @@ LINALG: tuple[Mutant, ...] = (
         ("count * UNIT / (1 - count * UNIT) * (1 + 1e-10)", "count * UNIT * (1 + 1e-10)",
          "gamma lacks its second order"),
         ("values * (1 + gamma(count)) + torch.finfo(values.dtype).tiny", "values * (1 + gamma(count))",
-         "small numbers are right to a share of themselves"),
+         "small numbers are accurate to a fraction of themselves"),
         ("values * (1 + gamma(count)) + torch", "values + torch", "nothing is rounded up"),
         ("scaled.square().sum(-1).sqrt(), x.shape[-1] + 8)", "scaled.square().sum(-1).sqrt(), 0)",
          "lengths are rounded down"),
