@@ -98,8 +98,8 @@ ATTENTION: tuple[Mutant, ...] = (
         ("error = error + 2 * w.mix * tau * self.error_v * (k * w.size_q + q * w.size_k)", "error = error + 0",
          "values in attention's adjoint are exact",
          "error_v is gamma(dim + 4) of |X| size_v and of the bias, at most |v| + |X| size_v long; gamma(terms) "
-         "of |v| in `through_p` holds the one, and 4 probability_error of |P| size_v the other, as probability_error "
-         "holds 2 tau |k| gamma(dim + 4) |X| size_q, |P| >= 1, and error_P is added for the maps themselves"),
+         "of |v| in `through_p` holds the one, and 4 probability_error of |P| size_v the other, as it holds "
+         "2 tau |k| gamma(dim + 4) |X| size_q, |P| >= 1, and error_P is added for the maps themselves"),
         ("(self.error_k * w.size_q + self.error_q * w.size_k)", "(0 * self.error_k)",
          "queries and keys in attention's adjoint are exact"),
         ("(2 * UNIT * size_g if w.skip else 0.0)", "0.0", "the skip in attention's adjoint is added exactly"),

@@ -68,7 +68,7 @@ BOXES: tuple[Mutant, ...] = (
         ("scaled = flat / np.where(top > 0, top, 1.0)[..., None]", "top, scaled = 1.0, flat",
          "squares of lengths overflow or vanish"),
         ("int(np.frexp(top)[1])) + rad_norm", "int(np.frexp(top)[1]))", "a norm is the middle's"),
-        ("outward(rows + upper_length(Box.exact(G.rad)))", "outward(rows)", "the Gram matrix is exact"),
+        ("outward(rows + norm_above(Box.exact(G.rad)))", "outward(rows)", "the Gram matrix is exact"),
         ("rows = outward(rotated.size.sum(1).max() / (1 - outward(defect)))",
          "rows = outward(rotated.size.sum(1).max())", "eigenvectors are orthogonal"),
         ("rows = outward(rotated.size.sum(1).max()", "rows = outward(np.abs(rotated.mid).sum(1).max()",
@@ -96,11 +96,11 @@ LAYERS: tuple[Mutant, ...] = (
     *mutants(
         "checker/layers/affine.py",
         ("return float(outward(self.norm * radius))", "return self.norm * radius", "norm times radius is exact",
-         "every norm is raised by 2^-35 of itself, by `upper_spectral`, by `size` or by `outward`, or is 1, and a "
+         "every norm is raised by 2^-35 of itself, by `spectral_norm_above`, `size` or `outward`, or is 1, and a "
          "product loses 2^-53 of itself"),
         ("return Box(matrix, 2.0**-52 * matrix)", "return Box.exact(matrix)", "weights of interpolation are exact",
          "a weight is rounded once, so that R x is off by u |R| |x| more, and gamma(n) counts four roundings "
-         "too many; `upper_spectral` raises the norm by 2^-35 of itself"),
+         "too many; `spectral_norm_above` raises the norm by 2^-35 of itself"),
         ("float(factor.size.max())", "float(factor.size.min())", "the smallest factor is the norm"),
     ),
     *mutants(
@@ -175,13 +175,13 @@ LAYERS: tuple[Mutant, ...] = (
     *mutants(
         "checker/attention/weights.py",
         ("return float(self.tau.size)", "return float(self.tau.mid)", "1 / sqrt(head_dim) is rounded down",
-         "it is only a factor of norms that `upper_spectral` or `upper_length` raise by 2^-35 of themselves"),
+         "it is only a factor of norms that `spectral_norm_above` or `norm_above` raise by 2^-35 of themselves"),
     ),
     *mutants(
         "checker/layers/pooling.py",
         ("A = Box(rows, 2.0**-52 * np.abs(rows))", "A = Box.exact(rows)", "1 / n is exact",
          "1 / n is rounded once, so that the mean is off by u sum |x| / n more, and gamma(n) counts four "
-         "roundings too many; `upper_spectral` raises the norm by 2^-35 of itself"),
+         "roundings too many; `spectral_norm_above` raises the norm by 2^-35 of itself"),
     ),
     *mutants(
         "checker/layers/gated.py",
@@ -235,7 +235,7 @@ PATHS: tuple[Mutant, ...] = (
         ("_add_rounding(remainder, error, outward(size * step.error))", "_add_rounding(remainder, error, 0.0)",
          "the identity leaves out the rounding of layers"),
         ("if scale_error.any() and step.branch:", "if False:", "a functional times a scale is exact"),
-        ("outward(rate * upper_radii((last,), radius, \"local\")[1])", "outward(rate * radius)",
+        ("outward(rate * layer_radii((last,), radius, \"local\")[1])", "outward(rate * radius)",
          "what a scaled functional loses is felt before the last layer"),
         ("rate * radius + constant + found.pop(\"rounding\", 0.0)", "rate * radius + constant",
          "only one rounding of a layer counts"),

@@ -221,7 +221,7 @@ def test_an_sll_whose_activation_was_put_in_later_has_no_proof():
     layer = SLL(4, 5)
     layer.activation = nn.GELU()
     layer.eval()
-    with pytest.raises(ConfigError, match="is a GELU, which its rule does not know"):
+    with pytest.raises(ConfigError, match="is a GELU, which its rule does not cover"):
         program(layer)
 
 

@@ -34,7 +34,8 @@ _OPTIONS = {"conv_mode": "matrix", "compare_crown_with_ibp": True}
 class CROWN:
     """auto_LiRPA's bounds for one model, one image at a time, as a `Verifier`.
 
-    Guarantee: none of our own: the bounds rest on auto_LiRPA, guarded as the module describes.
+    The bounds rest on auto_LiRPA, guarded as the module describes.
+
     Cost: seconds to minutes per image.
 
     Args:

@@ -277,7 +277,7 @@ def _find_entry(name: str, layer: nn.Module) -> _Entry:
         )
     for child, inner in layer.named_modules():
         if inner is not layer and type(inner) not in (*entry.children, nn.ModuleList):
-            raise ConfigError(f"{name}.{child} is a {type(inner).__name__}, which its rule does not know")
+            raise ConfigError(f"{name}.{child} is a {type(inner).__name__}, which its rule does not cover")
     return entry
 
 

@@ -17,7 +17,7 @@ Norms = Mapping[str, Mapping[str, float | tuple[float, ...]]]
 class Certificate:
     """For every image: lower bounds on the margins within `ball` by every method, and the proof records.
 
-    Guarantee: the bounds hold for the exact function of the stored weights, rounding included, except those of
+    The bounds hold for the exact function of the stored weights, rounding included, except those of
     `verifiers`.
 
     Args:

@@ -140,12 +140,12 @@ def concatenate(boxes: list[Box], axis: int) -> Box:
     return Box(np.concatenate([b.mid for b in boxes], axis), np.concatenate([b.rad for b in boxes], axis))
 
 
-def upper_length(x: Box, axes: int = 0) -> Any:
+def norm_above(x: Box, axes: int = 0) -> Any:
     """An upper bound on the l2 norm over all but the first `axes` axes."""
     return outward(_length(x.size, axes))
 
 
-def lower_length(x: Box, axes: int = 0) -> Any:
+def norm_below(x: Box, axes: int = 0) -> Any:
     """A lower bound on the same norm."""
     return np.maximum(_length(x.mid, axes) / _OUTWARD - outward(_length(x.rad, axes)), 0.0) / _OUTWARD
 
@@ -158,17 +158,17 @@ def _length(x: Array, axes: int) -> Any:
     return top * np.sqrt((scaled * scaled).sum(-1))
 
 
-def upper_spectral(A: Box) -> Any:
+def spectral_norm_above(A: Box) -> Any:
     """An upper bound on the spectral norm of every matrix of a stack.
 
-    With V from any eigensolver and `G = B^T B` as computed, B the midpoint: `||B||^2 <= ||G|| + wrong`, and
+    With V from any eigensolver and `G = B^T B` as computed, B the midpoint: `||B||^2 <= ||G|| + error`, and
     `||G|| <= ||V^T G V||_inf / (1 - ||V^T V - I||_F)`, whatever V is. The radius adds its Frobenius norm.
     """
     if A.mid.ndim > 2:
-        return np.array([upper_spectral(A[i]) for i in range(A.shape[0])])
+        return np.array([spectral_norm_above(A[i]) for i in range(A.shape[0])])
     B = A.mid if A.shape[0] >= A.shape[1] else A.mid.T
     top = np.abs(B).max(initial=0.0)
-    rad_norm = upper_length(Box.exact(A.rad))
+    rad_norm = norm_above(Box.exact(A.rad))
     if not top:
         return rad_norm
     B = np.ldexp(B, -int(np.frexp(top)[1]))  # exact: a power of two
@@ -176,33 +176,33 @@ def upper_spectral(A: Box) -> Any:
     G = exact.T @ exact
     V = Box.exact(np.linalg.eigh(G.mid)[1])
     rotated = V.T @ (Box.exact(G.mid) @ V)
-    defect = upper_length(V.T @ V - Box.exact(np.eye(len(V.mid))))
+    defect = norm_above(V.T @ V - Box.exact(np.eye(len(V.mid))))
     if not defect < 0.5:
         raise SoundnessError("the checker's eigenvectors are not orthogonal")
     rows = outward(rotated.size.sum(1).max() / (1 - outward(defect)))
     return outward(
-        np.ldexp(np.sqrt(outward(rows + upper_length(Box.exact(G.rad)))), int(np.frexp(top)[1])) + rad_norm
+        np.ldexp(np.sqrt(outward(rows + norm_above(Box.exact(G.rad)))), int(np.frexp(top)[1])) + rad_norm
     )
 
 
-def upper_eigenvalue(S: Box) -> float:
+def eigenvalue_above(S: Box) -> float:
     """An upper bound on the largest eigenvalue of a symmetric matrix, or 0 if that is larger.
 
     With V from any eigensolver and `x = V y`, `x^T S x = y^T (V^T S V) y`, and `|y|^2 <= |x|^2 / (1 - d)` for
     `d = ||V^T V - I||`. Gershgorin discs bound the rotated matrix. The radius adds its Frobenius norm.
     """
     top = np.abs(S.mid).max(initial=0.0)
-    rad_norm = upper_length(Box.exact(S.rad))
+    rad_norm = norm_above(Box.exact(S.rad))
     if not top:
         return float(rad_norm)
     exponent = int(np.frexp(top)[1])
     B = Box.exact(np.ldexp((S.mid + S.mid.T) / 2, -exponent))
     V = Box.exact(np.linalg.eigh(B.mid)[1])
     rotated = V.T @ (B @ V)
-    defect = upper_length(V.T @ V - Box.exact(np.eye(len(V.mid))))
+    defect = norm_above(V.T @ V - Box.exact(np.eye(len(V.mid))))
     if not defect < 0.5:
         raise SoundnessError("the checker's eigenvectors are not orthogonal")
     discs = rotated.size.sum(1) - np.abs(np.diag(rotated.mid)) + np.diag(rotated.mid)
     edge = outward(np.maximum(discs + 1e-15 * rotated.size.sum(1), 0.0).max() / (1 - outward(defect)))
-    symmetric_error = 2.0**-52 * upper_length(Box.exact(S.mid))  # adding and halving
+    symmetric_error = 2.0**-52 * norm_above(Box.exact(S.mid))  # adding and halving
     return float(outward(np.ldexp(edge, exponent) + rad_norm + symmetric_error))

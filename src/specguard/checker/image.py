@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from specguard.checker.enclosure import Array, Box, outward, upper_length
+from specguard.checker.enclosure import Array, Box, norm_above, outward
 from specguard.checker.propagate import (
     BackwardPass,
     LayerAtPoint,
@@ -15,8 +15,8 @@ from specguard.checker.propagate import (
     Position,
     backward_pass,
     forward_pass,
+    layer_radii,
     names,
-    upper_radii,
 )
 from specguard.checker.reading import Reading
 
@@ -77,7 +77,7 @@ class Image:
     @cached_property
     def _order(self) -> Array:
         """The other classes sorted by `margin / ||g||` at the last linear layer."""
-        size = upper_length(Box.exact(self._functionals), 1) if self._tail is None else self._tail.before[0][1]
+        size = norm_above(Box.exact(self._functionals), 1) if self._tail is None else self._tail.before[0][1]
         return np.asarray(np.argsort(self.margins / np.where(size > 0, size, 1.0), kind="stable"))
 
     @cached_property
@@ -124,7 +124,7 @@ class Image:
             left = self.margins - found.losses
             close = near * (1 + np.abs(self.output).max())
             tied = [r for r in range(len(left)) if not left[r] > left.min() + close]
-            at, out = upper_radii(self.path, radius, _METHODS.get(method, "local"))
+            at, out = layer_radii(self.path, radius, _METHODS.get(method, "local"))
             identities: list[Terms] = []
             if method in ("adjoint", "mixed"):
                 local = found.losses if self._tail is None else _sum(self._local_terms(at))
@@ -153,7 +153,7 @@ class Image:
         return identities
 
     def _proof(self, radius: float, method: str, largest_entry: float) -> "Proof":
-        at, out = upper_radii(self.path, radius, _METHODS.get(method, "local"))
+        at, out = layer_radii(self.path, radius, _METHODS.get(method, "local"))
         output = self._output_terms(out)
         if method in _METHODS or (method == "local" and self._tail is None):
             losses, terms = _sum(output), output

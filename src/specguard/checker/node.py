@@ -3,7 +3,7 @@
 A `Point` is a layer at the exact clean activation of an image, which a box encloses. `propagate` bounds the change
 of its output when its input moves by r; `vjp` takes functionals of the output back to the input and bounds the
 remainder. The formulas are those of the ledger (docs/theorems.md), implemented again for distances from the exact
-clean values; errors are part of the boxes. Norms of matrices come from `enclosure.upper_spectral`. Nothing is
+clean values; errors are part of the boxes. Norms of matrices come from `enclosure.spectral_norm_above`. Nothing is
 shared with `specguard.certificates`.
 """
 

@@ -5,7 +5,7 @@ Steps are identified by position, `(k,)` for the k-th and `(k, i)` for the i-th 
 
 from dataclasses import dataclass
 
-from specguard.checker.enclosure import Array, Box, outward, upper_length
+from specguard.checker.enclosure import Array, Box, norm_above, outward
 from specguard.checker.node import Point, Remainder
 from specguard.checker.reading import Leaf, Step
 from specguard.errors import ConfigError
@@ -57,10 +57,10 @@ def forward_pass(steps: tuple[Step, ...], x: Array, within: Position = ()) -> tu
 
 
 def _radius_length(x: Box) -> float:
-    return float(upper_length(Box.exact(x.rad)))
+    return float(norm_above(Box.exact(x.rad)))
 
 
-def upper_radii(path: Path, radius: float, method: str) -> tuple[dict[Position, float], float]:
+def layer_radii(path: Path, radius: float, method: str) -> tuple[dict[Position, float], float]:
     """Upper bounds on the distance of every exact, perturbed input from the computed one, and of the output."""
     at: dict[Position, float] = {}
     for step in path:
@@ -68,7 +68,7 @@ def upper_radii(path: Path, radius: float, method: str) -> tuple[dict[Position, 
         if isinstance(step, LayerAtPoint):
             radius = float(outward(step.point.propagate(radius, method) + step.error))
         else:
-            branch_radii, end = upper_radii(step.branch, radius, method)
+            branch_radii, end = layer_radii(step.branch, radius, method)
             at |= branch_radii
             radius = float(outward(radius + abs(step.scale) * end + step.error))
     return at, radius
@@ -91,7 +91,7 @@ def backward_pass(path: Path, g: Array) -> BackwardPass:
     remainders: dict[Position, Remainder] = {}
     before: list[tuple[Position, Array]] = []
     for step in reversed(path):
-        size = upper_length(Box.exact(g), 1)
+        size = norm_above(Box.exact(g), 1)
         if isinstance(step, LayerAtPoint):
             adjoint, remainder = step.point.vjp(Box.exact(g))
         else:
@@ -99,15 +99,15 @@ def backward_pass(path: Path, g: Array) -> BackwardPass:
             inner = backward_pass(step.branch, scaled.mid)
             remainders |= inner.remainders
             adjoint, remainder = Box.exact(g) + Box.exact(inner.g), _no_remainder
-            scale_error = upper_length(Box.exact(scaled.rad), 1)
+            scale_error = norm_above(Box.exact(scaled.rad), 1)
             # A scale that is not a power of two: an error per distance of the branch's output.
             if scale_error.any() and step.branch:
                 last = step.branch[-1]
                 remainders[last.position] = _add_end_rounding(remainders[last.position], scale_error, last)
-        error = upper_length(Box.exact(adjoint.rad), 1)
+        error = norm_above(Box.exact(adjoint.rad), 1)
         remainders[step.position] = _add_rounding(remainder, error, outward(size * step.error))
         g = adjoint.mid
-        before.append((step.position, upper_length(Box.exact(g), 1)))
+        before.append((step.position, norm_above(Box.exact(g), 1)))
     return BackwardPass(remainders, tuple(reversed(before)), g)
 
 
@@ -129,7 +129,7 @@ def _add_rounding(remainder: Remainder, rate: Array, constant: Array | float) ->
 def _add_end_rounding(remainder: Remainder, rate: Array, last: LayerAtPoint | ResidualAtPoint) -> Remainder:
     """Add the rounding `rate R` to a remainder, R the radius after the last step of a branch."""
     return lambda radius: _add_rounding(
-        remainder, 0 * rate, outward(rate * upper_radii((last,), radius, "local")[1])
+        remainder, 0 * rate, outward(rate * layer_radii((last,), radius, "local")[1])
     )(radius)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from specguard.checker.attention.point import Attention
 from specguard.checker.attention.weights import Weights
-from specguard.checker.enclosure import Array, Box, concatenate, outward, upper_spectral
+from specguard.checker.enclosure import Array, Box, concatenate, outward, spectral_norm_above
 from specguard.checker.node import Maker, Remainder, Terms
 
 
@@ -43,11 +43,11 @@ class CoreHead(Attention):
 
     @cached_property
     def mu(self) -> Array:
-        return np.asarray(outward(np.hypot(upper_spectral(self.centered_a), upper_spectral(self.b))))
+        return np.asarray(outward(np.hypot(spectral_norm_above(self.centered_a), spectral_norm_above(self.b))))
 
     @cached_property
     def mu_uncentered(self) -> Array:
-        return np.asarray(outward(np.hypot(upper_spectral(self.a), upper_spectral(self.b))))
+        return np.asarray(outward(np.hypot(spectral_norm_above(self.a), spectral_norm_above(self.b))))
 
     @cached_property
     def zeta(self) -> float:

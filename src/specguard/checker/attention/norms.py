@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from specguard.checker.attention.weights import Weights
-from specguard.checker.enclosure import Array, Box, concatenate, outward, upper_spectral
+from specguard.checker.enclosure import Array, Box, concatenate, outward, spectral_norm_above
 
 DENSE = 1024
 
@@ -90,11 +90,11 @@ class AttentionNorms:
         return self._logit_norm(self.a, False)
 
     def _logit_norm(self, a: Box, centered: bool) -> Array:
-        norm_a, norm_b = upper_spectral(a), upper_spectral(self.b)
-        square = outward(upper_spectral(concatenate([a, self.b], -2)) ** 2 + 2 * norm_a * norm_b)
+        norm_a, norm_b = spectral_norm_above(a), spectral_norm_above(self.b)
+        square = outward(spectral_norm_above(concatenate([a, self.b], -2)) ** 2 + 2 * norm_a * norm_b)
         bound = outward(np.sqrt(square))
         if self.small:
-            bound = np.minimum(bound, upper_spectral(self._logit_operator(a, centered)))
+            bound = np.minimum(bound, spectral_norm_above(self._logit_operator(a, centered)))
         return np.asarray(bound)
 
     def _logit_operator(self, a: Box, centered: bool) -> Box:
@@ -111,19 +111,19 @@ class AttentionNorms:
 
     @cached_property
     def xi(self) -> Array:
-        return np.asarray(outward(upper_spectral(self.a) + upper_spectral(self.b)))
+        return np.asarray(outward(spectral_norm_above(self.a) + spectral_norm_above(self.b)))
 
     @cached_property
     def norm_cv(self) -> Array:
-        return np.asarray(upper_spectral(self.V - self.V.mean(-2, True)))
+        return np.asarray(spectral_norm_above(self.V - self.V.mean(-2, True)))
 
     @cached_property
     def norm_xvo(self) -> Array:
-        return np.asarray(upper_spectral(self.X @ self.w.VO))
+        return np.asarray(spectral_norm_above(self.X @ self.w.VO))
 
     @cached_property
     def norm_p(self) -> Array:
-        return np.asarray(upper_spectral(self.P))
+        return np.asarray(spectral_norm_above(self.P))
 
     @cached_property
     def lam_clean(self) -> Array:
@@ -144,7 +144,7 @@ class AttentionNorms:
     def zeta(self) -> float:
         both = min(self.norm_p.max() * self.w.all_v * self.w.o, (self.norm_p * self.w.vo).sum())
         factored = outward(outward(both) + (1.0 if self.w.skip else 0.0))
-        return float(min(factored, upper_spectral(self._linear_part)) if self.small else factored)
+        return float(min(factored, spectral_norm_above(self._linear_part)) if self.small else factored)
 
     @cached_property
     def derivative_norm(self) -> float | None:
@@ -168,7 +168,7 @@ class AttentionNorms:
                 mid[i, :, i], rad[i, :, i] = own.mid[i], own.rad[i]
             whole = block + Box(mid, rad)
             total = total + whole.rearrange(lambda x: x.reshape(n * d, n * d))
-        return float(upper_spectral(total))
+        return float(spectral_norm_above(total))
 
 
 def kronecker(A: Box, B: Box) -> Box:

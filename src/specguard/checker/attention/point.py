@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specguard.checker.attention.norms import AttentionNorms, kronecker, unstack
-from specguard.checker.enclosure import Array, Box, outward, upper_eigenvalue, upper_length, upper_spectral
+from specguard.checker.enclosure import Array, Box, eigenvalue_above, norm_above, outward, spectral_norm_above
 from specguard.checker.node import Remainder
 
 FORMED = 512
@@ -48,12 +48,12 @@ class Attention(AttentionNorms):
 
     def _specformer(self, radius: float) -> float:
         w, n = self.w, self._n
-        norm_x = outward(upper_spectral(self.X) + radius)
-        query = outward(w.q * norm_x + math.sqrt(n) * upper_length(w.bq, 1))
+        norm_x = outward(spectral_norm_above(self.X) + radius)
+        query = outward(w.q * norm_x + math.sqrt(n) * norm_above(w.bq, 1))
         slope = outward(w.most_tau * w.k * (w.q * norm_x + query) / 2)
-        fixed = 0.0 if w.fixed is None else outward(upper_length(w.fixed, 1) * w.v)
+        fixed = 0.0 if w.fixed is None else outward(norm_above(w.fixed, 1) * w.v)
         each = outward(w.mix.size * (n * (n + 1) * (slope * w.v * norm_x + w.v)) + fixed)
-        return float(outward(((1.0 if w.skip else 0.0) + w.o * upper_length(Box.exact(each))) * radius))
+        return float(outward(((1.0 if w.skip else 0.0) + w.o * norm_above(Box.exact(each))) * radius))
 
     def _t1(self, radius: float) -> float:
         lam = self.lam(radius).max(-1)
@@ -63,14 +63,14 @@ class Attention(AttentionNorms):
             * self._upper_logit_change(radius, self.mu)
             * outward(self.norm_cv + radius * self.w.v)
         )
-        return float(outward(self.zeta * radius + self.w.o * upper_length(Box.exact(each))))
+        return float(outward(self.zeta * radius + self.w.o * norm_above(Box.exact(each))))
 
     def _t2(self, radius: float) -> float:
         assert self.derivative_norm is not None
         w, s, lam = self.w, self._upper_logit_change(radius, self.mu), self.lam(radius).max(-1)
         product = self.lam_clean * w.most_tau * radius * radius * w.B * self.norm_cv
         each = outward(w.mix.size * (product + _SECOND * s * s * self.norm_cv + lam * s * radius * w.v))
-        return float(outward(self.derivative_norm * radius + w.o * upper_length(Box.exact(each))))
+        return float(outward(self.derivative_norm * radius + w.o * norm_above(Box.exact(each))))
 
     def lam(self, radius: float) -> Array:
         """A bound on the norm of the softmax Jacobian per head and row, over all logits within reach.
@@ -84,9 +84,9 @@ class Attention(AttentionNorms):
         if n == 1:
             return np.zeros((heads, 1))
         a, b, both = (
-            upper_length(self.centered_a, 2),
-            upper_length(self.b, 2),
-            upper_length(self.centered_a + self.b, 2),
+            norm_above(self.centered_a, 2),
+            norm_above(self.b, 2),
+            norm_above(self.centered_a + self.b, 2),
         )
         B = norm[:, None, None]
         s = radius * np.sqrt(a[:, None, :] ** 2 + b[:, :, None] ** 2) + B * radius * radius / 2
@@ -127,11 +127,11 @@ class Attention(AttentionNorms):
 
     def _remainder(self, G: Box, M: Box, K: Box) -> Remainder:
         w, mix = self.w, self.w.mix.size
-        norm_k = upper_spectral(K)
+        norm_k = spectral_norm_above(K)
         N = G @ w.Wv.T * w.mix[:, None, None]
-        norm_n = np.minimum(upper_spectral(N), outward(upper_spectral(G) * w.v * mix))
+        norm_n = np.minimum(spectral_norm_above(N), outward(spectral_norm_above(G) * w.v * mix))
         rows = outward((M.mid + M.rad).max(-1) - (M.mid - M.rad).min(-1))
-        centered = outward(_SECOND * upper_length(M - M.mean(-1, True), 3))
+        centered = outward(_SECOND * norm_above(M - M.mean(-1, True), 3))
         product = outward((w.most_tau * norm_k * w.B).sum(1))
         max_weights = np.minimum(outward(rows / 4), centered)
         form = None
@@ -173,8 +173,8 @@ class Attention(AttentionNorms):
         center = Box.exact(np.eye(n)) - Box.exact(1.0) / float(n)
         total = product = Box.exact(np.zeros((n * d, n * d)))
         for head, L in enumerate(unstack(self._logit_operator(self.centered_a, True))):
-            a, b = upper_length(self.centered_a[head]), upper_length(self.b[head], 1)
-            size, logit_rate = upper_length(N[head], 1), self.w.most_tau * np.sqrt(a * a + b * b)
+            a, b = norm_above(self.centered_a[head]), norm_above(self.b[head], 1)
+            size, logit_rate = norm_above(N[head], 1), self.w.most_tau * np.sqrt(a * a + b * b)
             alpha = np.where((size > 0) & (logit_rate > 0), size / np.where(logit_rate > 0, logit_rate, 1.0), 1.0)
             alpha = np.clip(alpha, 1e-100, 1e100)
             scale = Box.exact(np.repeat(outward(weights[head] + alpha / 4), n)[:, None])
@@ -183,4 +183,4 @@ class Attention(AttentionNorms):
             total = total + kronecker(center, values)
             product = product + kronecker(K[head], self.w.Wq[head] @ self.w.Wk[head].T) * self.w.tau
         both = (total + product, total - product)  # the product may have either sign
-        return max(upper_eigenvalue((matrix + matrix.T) * 0.5) for matrix in both)
+        return max(eigenvalue_above((matrix + matrix.T) * 0.5) for matrix in both)

@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from specguard.checker.enclosure import Array, Box, upper_spectral
+from specguard.checker.enclosure import Array, Box, spectral_norm_above
 
 
 @dataclass(frozen=True)
@@ -35,28 +35,28 @@ class Weights:
 
     @cached_property
     def q(self) -> Array:
-        return np.asarray(upper_spectral(self.Wq))
+        return np.asarray(spectral_norm_above(self.Wq))
 
     @cached_property
     def k(self) -> Array:
-        return np.asarray(upper_spectral(self.Wk))
+        return np.asarray(spectral_norm_above(self.Wk))
 
     @cached_property
     def v(self) -> Array:
-        return np.asarray(upper_spectral(self.Wv))
+        return np.asarray(spectral_norm_above(self.Wv))
 
     @cached_property
     def all_v(self) -> float:
-        return float(upper_spectral(self.Wv.rearrange(lambda a: a.transpose(1, 0, 2).reshape(a.shape[1], -1))))
+        return float(spectral_norm_above(self.Wv.rearrange(lambda a: a.transpose(1, 0, 2).reshape(a.shape[1], -1))))
 
     @cached_property
     def o(self) -> float:
-        return float(upper_spectral(self.Wo.rearrange(lambda a: a.reshape(-1, a.shape[2]))))
+        return float(spectral_norm_above(self.Wo.rearrange(lambda a: a.reshape(-1, a.shape[2]))))
 
     @cached_property
     def B(self) -> Array:
         """`||W_l^Q W_l^K^T||`."""
-        return np.asarray(upper_spectral(self.Wq @ self.Wk.T))
+        return np.asarray(spectral_norm_above(self.Wq @ self.Wk.T))
 
     @cached_property
     def VO(self) -> Box:
@@ -64,4 +64,4 @@ class Weights:
 
     @cached_property
     def vo(self) -> Array:
-        return np.asarray(upper_spectral(self.VO))
+        return np.asarray(spectral_norm_above(self.VO))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specguard.checker.enclosure import Array, Box, concatenate, outward, upper_length, upper_spectral
+from specguard.checker.enclosure import Array, Box, concatenate, norm_above, outward, spectral_norm_above
 from specguard.checker.layers.curves import Curve
 from specguard.checker.node import Remainder, Terms
 
@@ -21,11 +21,11 @@ class Map:
 
     @cached_property
     def norm(self) -> float:
-        return 1.0 if self.W is None else float(upper_spectral(self.W))
+        return 1.0 if self.W is None else float(spectral_norm_above(self.W))
 
     @cached_property
     def rows(self) -> Any:
-        return 1.0 if self.W is None else upper_length(self.W, 1)
+        return 1.0 if self.W is None else norm_above(self.W, 1)
 
     def __call__(self, x: Box) -> Box:
         return x if self.W is None else x @ self.W.T + self.b
@@ -74,13 +74,13 @@ class Neurons:
 
     def _kink_term(self, g: Array) -> Remainder:
         distance = np.abs(self.H.mid) - outward(self.H.rad)
-        return lambda radius: {"kink": upper_kink_loss(g, distance, self.map.rows, self.map.norm, radius)}
+        return lambda radius: {"kink": kink_loss(g, distance, self.map.rows, self.map.norm, radius)}
 
 
-def upper_kink_loss(g: Array, distance: Array, rates: Any, norm: float, radius: float) -> Array:
+def kink_loss(g: Array, distance: Array, rates: Any, norm: float, radius: float) -> Array:
     """`norm r ||g_S||`, S the entries that can reach their kink."""
     crossing = np.where(distance <= outward(rates * radius), g, 0.0)
-    return np.asarray(outward(norm * radius * upper_length(Box.exact(crossing), 1)))
+    return np.asarray(outward(norm * radius * norm_above(Box.exact(crossing), 1)))
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,10 @@ class MaxMin:
         first = Box(np.where(swapped, lower.mid, upper.mid), np.where(swapped, lower.rad, upper.rad))
         second = Box(np.where(swapped, upper.mid, lower.mid), np.where(swapped, upper.rad, lower.rad))
         gap = np.abs(a.mid - b.mid) - outward(a.rad + b.rad + 1e-15 * np.abs(a.mid - b.mid))
-        rates = math.sqrt(2) if self.map.W is None else upper_length(self.map.W[:half] - self.map.W[half:], 1)
+        rates = math.sqrt(2) if self.map.W is None else norm_above(self.map.W[:half] - self.map.W[half:], 1)
         norm, weight = outward(math.sqrt(2) * self.map.norm), (upper - lower).size
         if self.map.W is not None:
-            norm = min(norm, float(upper_spectral(self.map.W[:half] - self.map.W[half:])))
+            norm = min(norm, float(spectral_norm_above(self.map.W[:half] - self.map.W[half:])))
         return self.map.back(concatenate([first, second], -1)), lambda radius: {
-            "kink": upper_kink_loss(weight, gap, rates, norm, radius)
+            "kink": kink_loss(weight, gap, rates, norm, radius)
         }

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from specguard.checker.enclosure import Array, Box, concatenate, outward, upper_spectral
+from specguard.checker.enclosure import Array, Box, concatenate, outward, spectral_norm_above
 from specguard.checker.node import Maker, Remainder
 
 
@@ -28,7 +28,7 @@ class Linear:
 
 def linear(W: Box, b: Box) -> Maker:
     """`x W^T + b` on the last axis."""
-    norm = float(upper_spectral(W))
+    norm = float(spectral_norm_above(W))
     return lambda x: Linear(x @ W.T + b, norm, lambda g: g @ W)
 
 
@@ -45,7 +45,10 @@ def patches(W: Box, b: Box, mean: Box, std: Box) -> Maker:
     """`(x - mean) / std` cut into patches, each times a matrix: W is out x channel x side x side."""
     side = W.shape[-1]
     scaled = W / std
-    flat, norm = scaled.rearrange(lambda a: a.reshape(len(a), -1)), float(upper_spectral(scaled.rearrange(_rows)))
+    flat, norm = (
+        scaled.rearrange(lambda a: a.reshape(len(a), -1)),
+        float(spectral_norm_above(scaled.rearrange(_rows))),
+    )
 
     def at(x: Box) -> Linear:
         shape = x.shape
@@ -76,7 +79,7 @@ def resize(new: int) -> Maker:
 
     def at(x: Box) -> Linear:
         R, C = (_interpolation(old, new) for old in x.shape[-2:])
-        norm = float(outward(upper_spectral(R) * upper_spectral(C)))
+        norm = float(outward(spectral_norm_above(R) * spectral_norm_above(C)))
         return Linear(R @ x @ C.T, norm, lambda g: R.T @ g @ C)
 
     return at

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from specguard.checker.enclosure import Box, concatenate, outward, upper_spectral
+from specguard.checker.enclosure import Box, concatenate, outward, spectral_norm_above
 from specguard.checker.layers.affine import Linear, linear
 from specguard.checker.node import Maker
 
@@ -66,5 +66,5 @@ def _circulant_norm(kernel: Box, tokens: int) -> float:
         angle = 2 * math.pi / points * ((m * np.arange(width)) % points)
         real, imaginary = ((kernel * Box(wave(angle), np.full(width, 1e-13))).sum(2) for wave in (np.cos, np.sin))
         whole = concatenate([concatenate([real, -imaginary], 1), concatenate([imaginary, real], 1)], 0)
-        largest = max(largest, float(upper_spectral(whole)))
+        largest = max(largest, float(spectral_norm_above(whole)))
     return largest

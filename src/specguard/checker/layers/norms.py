@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from specguard.checker.enclosure import Array, Box, lower_length, outward, upper_length
+from specguard.checker.enclosure import Array, Box, norm_above, norm_below, outward
 from specguard.checker.node import Remainder, Terms
 
 
@@ -35,11 +35,11 @@ class Scaled:
 
     @cached_property
     def _low(self) -> Array:
-        return np.asarray(lower_length(self.c, 1))
+        return np.asarray(norm_below(self.c, 1))
 
     @cached_property
     def _high(self) -> Array:
-        return np.asarray(upper_length(self.c, 1))
+        return np.asarray(norm_above(self.c, 1))
 
     @cached_property
     def width(self) -> Box:
@@ -83,7 +83,7 @@ class Scaled:
         adjoint = (h - along * self.unit) * (_rounded(self.R) / self.width) * _rounded(self.stretch)
         if self.centered:
             adjoint = adjoint - adjoint.mean(-1, True)
-        weight = outward(upper_length(h, 2) * self.stretch)
+        weight = outward(norm_above(h, 2) * self.stretch)
         return adjoint.rearrange(lambda a: a.reshape(shape)), lambda radius: self._curvature_term(weight, radius)
 
     def _curvature_term(self, weight: Array, radius: float) -> Terms:
@@ -94,7 +94,7 @@ class Scaled:
             change = np.where(outward(self._high + radius) <= self.R, 0.0, change)
         with np.errstate(invalid="ignore"):
             smooth = np.where(weight > 0, weight * change, 0.0).max(-1)
-        capped = upper_length(Box.exact(weight * np.minimum(change, 1.0)), 1)
+        capped = norm_above(Box.exact(weight * np.minimum(change, 1.0)), 1)
         return {"bend": outward(outward(np.minimum(smooth, capped)) * radius)}
 
     def _curvature(self, radius: float) -> Array:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from specguard.checker.enclosure import Array, Box, outward, upper_spectral
+from specguard.checker.enclosure import Array, Box, outward, spectral_norm_above
 from specguard.checker.layers.affine import Linear
 from specguard.checker.node import Maker
 
@@ -58,6 +58,6 @@ def class_and_mean(skip: int) -> Maker:
         def transpose(g: Box) -> Box:
             return A.T @ g.rearrange(lambda a: a.reshape(len(a), 2, -1))
 
-        return Linear(output.rearrange(np.ravel), float(upper_spectral(A)), transpose)
+        return Linear(output.rearrange(np.ravel), float(spectral_norm_above(A)), transpose)
 
     return at
