@@ -231,7 +231,7 @@ def test_a_graph_with_a_power_is_refused(lirpa, monkeypatch):
     crown = CROWN(model, (3,))
     crown._bounds.lowered = nn.Sequential(crown._bounds.lowered, Squared())
     x, labels = torch.ones(1, 3), torch.tensor([0])
-    failed(crown.attempt(x, labels, BALL, everyone(labels, 2)), "BoundPow, whose bounds are wrong")
+    failed(crown.attempt(x, labels, BALL, everyone(labels, 2)), "BoundPow, whose bounds are unsound")
 
 
 def test_bounds_within_the_tolerance_of_zero_certify_nothing(lirpa):

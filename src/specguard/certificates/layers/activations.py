@@ -92,8 +92,9 @@ class Neurons:
     def _curvature_term(self, g: Adjoint) -> Callable[[Radius], dict[str, Tensor]]:
         """`1/2 sum |g_i| kappa_i D_i^2 <= 1/2 max over tokens of ||W^T diag(|g| kappa) W|| delta^2`.
 
-        The norm is bounded by the smaller of `max |g| kappa ||W||^2` and the largest row sum of `|W|^T diag(|g|
-        kappa) |W|`; kappa_i is the largest curvature of neuron i over `|H_i' - H_i| <= ||w_i|| delta`.
+        The norm is bounded by the smaller of `max |g| kappa ||W||^2` and the largest row sum of
+        `|W|^T diag(|g| kappa) |W|`; kappa_i is the largest curvature of neuron i over
+        `|H_i' - H_i| <= ||w_i|| delta`.
         """
         if self.phi.curvature_on is None:
             weight = up(self._curvature_norm(g.abs() * self.phi.curvature) / 2)

@@ -110,8 +110,8 @@ class Gated:
     def _curvature_term(self, g: Adjoint, h2_bound: Tensor) -> Callable[[Radius], Terms]:
         """`sum_i |g_i| lam_i (D1_i^2 + D2_i^2) <= max over tokens of ||W^T diag(|g| lam, |g| lam) W|| delta^2`.
 
-        The norm is bounded by the smaller of `max |g| lam ||W||^2` and the largest row sum of `|W|^T diag(...)
-        |W|`.
+        The norm is bounded by the smaller of `max |g| lam ||W||^2` and the largest row sum of
+        `|W|^T diag(|g| lam, |g| lam) |W|`.
         """
         weight = up(g * self._upper_lam(h2_bound))
         most = weight.amax(-1) * self.map.norm**2

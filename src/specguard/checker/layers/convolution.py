@@ -13,8 +13,8 @@ from specguard.checker.node import Maker
 def token_convolution(kernels: list[tuple[Box, Box]], W: Box, b: Box) -> Maker:
     """Convolutions along the tokens, group by group, zero beyond the ends, then a linear map.
 
-    The norm of a convolution is at most that of the circulant convolution on enough points, `max_m ||sum_k W_k
-    z_m^k||`.
+    The norm of a convolution is at most that of the circulant convolution on enough points,
+    `max_m ||sum_k W_k z_m^k||`.
     """
     out = linear(W, b)
 
