@@ -31,6 +31,7 @@ class Ball:
 
     Example:
         >>> import torch
+        >>> from specguard import Ball
         >>> ball = Ball("linf", 8 / 255)
         >>> image = torch.full((1, 3, 4, 4), 0.5)
         >>> bool(ball.contains(image + 8 / 255, image)), bool(ball.contains(image + 0.1, image))
@@ -136,6 +137,7 @@ def per_sample(
 
     Example:
         >>> import torch
+        >>> from specguard.geometry import per_sample
         >>> per_sample(torch.tensor([1.0, 2.0]), torch.zeros(2, 3, 4, 4)).shape
         torch.Size([2, 1, 1, 1])
     """

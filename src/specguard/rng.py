@@ -30,6 +30,7 @@ class Noise:
 
     Example:
         >>> import torch
+        >>> from specguard.rng import Noise
         >>> rng = Noise.of(torch.tensor([3, 7]), seed=0)
         >>> torch.equal(rng.normal((2,), torch.float64)[1:], rng[1:].normal((2,), torch.float64))
         True

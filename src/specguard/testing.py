@@ -59,6 +59,7 @@ def check_rule(
 
     Example:
         >>> import torch
+        >>> from specguard.testing import check_rule
         >>> generator = torch.Generator().manual_seed(0)
         >>> check_rule(torch.nn.Tanh().eval(), torch.randn(2, 3, generator=generator), radii=(0.1, 1.0), steps=2)
     """
@@ -99,6 +100,7 @@ def max_change(
 
     Example:
         >>> import torch
+        >>> from specguard.testing import max_change
         >>> z, generator = torch.ones(1, 2, dtype=torch.float64), torch.Generator().manual_seed(0)
         >>> round(float(max_change(lambda x: 3 * x, z, 0.5, generator)), 6)
         1.5

@@ -84,6 +84,7 @@ def certify(
 
     Example:
         >>> import torch
+        >>> from specguard import Ball, certify
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2)).eval()
         >>> model[1].weight.data, model[1].bias.data = torch.tensor([[1.0] * 4, [-1.0] * 4]), torch.zeros(2)
         >>> image = torch.full((1, 1, 2, 2), 0.5)

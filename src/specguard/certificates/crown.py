@@ -47,6 +47,9 @@ class CROWN:
         ConfigError: if auto_LiRPA is not installed or fails a canary.
 
     Example:
+        >>> from specguard.certificates import CROWN, certify
+        >>> CROWN.name, CROWN.deterministic
+        ('crown', True)
         >>> verifier = CROWN(model, (3, 32, 32))  # doctest: +SKIP
         >>> certify(model, images, labels, ball, stop_early=True, verifiers=[verifier])  # doctest: +SKIP
     """

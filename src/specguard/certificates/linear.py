@@ -31,6 +31,8 @@ def fit_linear(train: Dataset, classes: int) -> nn.Sequential:
 
     Example:
         >>> import torch
+        >>> from specguard.certificates import fit_linear
+        >>> from specguard.data import Dataset
         >>> train = Dataset(torch.tensor([0.1, 0.9]).view(2, 1, 1, 1), torch.tensor([0, 1]))
         >>> fit_linear(train, 2)(train.images).argmax(1)
         tensor([0, 1])
@@ -74,6 +76,8 @@ def lower_linear_radii(
 
     Example:
         >>> import torch
+        >>> from torch import nn
+        >>> from specguard.certificates import lower_linear_radii
         >>> layer = nn.Linear(2, 2, bias=False)
         >>> layer.weight.data = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
         >>> lower_linear_radii(layer, torch.tensor([[0.5, 0.2]]), torch.tensor([0])).round(decimals=6)

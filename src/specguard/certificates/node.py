@@ -33,6 +33,8 @@ class VJP:
             at least `sup |<g, f(z + D) - f(z) - Df(z) D>|` over `||D|| <= delta`.
 
     Example:
+        >>> import torch
+        >>> from specguard.certificates import VJP
         >>> VJP(g := torch.ones(1, 2, 3), torch.zeros(1, 2), lambda radius: {}).adjoint is g  # the identity layer's
         True
     """
@@ -83,6 +85,8 @@ def up(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         Bounds that hold in exact arithmetic.
 
     Example:
+        >>> import torch
+        >>> from specguard.certificates import up
         >>> bool(up(torch.ones(1, dtype=torch.float64)) > 1)
         True
     """
@@ -107,6 +111,8 @@ def length(x: Float[Tensor, "batch *shape"], axes: int = 1) -> Float[Tensor, "..
         Upper bounds on the norms.
 
     Example:
+        >>> import torch
+        >>> from specguard.certificates import length
         >>> bool(length(torch.ones(1, 2, 2, dtype=torch.float64)) >= 2)
         True
     """

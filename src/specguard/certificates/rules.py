@@ -131,9 +131,17 @@ def register_rule(layer: type[nn.Module], maker: Maker, *, children: tuple[type[
         ConfigError: if the type has a rule already.
 
     Example:
-        >>> def reverse(layer):  # the rule of a layer that reverses the channels, an exact isometry
-        ...     return lambda x: affine.Affine(x.flip(-1), x.new_zeros(len(x)), 1.0, lambda g: g.flip(-1), 0.0)
-        >>> register_rule(Reverse, reverse)  # doctest: +SKIP
+        >>> from torch import nn
+        >>> from specguard.certificates import program, register_rule
+        >>> from specguard.certificates.layers.affine import Affine
+        >>> class Reverse(nn.Module):
+        ...     def forward(self, x):
+        ...         return x.flip(-1)
+        >>> def reverse(layer):  # an exact isometry: no error, norm 1
+        ...     return lambda x: Affine(x.flip(-1), x.new_zeros(len(x)), 1.0, lambda g: g.flip(-1), 0.0)
+        >>> register_rule(Reverse, reverse)
+        >>> [step.name for step in program(nn.Sequential(Reverse(), nn.ReLU()).eval()).steps]
+        ['0', '1']
     """
     if not (isinstance(layer, type) and issubclass(layer, nn.Module)):
         raise ConfigError(f"a rule is for a type of layer, not for {layer!r}")
@@ -156,6 +164,8 @@ def program(model: nn.Module) -> Program:
         ConfigError: if a layer has no rule, or hooks or replaced functions could change what it computes.
 
     Example:
+        >>> from torch import nn
+        >>> from specguard.certificates import program
         >>> [step.name for step in program(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).eval()).steps]
         ['0', '1']
     """

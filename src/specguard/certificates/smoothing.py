@@ -36,6 +36,7 @@ class Smoothed:
         radius: the certified l2 radius; 0 if abstained.
 
     Example:
+        >>> from specguard.certificates import Smoothed
         >>> Smoothed(3, 990, 0.98, 3, 0.5).predicted
         3
     """
@@ -78,6 +79,8 @@ def certify_smoothed(
         A `Smoothed`, whose `predicted` is None if no radius is certified.
 
     Example:
+        >>> import torch
+        >>> from specguard.certificates import Smoothing, certify_smoothed
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2, bias=False))
         >>> model[1].weight.data = torch.tensor([[1.0] * 4, [-1.0] * 4])
         >>> result = certify_smoothed(model, torch.ones(1, 2, 2), Smoothing(n0=10, n=100), sample=0)

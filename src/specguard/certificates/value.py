@@ -41,7 +41,9 @@ class Certificate:
         arithmetic: the arithmetic of the bounds.
 
     Example:
+        >>> import torch
         >>> from specguard.certificates import certify
+        >>> from specguard import Ball
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2)).eval()
         >>> image, label = torch.full((1, 1, 2, 2), 0.5), torch.tensor([0])
         >>> certify(model, image, label, Ball("l2", 10.0, box=False)).certified

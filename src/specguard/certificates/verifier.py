@@ -27,6 +27,8 @@ class Attempt:
         reasons: by image, why the verifier failed, or None.
 
     Example:
+        >>> import torch
+        >>> from specguard.certificates import Attempt
         >>> Attempt.failed(torch.zeros(1, 3), "out of memory").lower
         tensor([[-inf, -inf, -inf]])
     """

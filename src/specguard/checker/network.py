@@ -35,6 +35,8 @@ def read(model: nn.Module) -> Reading:
         ConfigError: if a layer cannot be read.
 
     Example:
+        >>> from torch import nn
+        >>> from specguard.checker import read
         >>> [step.name for step in read(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).eval()).steps]
         ['0', '1']
     """

@@ -33,6 +33,7 @@ def jacobian(function: Function, x: Float[Tensor, "batch *shape"]) -> LinearOper
 
     Example:
         >>> import torch
+        >>> from specguard.linalg import jacobian
         >>> J = jacobian(lambda x: x**2, torch.tensor([[1.0, 3.0]]))
         >>> J.matvec(torch.ones(1, 2))
         tensor([[2., 6.]])
@@ -75,6 +76,7 @@ def exact_row_column(
 
     Example:
         >>> import torch
+        >>> from specguard.linalg import exact_row_column
         >>> exact_row_column(lambda x: 3 * x, torch.zeros(1, 4))
         tensor([3.])
     """

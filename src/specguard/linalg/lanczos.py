@@ -27,6 +27,13 @@ class SingularTriplets:
         residuals: `sqrt(|A v - sigma u|^2 + |A^T u - sigma v|^2)`: A has a singular value within that distance.
         converged: whether all k residuals are below the tolerance, relative to the largest value.
         steps: the number of blocks used.
+
+    Example:
+        >>> import torch
+        >>> from specguard.linalg import identity, lower_singular_values
+        >>> A = identity(1, (3,), torch.float64, torch.device("cpu"))
+        >>> lower_singular_values(A, torch.Generator().manual_seed(0)).steps
+        1
     """
 
     values: Float[Tensor, "batch k"]
@@ -69,7 +76,8 @@ def lower_singular_values(
         The singular triplets; `converged` tells which operators met the tolerance.
 
     Example:
-        >>> from specguard.linalg import dense_operator
+        >>> import torch
+        >>> from specguard.linalg import dense_operator, lower_singular_values
         >>> A = dense_operator(torch.diag(torch.tensor([3.0, 2.0, 1.0]))[None])
         >>> found = lower_singular_values(A, torch.Generator().manual_seed(0), k=2)
         >>> found.values.round(decimals=3), found.converged

@@ -30,6 +30,7 @@ def upper_frobenius(A: Matrices) -> Norms:
 
     Example:
         >>> import torch
+        >>> from specguard.linalg import upper_frobenius
         >>> bool(upper_frobenius(torch.ones(1, 2, 2)) >= 2)
         True
     """
@@ -51,6 +52,7 @@ def upper_row_column(A: Matrices) -> Norms:
 
     Example:
         >>> import torch
+        >>> from specguard.linalg import upper_row_column
         >>> bool(upper_row_column(torch.eye(3)[None]) >= 1)
         True
     """
@@ -76,6 +78,7 @@ def upper_svd(A: Matrices) -> Norms:
 
     Example:
         >>> import torch
+        >>> from specguard.linalg import upper_svd
         >>> bool(upper_svd(torch.eye(3)[None]) >= 1)
         True
     """
@@ -110,6 +113,7 @@ def upper_gram(A: Matrices, squarings: int = 12) -> Norms:
 
     Example:
         >>> import torch
+        >>> from specguard.linalg import upper_gram
         >>> bool(upper_gram(torch.eye(3)[None]) >= 1)
         True
     """
@@ -150,6 +154,7 @@ def upper_cholesky(A: Matrices, excess: float = 1e-9, steps: int | None = None) 
 
     Example:
         >>> import torch
+        >>> from specguard.linalg import upper_cholesky
         >>> bool(upper_cholesky(torch.eye(3)[None]) >= 1)
         True
     """
@@ -183,6 +188,7 @@ def upper_eigenvalue(S: Matrices, excess: float = 1e-3, steps: int = 40) -> Norm
 
     Example:
         >>> import torch
+        >>> from specguard.linalg import upper_eigenvalue
         >>> bool(upper_eigenvalue(torch.diag(torch.tensor([2.0, -5.0]))[None]) >= 2)
         True
     """
@@ -254,7 +260,8 @@ def upper_randomized(
         One bound per operator.
 
     Example:
-        >>> from specguard.linalg import dense_operator
+        >>> import torch
+        >>> from specguard.linalg import dense_operator, upper_randomized
         >>> A = dense_operator(torch.eye(3, dtype=torch.float64)[None])
         >>> bool(upper_randomized(A, torch.Generator().manual_seed(0)) >= 1)
         True

@@ -32,6 +32,8 @@ class LinearOperator:
         device: of the vectors.
 
     Example:
+        >>> import torch
+        >>> from specguard.linalg import LinearOperator
         >>> twice = LinearOperator(lambda x: 2 * x, lambda y: 2 * y, 1, (3,), (3,))
         >>> (twice @ twice).matvec(torch.ones(1, 3, dtype=torch.float64))
         tensor([[4., 4., 4.]], dtype=torch.float64)
@@ -103,6 +105,8 @@ def dense_operator(A: Float[Tensor, "batch row column"]) -> LinearOperator:
         The operator x -> A x.
 
     Example:
+        >>> import torch
+        >>> from specguard.linalg import dense_operator
         >>> dense_operator(torch.eye(2)[None]).matvec(torch.tensor([[1.0, 2.0]]))
         tensor([[1., 2.]])
     """
@@ -131,6 +135,8 @@ def identity(batch: int, shape: Shape, dtype: torch.dtype, device: torch.device)
         The operator x -> x.
 
     Example:
+        >>> import torch
+        >>> from specguard.linalg import identity
         >>> identity(1, (2,), torch.float32, torch.device("cpu")).dense()
         tensor([[[1., 0.],
                  [0., 1.]]])
@@ -149,6 +155,8 @@ def kronecker(A: Float[Tensor, "batch p q"], B: Float[Tensor, "batch r s"]) -> L
         The operator from (q, s) matrices to (p, r) matrices.
 
     Example:
+        >>> import torch
+        >>> from specguard.linalg import kronecker
         >>> A, B = torch.tensor([[[2.0]]]), torch.tensor([[[3.0]]])
         >>> kronecker(A, B).dense()
         tensor([[[6.]]])

@@ -28,6 +28,8 @@ def power_step(
         u and w.
 
     Example:
+        >>> import torch
+        >>> from specguard.linalg import power_step
         >>> u, w = power_step(torch.diag(torch.tensor([3.0, 1.0]))[None], torch.tensor([[1.0, 0.0]]))
         >>> w
         tensor([[3., 0.]])
@@ -59,6 +61,8 @@ def top_right_vectors(
         One unit vector per matrix.
 
     Example:
+        >>> import torch
+        >>> from specguard.linalg import top_right_vectors
         >>> v = top_right_vectors(torch.diag(torch.tensor([3.0, 1.0]))[None], torch.Generator().manual_seed(0))
         >>> v.abs()
         tensor([[1., 0.]])

@@ -22,6 +22,7 @@ def gamma(count: int) -> float:
         The relative error that k roundings can make.
 
     Example:
+        >>> from specguard.linalg import gamma
         >>> gamma(8) >= 8 * 2.0**-53
         True
     """
@@ -41,6 +42,8 @@ def round_up(values: Float[Tensor, "*shape"], count: int) -> Float[Tensor, "*sha
         Upper bounds on the exact values.
 
     Example:
+        >>> import torch
+        >>> from specguard.linalg import round_up
         >>> bool(round_up(torch.ones(1, dtype=torch.float64), 4) > 1)
         True
     """
@@ -60,6 +63,8 @@ def upper_length(x: Float[Tensor, "*stack entry"]) -> Float[Tensor, "*stack"]:
         One length per row.
 
     Example:
+        >>> import torch
+        >>> from specguard.linalg import upper_length
         >>> bool(upper_length(torch.tensor([3.0, 4.0], dtype=torch.float64)) >= 5)
         True
     """

@@ -44,6 +44,7 @@ def named_methods(names: Sequence[str]) -> tuple[Method, ...]:
         ConfigError: if a name is unknown, or there is none.
 
     Example:
+        >>> from specguard.certificates import named_methods
         >>> [method.name for method in named_methods(["local", "adjoint"])]
         ['local', 'adjoint']
     """
