@@ -8,7 +8,7 @@ import torch
 from jaxtyping import config
 from torch import nn
 
-from helpers.proofs import NAMES
+from helpers.proofs import NAMES, prepared_problem
 from specguard.attacks import APGD, PGD
 from specguard.certificates import certify, problem, program
 from specguard.certificates.methods import MIXED, losses_of
