@@ -1,6 +1,6 @@
 """The threat model: a ball of perturbations around an image, measured in pixels.
 
-One object serves training, attacks and certificates, so that all three speak of the same set.
+Training, attacks and certificates share this one definition of the perturbation set.
 """
 
 import math
@@ -20,10 +20,22 @@ Norm = Literal["l2", "linf"]
 
 @dataclass(frozen=True)
 class Ball:
-    """All x with ||x - center|| <= radius, within the box [0, 1] unless `box` is False.
+    """All x with `||x - center|| <= radius`, intersected with the box [0, 1] unless `box` is False.
 
-    The first axis of every tensor is the batch; the norm runs over all others. `radius` is in pixels of
-    images in [0, 1]: 8/255, not 8.
+    The first axis of every tensor is the batch; the norm runs over all others.
+
+    Args:
+        norm: "l2" or "linf".
+        radius: in pixels of images in [0, 1]: 8/255, not 8.
+        box: whether every entry of x must lie in [0, 1] as well.
+
+    Example:
+        >>> import torch
+        >>> from specguard import Ball
+        >>> ball = Ball("linf", 8 / 255)
+        >>> image = torch.full((1, 3, 4, 4), 0.5)
+        >>> bool(ball.contains(image + 8 / 255, image)), bool(ball.contains(image + 0.1, image))
+        (True, False)
     """
 
     norm: Norm
@@ -37,10 +49,10 @@ class Ball:
             raise ConfigError(f"radius must be finite and not negative, not {self.radius}")
 
     def warn_of_units(self, size: int) -> None:
-        """Warn where the radius, for images of `size` numbers, was probably meant in units of 0..255."""
+        """Warn if the radius, for images with `size` entries, was probably meant in units of 0..255."""
         if self.box and self.radius > (1 if self.norm == "linf" else min(math.sqrt(size), 20)):
             warnings.warn(
-                f"radius {self.radius:g} is larger than any perturbation of pixels in [0, 1] worth the name; "
+                f"radius {self.radius:g} is too large for pixels in [0, 1]; "
                 f"in units of 0..255 it is written {self.radius:g}/255",
                 stacklevel=4,
             )
@@ -54,24 +66,24 @@ class Ball:
     def contains(
         self, x: Float[Tensor, "batch *shape"], center: Float[Tensor, "batch *shape"], tolerance: float = 1e-6
     ) -> Bool[Tensor, " batch"]:
-        """Whether each sample lies in the ball, and in the box, up to `tolerance` (relative, for a radius above 1).
+        """Whether each sample lies in the ball and in the box, up to `tolerance` (relative for a radius above 1).
 
-        NaN lies nowhere.
+        A sample with a NaN entry does not.
         """
         inside = self.distance(x, center) <= self.radius + tolerance * max(1.0, self.radius)
         if self.box:
-            flat = _rows(x)
+            flat = _flatten(x)
             inside &= ((flat >= -tolerance) & (flat <= 1 + tolerance)).all(1)
         return inside
 
     def project(
         self, x: Float[Tensor, "batch *shape"], center: Float[Tensor, "batch *shape"]
     ) -> Float[Tensor, "batch *shape"]:
-        """A point of the set near each sample: first onto the ball, then onto the box.
+        """Project each sample onto the ball, then onto the box.
 
-        Without the box, and for linf, this is the nearest point. For l2 with the box it is the convention of
-        all attack libraries: feasible, because clamping moves no point away from a center in the box, but
-        not always nearest.
+        For linf, and without the box, the result is the nearest point of the set. For l2 with the box it is
+        feasible, because clamping moves no point away from a center in the box, but not always nearest: the
+        convention of the attack libraries.
         """
         offset = x - center
         if self.norm == "linf":
@@ -82,52 +94,66 @@ class Ball:
             offset = offset * per_sample(factor, offset)
         return self.boxed(center + offset)
 
-    def sample(self, center: Float[Tensor, "batch *shape"], noise: Noise) -> Float[Tensor, "batch *shape"]:
-        """One point per sample, uniform in the ball, then clamped to the box."""
+    def sample(self, center: Float[Tensor, "batch *shape"], rng: Noise) -> Float[Tensor, "batch *shape"]:
+        """Draw one point per sample, uniform in the ball, then clamped to the box."""
         shape, dtype = center.shape[1:], center.dtype
         if self.norm == "linf":
-            return self.boxed(center + (2 * noise.uniform(shape, dtype) - 1) * self.radius)
+            return self.boxed(center + (2 * rng.uniform(shape, dtype) - 1) * self.radius)
         # The norm of a uniform point of the unit ball of R^n is distributed as U^(1/n), the largest of n uniforms.
-        reach = noise.fold(1).uniform((max(math.prod(shape), 1),), dtype).amax(1)
-        return self.boxed(center + noise.directions(shape, dtype) * (self.radius * per_sample(reach, center)))
+        fraction = rng.fold(1).uniform((max(math.prod(shape), 1),), dtype).amax(1)
+        return self.boxed(center + rng.directions(shape, dtype) * (self.radius * per_sample(fraction, center)))
 
     def dual_norm(self, gradient: Float[Tensor, "batch *shape"]) -> Float[Tensor, " batch"]:
-        """max <gradient, d> over ||d|| <= 1: the rate at which a linear function can be changed."""
+        """max <gradient, d> over ||d|| <= 1: the largest change of a linear function per unit of radius."""
         if self.norm == "linf":
             return _vector_norm(gradient, 1)
-        scaled, largest = _by_largest_entry(gradient)
+        scaled, largest = _scale_by_largest_entry(gradient)
         return largest * _vector_norm(scaled, 2)
 
     def steepest(self, gradient: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch *shape"]:
-        """The unit step d that attains the dual norm: <gradient, d> = dual_norm(gradient), ||d|| <= 1."""
+        """The steepest-ascent step d: <gradient, d> = dual_norm(gradient), ||d|| <= 1."""
         if self.norm == "linf":
             return gradient.sign()
-        scaled, largest = _by_largest_entry(gradient)
+        scaled, largest = _scale_by_largest_entry(gradient)
         length = torch.where(largest > 0, _vector_norm(scaled, 2), 1.0)
         return scaled / per_sample(length, scaled)
 
     def boxed(self, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch *shape"]:
-        """Every number clamped to [0, 1], if there is a box."""
+        """Clamp every entry to [0, 1], if there is a box."""
         return x.clamp(0, 1) if self.box else x
 
 
 def per_sample(
     values: Shaped[Tensor, " batch"], like: Shaped[Tensor, "batch *shape"]
 ) -> Shaped[Tensor, "batch ..."]:
-    """One value per sample, shaped so that it meets every entry of `like`."""
+    """Reshape one value per sample so that it broadcasts over the entries of `like`.
+
+    Args:
+        values: one value per sample.
+        like: a tensor with the same batch, whose number of axes the result has.
+
+    Returns:
+        `values` with shape (batch, 1, ..., 1).
+
+    Example:
+        >>> import torch
+        >>> from specguard.geometry import per_sample
+        >>> per_sample(torch.tensor([1.0, 2.0]), torch.zeros(2, 3, 4, 4)).shape
+        torch.Size([2, 1, 1, 1])
+    """
     return values.view(-1, *[1] * (like.ndim - 1))
 
 
 def _vector_norm(x: Tensor, order: float) -> Tensor:
-    return torch.linalg.vector_norm(_rows(x), order, dim=1)
+    return torch.linalg.vector_norm(_flatten(x), order, dim=1)
 
 
-def _rows(x: Tensor) -> Tensor:
-    """Each sample as one row; a sample may be a single number."""
+def _flatten(x: Tensor) -> Tensor:
+    """Flatten each sample to one row; a sample may be a scalar."""
     return x.flatten(1) if x.ndim > 1 else x.unsqueeze(1)
 
 
-def _by_largest_entry(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Each sample divided by its largest entry, and that entry: squares of the quotient cannot underflow."""
+def _scale_by_largest_entry(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Divide each sample by its largest |entry| and return both: squares of the quotient cannot underflow."""
     largest = _vector_norm(x, math.inf)
     return x / per_sample(torch.where(largest > 0, largest, 1.0), x), largest

@@ -24,14 +24,16 @@ def second(function, x: float) -> float:
         return abs(mpmath.diff(function, mpmath.mpf(x), 2))
 
 
-def broken(bend, function) -> bool:
-    """Whether the second derivative exceeds `bend` on some of many intervals."""
+def broken(curvature_on, function) -> bool:
+    """Whether the second derivative exceeds `curvature_on` on some of many intervals."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(60):
         low = float(torch.rand((), generator=generator, dtype=torch.float64) * 4)
         width = float(10 ** (-4 * torch.rand((), generator=generator, dtype=torch.float64)) * 3)
         low = 0.0 if low < 0.5 else low
-        bound = float(bend(torch.tensor(low, dtype=torch.float64), torch.tensor(low + width, dtype=torch.float64)))
+        bound = float(
+            curvature_on(torch.tensor(low, dtype=torch.float64), torch.tensor(low + width, dtype=torch.float64))
+        )
         found = max(second(function, low + width * k / 12) for k in range(13))
         if found > bound * (1 + 1e-13) + 1e-13:
             return True
@@ -42,15 +44,15 @@ def broken(bend, function) -> bool:
 @pytest.mark.parametrize("name", BENDS)
 def test_the_bend_of_an_interval_is_its_largest_second_derivative(name):
     phi, function = BENDS[name]
-    assert not broken(phi.bend, function)
+    assert not broken(phi.curvature_on, function)
     zero, wide = torch.zeros((), dtype=torch.float64), torch.tensor(50.0, dtype=torch.float64)
-    assert float(phi.bend(zero, wide)) <= phi.curvature <= float(phi.bend(zero, wide)) * (1 + 1e-6)
+    assert float(phi.curvature_on(zero, wide)) <= phi.curvature <= float(phi.curvature_on(zero, wide)) * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("name", BENDS)
 def test_a_bend_that_is_taken_at_the_far_end_is_noticed(name):
     phi, function = BENDS[name]
-    assert broken(lambda low, high: phi.bend(high, high), function)
+    assert broken(lambda low, high: phi.curvature_on(high, high), function)
 
 
 def test_a_gelu_whose_second_hump_is_forgotten_is_noticed():

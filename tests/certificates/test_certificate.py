@@ -8,7 +8,7 @@ import torch
 from jaxtyping import config
 from torch import nn
 
-from helpers.proofs import NAMES
+from helpers.proofs import NAMES, prepared_problem
 from specguard.attacks import APGD, PGD
 from specguard.certificates import certify, problem, program
 from specguard.certificates.methods import MIXED, losses_of
@@ -396,7 +396,7 @@ def sound(model, images, labels, radii=(0.01, 0.3), methods=NAMES, **settings):
     return given
 
 
-def test_more_rivals_than_are_taken_back_are_certified_soundly():
+def test_more_other_classes_than_are_taken_back_are_certified_soundly():
     model = ViT(replace(TINY, classes=50, pool="mean"), torch.Generator().manual_seed(3)).eval()
     with torch.no_grad():
         for p in model.parameters():
@@ -434,7 +434,7 @@ def linear_maps(classes=70):
     return model, images, labels, gaps.nan_to_num(nan=math.inf).amin(1)
 
 
-def test_the_adjoint_runs_for_every_rival_that_the_local_bound_leaves_open_and_for_no_other(monkeypatch):
+def test_the_adjoint_runs_for_every_other_class_that_the_local_bound_leaves_open_and_for_no_other(monkeypatch):
     model, images, labels, exact = linear_maps()
     asked, part = [], problem.Backward.part
     monkeypatch.setattr(problem.Backward, "part", lambda self, number: asked.append(number) or part(self, number))
@@ -454,7 +454,7 @@ def test_the_adjoint_runs_for_every_rival_that_the_local_bound_leaves_open_and_f
     assert set(asked) == {0}  # an image that is lost to one other class is lost
 
 
-def test_many_rivals_are_certified_to_the_exact_distance_where_the_network_is_linear():
+def test_many_other_classes_are_certified_to_the_exact_distance_where_the_network_is_linear():
     model, images, labels, exact = linear_maps()
     given = certify(model, images, labels, Ball("l2", 0.1), ("adjoint", "mixed"))
     for method in ("adjoint", "mixed"):

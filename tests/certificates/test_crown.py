@@ -88,7 +88,7 @@ def test_every_model_is_written_again_or_refused_by_the_name_of_its_gelu(name):
     model = ViT(config, torch.Generator().manual_seed(1)).eval()
     shape = (config.channels, config.image, config.image)
     if config.activation == "gelu":
-        with pytest.raises(ConfigError, match=r"blocks\.0\.mlp.*GELU by erf cannot be written"):
+        with pytest.raises(ConfigError, match=r"blocks\.0\.mlp.*GELU by erf cannot be lowered"):
             lowering.lower(model, shape)
         return
     x = torch.rand(1, *shape, generator=torch.Generator().manual_seed(2)).double()
@@ -111,7 +111,7 @@ def test_what_cannot_be_written_again_is_named(monkeypatch):
         lowering.lower(nn.Sequential(Doubled(3, 2)).eval(), (3,))
     monkeypatch.setattr(rules, "_RULES", dict(rules._RULES))
     register_rule(Foreign, rules.affine.identity)
-    with pytest.raises(ConfigError, match="1 is a Foreign, which is not written"):
+    with pytest.raises(ConfigError, match="1 is a Foreign, which has no lowering"):
         lowering.lower(nn.Sequential(nn.Linear(3, 2), Foreign()).eval(), (3,))
 
 
@@ -154,7 +154,7 @@ def test_what_our_own_proofs_certify_never_reaches_it(lirpa):
     assert not given.asked["crown"].any()
 
 
-def test_only_the_rivals_that_are_left_are_asked_about(lirpa):
+def test_only_the_other_classes_that_are_left_are_asked_about(lirpa):
     model = small()
     x, labels = images(model)
     asked = []
@@ -207,7 +207,7 @@ def test_bounds_in_float32_are_no_bounds(guarded):
 
 
 def test_bounds_of_another_shape_are_no_bounds(guarded):
-    failed(guarded(lie=lambda self, lower: lower[:, 1:]), "one for every rival")
+    failed(guarded(lie=lambda self, lower: lower[:, 1:]), "one for every other class")
 
 
 def test_a_graph_that_computes_something_else_is_refused(guarded):
@@ -231,7 +231,7 @@ def test_a_graph_with_a_power_is_refused(lirpa, monkeypatch):
     crown = CROWN(model, (3,))
     crown._bounds.lowered = nn.Sequential(crown._bounds.lowered, Squared())
     x, labels = torch.ones(1, 3), torch.tensor([0])
-    failed(crown.attempt(x, labels, BALL, everyone(labels, 2)), "BoundPow, whose bounds are wrong")
+    failed(crown.attempt(x, labels, BALL, everyone(labels, 2)), "BoundPow, whose bounds are unsound")
 
 
 def test_bounds_within_the_tolerance_of_zero_certify_nothing(lirpa):

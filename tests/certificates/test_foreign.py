@@ -434,8 +434,8 @@ REFUSED = {
     "a mean of the last tokens": (ClassAndMean(-1), (1, 2, 4), "skip must be a whole number"),
     "heads of no size": (CoreAttention(2), (1, 4, 9), "2 heads"),
     "a core of images": (CoreAttention(1), (1, 4, 9, 9), "1 heads"),
-    "heads of another size": (HeadNorm(6, 2), (1, 4, 12), "18 numbers"),
-    "head norm of pooled tokens": (HeadNorm(6, 2), (1, 18), "18 numbers"),
+    "heads of another size": (HeadNorm(6, 2), (1, 4, 12), "18 entries"),
+    "head norm of pooled tokens": (HeadNorm(6, 2), (1, 18), "18 entries"),
     "head norm without eps": (HeadNorm(6, 2, eps=0.0), (1, 4, 18), "eps must be positive"),
     "silu in place": (nn.SiLU(inplace=True), (1, 4), "overwrites its input"),
 }

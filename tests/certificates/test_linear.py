@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from specguard.certificates import certify, fitted_linear, lower_linear_radii
+from specguard.certificates import certify, fit_linear, lower_linear_radii
 from specguard.data import Dataset, digits
 from specguard.errors import ConfigError, DataError
 from specguard.geometry import Ball
@@ -68,7 +68,7 @@ def test_radii_are_never_above_the_exact_distance_and_hardly_below(scale, shift,
 def test_planted_forgotten_rounding_is_caught(monkeypatch):
     """Without the account of rounding, some radius of nearly tied images exceeds the exact one."""
     monkeypatch.setattr(module, "gamma", lambda count: 0.0)
-    monkeypatch.setattr(module, "lifted", lambda values, count: values)
+    monkeypatch.setattr(module, "round_up", lambda values, count: values)
     monkeypatch.setattr(module, "upper_length", lambda x: torch.linalg.vector_norm(x, dim=-1))
     monkeypatch.setattr(module, "UNIT", 0.0)
     wrong = 0
@@ -87,7 +87,7 @@ def test_it_is_what_certify_says_of_a_linear_model():
     assert (given.largest["adjoint"] >= found * 0.998).all()
 
 
-def test_a_wrong_image_has_no_radius_and_equal_rivals_never_win():
+def test_a_wrong_image_has_no_radius_and_equal_other_classes_never_win():
     layer, images = classifier(5)
     labels = layer(images.flatten(1)).argmax(1)
     assert (lower_linear_radii(layer, images, (labels + 1) % 4) == 0).all()
@@ -106,20 +106,20 @@ def test_bad_input_is_refused():
         lower_linear_radii(layer, images, labels + 4)
     tiny = nn.Linear(12, 4, dtype=torch.float64).requires_grad_(False)
     tiny.weight.fill_(1e-70)
-    with pytest.raises(ConfigError, match="beyond what the account"):
+    with pytest.raises(ConfigError, match="outside the range"):
         lower_linear_radii(tiny, images, labels)
 
 
 def test_digits_are_fitted_and_two_classes_too():
     data = digits()
-    model = fitted_linear(data.train, 10)
+    model = fit_linear(data.train, 10)
     radii = lower_linear_radii(model[1], data.test.images, data.test.labels)
     assert int((radii > 0).sum()) == int((model(data.test.images).argmax(1) == data.test.labels).sum()) > 340
     pair = data.train.labels < 2
     two = Dataset(data.train.images[pair], data.train.labels[pair])
-    model = fitted_linear(two, 2)
+    model = fit_linear(two, 2)
     assert int((model(two.images).argmax(1) == two.labels).sum()) > 0.98 * len(two)
     with pytest.raises(DataError, match="training images of each"):
-        fitted_linear(two, 3)
+        fit_linear(two, 3)
     with pytest.raises(DataError, match="of no other"):
-        fitted_linear(data.train, 9)
+        fit_linear(data.train, 9)

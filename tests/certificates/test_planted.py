@@ -92,7 +92,7 @@ def test_a_softmax_constant_of_049_is_caught(monkeypatch):
     case, true = equal_logits(), attention.upper_softmax_slope
     case.check()
     monkeypatch.setattr(attention, "upper_softmax_slope", lambda *given: true(*given).clamp(max=0.49))
-    assert "the spread by local" in case.caught()
+    assert "the radius by local" in case.caught()
 
 
 def test_a_query_bias_left_out_of_the_bounds_is_caught(monkeypatch):
@@ -105,7 +105,7 @@ def test_a_query_bias_left_out_of_the_bounds_is_caught(monkeypatch):
         return a - a.mean(-2, keepdim=True), q @ self.w.Wk.mT, zero, zero
 
     monkeypatch.setattr(AttentionPoint, "_a_and_b", property(without_bias))
-    assert "the spread by" in case.caught()
+    assert "the radius by" in case.caught()
 
 
 def test_eq_25_as_printed_is_caught(monkeypatch):
@@ -118,7 +118,7 @@ def test_eq_25_as_printed_is_caught(monkeypatch):
         return self._operator_norm(a, a, attention.upper_spectral(a), wrong, wrong, centered=False)
 
     monkeypatch.setattr(AttentionPoint, "mu_uncentered", property(printed))
-    assert "the spread by lofast" in case.caught()
+    assert "the radius by lofast" in case.caught()
 
 
 def test_queries_centered_with_the_keys_are_caught(monkeypatch):
@@ -131,7 +131,7 @@ def test_queries_centered_with_the_keys_are_caught(monkeypatch):
         return a - a.mean(-2, keepdim=True), b - b.mean(-2, keepdim=True), zero, zero
 
     monkeypatch.setattr(AttentionPoint, "_a_and_b", property(centered))
-    assert "the spread by local" in case.caught()
+    assert "the radius by local" in case.caught()
 
 
 def test_the_clean_probabilities_in_place_of_those_of_the_ball_are_caught(monkeypatch):
@@ -178,7 +178,7 @@ def test_a_bound_a_thousandth_too_small_is_caught_where_attention_is_linear(monk
     case, true = linear_attention(), local.smallest
     case.check()
     monkeypatch.setattr(local, "smallest", lambda node, radius: true(node, radius) * 0.999)
-    assert "the spread by local" in case.caught()
+    assert "the radius by local" in case.caught()
 
 
 def test_values_weighed_head_by_head_in_the_linear_part_are_caught(monkeypatch):
@@ -204,7 +204,7 @@ def test_a_forgotten_product_of_moving_queries_and_keys_is_caught(monkeypatch):
     case = Case(layer, X, (0.1, 1.0))
     case.check()
     monkeypatch.setattr(Weights, "norm_b", property(lambda self: torch.zeros(1, dtype=torch.float64)))
-    assert "says" in case.caught()
+    assert "is bounded by" in case.caught()
 
 
 def one_remainder(term):
@@ -309,7 +309,7 @@ def test_a_norm_a_thousandth_too_small_is_caught_in_a_linear_layer(monkeypatch):
     case, true = rank_one(), affine.upper_norm
     case.check()
     monkeypatch.setattr(affine, "upper_norm", lambda W: true(W) * 0.999)
-    assert "the spread by local" in case.caught()
+    assert "the radius by local" in case.caught()
 
 
 def test_a_curvature_of_07_is_caught_in_gelu(monkeypatch):
@@ -331,16 +331,20 @@ def test_a_local_slope_of_a_projection_at_the_point_itself_is_caught(monkeypatch
     X[..., 0] = 4.0
     case = Case(LayerProject(1.0), X, (3.5,))
     case.check()
-    monkeypatch.setattr(norms.ScaledTokens, "_lowest", lambda self, radius: self.length.expand(*radius.shape, -1))
-    assert "the spread by local" in case.caught()
+    monkeypatch.setattr(
+        norms.ScaledTokens, "_least_length", lambda self, radius: self.length.expand(*radius.shape, -1)
+    )
+    assert "the radius by local" in case.caught()
 
 
 @pytest.mark.parametrize("kind", [nn.ReLU, MaxMin])
 def test_kinks_that_are_looked_for_at_the_point_alone_are_caught(kind, monkeypatch):
     X = 0.05 + torch.rand(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    case, true = Case(kind(), X, (1.0,)), activations._crossing
+    case, true = Case(kind(), X, (1.0,)), activations._upper_kink_loss
     case.check()
-    monkeypatch.setattr(activations, "_crossing", lambda g, distance, rates, *rest: true(g, distance, 0.0, *rest))
+    monkeypatch.setattr(
+        activations, "_upper_kink_loss", lambda g, distance, rates, *rest: true(g, distance, 0.0, *rest)
+    )
     assert "the remainder" in case.caught()
 
 
@@ -361,7 +365,7 @@ def test_branches_that_do_not_add_are_caught(monkeypatch):
         return network.Radii({fork.name: radius, **inner.at}, {fork.name: inner.out}, out)
 
     monkeypatch.setattr(testing, "upper_radii", larger_alone)
-    assert "the spread by local" in case.caught()
+    assert "the radius by local" in case.caught()
 
 
 # Layers of models from elsewhere --------------------------------------------------------------------------------
@@ -384,17 +388,19 @@ def test_a_slope_of_109_is_caught_in_silu(monkeypatch):
     case = Case(nn.SiLU(), torch.full((2, 3, 4), 2.399), (0.1,))
     case.check()
     monkeypatch.setattr(curves, "_SILU_SLOPE", 1.09)
-    assert "the spread by local" in case.caught()
+    assert "the radius by local" in case.caught()
 
 
-@pytest.mark.parametrize("bound", ["spread", "remainder"])
+@pytest.mark.parametrize("bound", ["radius", "remainder"])
 def test_a_forgotten_product_of_moving_gates_and_values_is_caught(bound, monkeypatch):
-    case, true = gates(0.0, 0.0), gated.Gated._move
+    case, true = gates(0.0, 0.0), gated.Gated._upper_change
     case.check()
-    if bound == "spread":  # of first order alone
-        monkeypatch.setattr(gated.Gated, "_move", lambda self, rho, local: true(self, 1e-9 * rho, local) * 1e9)
+    if bound == "radius":  # of first order alone
+        monkeypatch.setattr(
+            gated.Gated, "_upper_change", lambda self, rho, local: true(self, 1e-9 * rho, local) * 1e9
+        )
     else:
-        monkeypatch.setattr(gated.Gated, "_bending", lambda self, reach: self.phi.curvature / 2 * reach)
+        monkeypatch.setattr(gated.Gated, "_upper_lam", lambda self, reach: self.phi.curvature / 2 * reach)
         monkeypatch.setattr(gated.Gated, "propagate", lambda self, radius, method: 10 * radius)
     assert f"the {bound}" in case.caught()
 
@@ -410,7 +416,7 @@ def test_a_gated_unit_that_moves_in_one_of_its_two_factors_alone_is_caught(part,
         return (height * 0, slope, reach) if part == "values" else (height, slope * 0, reach)
 
     monkeypatch.setattr(gated.Gated, "_sizes", property(without))
-    assert "the spread by local" in case.caught()
+    assert "the radius by local" in case.caught()
 
 
 def small_keys():
@@ -420,7 +426,7 @@ def small_keys():
     return Case(HeadNorm(2, 1, eps=1e-2, centered=False), X.flatten(2), (0.05,))
 
 
-@pytest.mark.parametrize("law", ["the adjoint", "the spread by local", "the remainder"])
+@pytest.mark.parametrize("law", ["the adjoint", "the radius by local", "the remainder"])
 def test_keys_that_a_head_norm_leaves_as_they_are_are_caught(law, monkeypatch):
     case = small_keys()
     case.check()
@@ -434,7 +440,7 @@ def test_keys_that_a_head_norm_leaves_as_they_are_are_caught(law, monkeypatch):
             return vjp
 
         monkeypatch.setattr(Node, "vjp", keys_as_they_are)
-    elif law == "the spread by local":
+    elif law == "the radius by local":
         monkeypatch.setattr(
             Node, "propagate", lambda self, radius, method: torch.maximum(self.q.propagate(radius, method), radius)
         )
@@ -462,7 +468,7 @@ def test_a_softmax_constant_of_049_is_caught_in_attention_without_its_maps(monke
     case, true = given_heads(1.0), core.upper_softmax_slope
     case.check()
     monkeypatch.setattr(core, "upper_softmax_slope", lambda *given: true(*given).clamp(max=0.49))
-    assert "the spread by local" in case.caught()
+    assert "the radius by local" in case.caught()
 
 
 def test_a_product_of_queries_and_keys_that_is_two_fifths_of_the_square_is_caught(monkeypatch):
@@ -475,8 +481,10 @@ def test_a_product_of_queries_and_keys_that_is_two_fifths_of_the_square_is_caugh
 def test_the_better_of_two_heads_is_caught(monkeypatch):
     case = given_heads(1.0, heads=2)
     case.check()
-    monkeypatch.setattr(core.CoreNode, "_worst", lambda self, bound: bound.unflatten(-1, (-1, self.heads)).amin(-1))
-    assert "the spread by local" in case.caught()
+    monkeypatch.setattr(
+        core.CoreNode, "_worst_head", lambda self, bound: bound.unflatten(-1, (-1, self.heads)).amin(-1)
+    )
+    assert "the radius by local" in case.caught()
 
 
 @pytest.mark.parametrize("which", ["mu", "zeta"])
@@ -488,7 +496,7 @@ def test_queries_or_values_that_do_not_move_are_caught(which, monkeypatch):
     true = getattr(core.CoreHead, which).func
     monkeypatch.setattr(core.CoreHead, which, property(lambda self: 0.0 * true(self)))
     monkeypatch.setattr(core.CoreHead, "mu_uncentered", core.CoreHead.mu)
-    assert "the spread by local" in case.caught()
+    assert "the radius by local" in case.caught()
 
 
 def test_values_that_no_map_takes_are_caught(monkeypatch):
@@ -534,7 +542,7 @@ def test_proposition_1_without_its_root_of_two_is_caught(method, monkeypatch):
         total = radii.out[..., None, :].expand(*radii.out.shape[:-1], *p.margins.shape)
         return problem.MarginLoss(total, {(problem.WHOLE, "output radius"): total})
 
-    monkeypatch.setattr(methods.radii, "at_the_output", without)
+    monkeypatch.setattr(methods.radii, "output_loss", without)
     assert violation(method) > 0.1
 
 

@@ -192,7 +192,8 @@ NETWORKS = networks(COUNT)
 def test_the_networks_hold_every_layer_that_proofs_know():
     met = {type(layer) for model, _ in NETWORKS for layer in model.modules()}
     inner = {nn.Conv1d, nn.Conv2d, nn.BatchNorm1d}  # which stand within others
-    assert set(_RULES) - inner <= met
+    shipped = {kind for kind in _RULES if kind.__module__.startswith(("torch.", "specguard."))}  # not of examples
+    assert shipped - inner <= met
 
 
 def breaks(exact: nn.Module, image: torch.Tensor, label: torch.Tensor, ball: Ball) -> bool:

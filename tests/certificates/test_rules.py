@@ -49,7 +49,7 @@ def test_a_subclass_has_no_rule():
 def test_a_subclass_inside_a_layer_is_refused():
     layer = Attention(6, 2).eval()
     layer.out = Doubled(6, 6).eval()
-    with pytest.raises(ConfigError, match="is a Doubled, which its rule does not know"):
+    with pytest.raises(ConfigError, match="is a Doubled, which its rule does not cover"):
         program(nn.Sequential(Residual(layer)).eval())
 
 

@@ -97,7 +97,7 @@ def test_padding_among_the_keys_of_a_softmax_is_caught(as_shipped, monkeypatch):
         return pad(both, (0, 1)), *others
 
     monkeypatch.setattr(attention, "upper_softmax_slope", padded)
-    assert "the spread by local" in case.caught()
+    assert "the radius by local" in case.caught()
 
 
 def test_padding_in_the_mean_over_the_words_is_caught(as_shipped, monkeypatch):
@@ -105,7 +105,7 @@ def test_padding_in_the_mean_over_the_words_is_caught(as_shipped, monkeypatch):
     check_rule(layer, X, radii=(0.1,), methods=("local",))
     true = math.sqrt
     monkeypatch.setattr(affine.math, "sqrt", lambda n: true(CONFIG.tokens) if n == 3 else true(n))
-    with pytest.raises(BrokenLawError, match="the spread by local"):
+    with pytest.raises(BrokenLawError, match="the radius by local"):
         check_rule(layer, X, radii=(0.1,), methods=("local",))
 
 

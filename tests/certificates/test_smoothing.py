@@ -9,11 +9,11 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from specguard.certificates import Certificate, Smoothed, Smoothing, smoothed
+from specguard.certificates import Certificate, Smoothed, Smoothing, certify_smoothed
 from specguard.certificates.smoothing import lower_probability, lower_smoothed_radius
 from specguard.errors import AttackError, ConfigError
 
-module = sys.modules[smoothed.__module__]
+module = sys.modules[certify_smoothed.__module__]
 W, B = torch.tensor([0.6, -0.8], dtype=torch.float64), 0.1  # of length one
 
 
@@ -34,7 +34,7 @@ def at(distance: float) -> torch.Tensor:
 @pytest.mark.parametrize("distance", [0.05, 0.2, 0.4])
 def test_on_a_straight_line_the_radius_is_the_distance_up_to_the_statistics(distance):
     settings = Smoothing(sigma=0.25, n0=50, n=4000, alpha=0.001)
-    found = smoothed(linear, at(distance), settings, sample=3, seed=1, batch=1000)
+    found = certify_smoothed(linear, at(distance), settings, sample=3, seed=1, batch=1000)
     p = float(mpmath.ncdf(distance / settings.sigma))
     expected = lower_smoothed_radius(lower_probability(round(p * settings.n), settings.n, settings.alpha), 0.25)
     assert found.selected == 1
@@ -43,7 +43,7 @@ def test_on_a_straight_line_the_radius_is_the_distance_up_to_the_statistics(dist
 
 
 def radii(settings: Smoothing, distance: float, trials: int) -> list[Smoothed]:
-    return [smoothed(linear, at(distance), settings, sample=i, seed=7, batch=2000) for i in range(trials)]
+    return [certify_smoothed(linear, at(distance), settings, sample=i, seed=7, batch=2000) for i in range(trials)]
 
 
 def false_claims(settings: Smoothing, distance: float, trials: int) -> int:
@@ -80,8 +80,8 @@ def point_estimate(monkeypatch):
 
 def same_samples(monkeypatch):
     """Selection and estimation from one source; near a tie the class is then always the luckier one."""
-    plain = module._source
-    monkeypatch.setattr(module, "_source", lambda sample, seed, purpose: plain(sample, seed, 0))
+    plain = module._subseed
+    monkeypatch.setattr(module, "_subseed", lambda sample, seed, purpose: plain(sample, seed, 0))
     return NEAR_TIE
 
 
@@ -151,11 +151,11 @@ def test_the_radius_is_never_above_the_exact_inverse_and_hardly_below():
 
 def test_the_result_belongs_to_the_sample_and_not_to_the_batch():
     settings = Smoothing(sigma=0.5, n0=30, n=500)
-    whole = smoothed(linear, at(0.3), settings, sample=4, batch=500)
+    whole = certify_smoothed(linear, at(0.3), settings, sample=4, batch=500)
     for batch in (1, 7, 64, 10_000):
-        assert smoothed(linear, at(0.3), settings, sample=4, batch=batch) == whole
-    assert smoothed(linear, at(0.3), settings, sample=5, batch=500) != whole
-    assert smoothed(linear, at(0.3), settings, sample=4, seed=1, batch=500) != whole
+        assert certify_smoothed(linear, at(0.3), settings, sample=4, batch=batch) == whole
+    assert certify_smoothed(linear, at(0.3), settings, sample=5, batch=500) != whole
+    assert certify_smoothed(linear, at(0.3), settings, sample=4, seed=1, batch=500) != whole
 
 
 def test_selection_and_estimation_draw_different_noise():
@@ -165,13 +165,13 @@ def test_selection_and_estimation_draw_different_noise():
         seen.append(x.clone())
         return linear(x)
 
-    smoothed(spying, at(0.3), Smoothing(n0=40, n=40), sample=0, batch=40)
+    certify_smoothed(spying, at(0.3), Smoothing(n0=40, n=40), sample=0, batch=40)
     first, second = seen
     assert not (first[:, None] == second[None]).all(-1).any()
 
 
 def test_an_undecided_image_is_abstained_from():
-    found = smoothed(linear, at(0.0), Smoothing(n0=10, n=100), sample=0)
+    found = certify_smoothed(linear, at(0.0), Smoothing(n0=10, n=100), sample=0)
     assert found.predicted is None
     assert found.radius == 0.0
 
@@ -198,6 +198,6 @@ def test_settings_that_make_no_sense_are_refused(changes, named):
 def test_a_model_that_gives_no_logits_is_refused():
     for wrong in (lambda x: x.sum(), lambda x: x[:, :1], lambda x: linear(x) * math.nan):
         with pytest.raises(AttackError, match="logits"):
-            smoothed(wrong, at(0.1), Smoothing(n0=2, n=2), sample=0)
+            certify_smoothed(wrong, at(0.1), Smoothing(n0=2, n=2), sample=0)
     with pytest.raises(ConfigError, match="batch"):
-        smoothed(linear, at(0.1), Smoothing(), sample=0, batch=0)
+        certify_smoothed(linear, at(0.1), Smoothing(), sample=0, batch=0)

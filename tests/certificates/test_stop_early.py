@@ -88,7 +88,7 @@ def test_nothing_that_is_certified_is_broken(name, cases):
     assert not any(exceeded(case, radius) for radius in case.radii[::2])
 
 
-def test_a_planted_mix_up_of_rivals_is_caught(cases, monkeypatch):
+def test_a_planted_mix_up_of_other_classes_is_caught(cases, monkeypatch):
     """Bounds in the order in which other classes were sorted, instead of in the places of their classes."""
     monkeypatch.setattr(module, "by_class", lambda p, values: torch.cat([values.mT, values.mT[:, :1] + 1e9], 1))
     assert exceeded(cases(), cases().radii[1])
@@ -141,7 +141,7 @@ def test_classes_that_are_left_are_all_that_is_taken_back_through_the_network(ca
 
     def noted(*arguments, **options):
         p = plain(*arguments, **options)
-        taken.append(0 if p.whole is None else p.whole.some)
+        taken.append(0 if p.whole is None else p.whole.chunk)
         return p
 
     monkeypatch.setattr(module, "prepare_problem", noted)
@@ -259,7 +259,7 @@ def test_a_planted_stage_that_forgets_what_was_proved_is_caught(cases, monkeypat
         self.lower.clear()
         return (self.predicted == self.labels).nonzero()[:, 0]
 
-    monkeypatch.setattr(module.EarlyStop, "_left", forgetful)
+    monkeypatch.setattr(module.EarlyStop, "_open_images", forgetful)
     monkeypatch.setattr(certificate, "METHODS", (MIXED, LOCAL, NAIVE))
     ball = Ball("l2", case.radii[0])
     given = certify(case.steps, case.images, case.labels, ball, ("naive", "local", "mixed"), stop_early=True)

@@ -7,8 +7,8 @@ from exact.boxes import fractions, holds
 from exact.numbers import length, mpf, real
 from exact.reference import adjoint, forward
 from specguard.checker import METHODS, Image, read
-from specguard.checker.enclosure import Box, longest
-from specguard.checker.propagate import LayerAtPoint, backward_pass, forward_pass, radii
+from specguard.checker.enclosure import Box, norm_above
+from specguard.checker.propagate import LayerAtPoint, backward_pass, forward_pass, layer_radii
 from specguard.nn import materialized, unfuse_attention
 
 PROPAGATIONS = ("naive", "specformer", "lofast", "local")
@@ -61,7 +61,7 @@ def check_point(layer, z, g, radii, seed=0, kinked=False):
             for method in PROPAGATIONS:
                 assert at_most(length(change), point.propagate(r, method)), f"it moves farther than {method} says"
             bounds = remainder(r).values()
-            off = longest(Box.exact(back.rad), 1) * r
+            off = norm_above(Box.exact(back.rad), 1) * r
             for other in range(len(g)):
                 terms = [bound[other] for bound in bounds]
                 assert kinked or at_most(left(g, change, wanted, D, other), *terms), "a larger remainder"
@@ -76,7 +76,7 @@ def check_path(layer, z, g, radius, seed=0):
         r = upper(length(D)) if any(D.ravel()) else 0.0
         change = function(f, moved(z, D)) - real(fractions(output))
         for method in PROPAGATIONS:
-            at, out = radii(path, r, method)
+            at, out = layer_radii(path, r, method)
             assert at_most(length(change), out), f"it moves farther than {method} says"
         bounds = [term for name, rest in found.remainders.items() for term in rest(at[name]).values()]
         for other in range(len(g)):

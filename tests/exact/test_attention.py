@@ -207,8 +207,8 @@ def test_every_tensor_is_within_its_slack_and_every_norm_above_the_exact_one(kin
                 getattr(node, name)[0, number], getattr(h, name), getattr(node, f"slack_{name}")[0, number]
             ), name
         off = abs(like(node.S[0, number], h.S) - h.S).max()
-        assert off <= mpf(float(node.logit_slack[0, number])), "logits"
-        share = mpf(float(node.relative_slack[0, number]))
+        assert off <= mpf(float(node.logit_error[0, number])), "logits"
+        share = mpf(float(node.probability_error[0, number]))
         assert (abs(like(node.softmax[0, number], h.S) - h.softmax) <= share * h.softmax + mpf(1e-300)).all(), (
             "softmax"
         )

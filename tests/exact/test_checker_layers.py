@@ -96,7 +96,7 @@ def test_the_constants_of_a_norm_are_within_what_is_allowed_of_them():
             stretched = {point.R: mp.sqrt(square), point.R * point.R: square}
             stretched |= {point.stretch: 1 / mp.sqrt(mp.mpf(float(eps))), point.R * point.stretch: mp.sqrt(width)}
             for computed, exactly in stretched.items():
-                assert holds(norms._about(computed), np.array(exactly, dtype=object))
+                assert holds(norms._rounded(computed), np.array(exactly, dtype=object))
 
 
 def neuron(weight, bias, activation):
@@ -150,11 +150,11 @@ def derivative(layer, t, order):
 def test_no_activation_is_steeper_or_more_curved_than_its_constants_say(name):
     curve, layer, places = EXACT[name]
     for t in places:
-        assert derivative(layer, t, 1) <= mp.mpf(curve.steepest) * (1 + mp.mpf(2) ** -50)
+        assert derivative(layer, t, 1) <= mp.mpf(curve.max_slope) * (1 + mp.mpf(2) ** -50)
         if math.isfinite(curve.curvature):
             assert derivative(layer, t, 2) <= mp.mpf(curve.curvature) * (1 + mp.mpf(2) ** -50)
-    steepest = max(derivative(layer, t, 1) for t in places)
-    assert steepest >= curve.steepest * (1 - 1e-6)  # places of its own are near the largest
+    max_slope = max(derivative(layer, t, 1) for t in places)
+    assert max_slope >= curve.max_slope * (1 - 1e-6)  # places of its own are near the largest
 
 
 @pytest.mark.parametrize("name", [name for name in EXACT if EXACT[name][0].second is not None])
@@ -170,7 +170,7 @@ def test_the_bend_of_an_interval_is_no_less_than_any_second_derivative_within(na
         (1.9, 3.0),
         (2.1, 5.0),
     ]:
-        bound = curve.bend(np.array([low]), np.array([high]))[0]
+        bound = curve.curvature_on(np.array([low]), np.array([high]))[0]
         for t in np.linspace(low, high, 9):
             assert at_most(max(derivative(layer, s * t, 2) for s in (1, -1)), bound * (1 + 2.0**-50))
 

@@ -164,7 +164,7 @@ def test_an_sll_whose_divisors_are_mostly_rounding_is_within_its_slacks():
             layer.log_q.copy_(torch.tensor([0.0, 22.0]))
         x = torch.tensor([[[0.3, -0.8]]], dtype=torch.float64)
         node = one_step(layer, x)
-        assert within(node.B, exact_B(layer), node.wrong)
+        assert within(node.B, exact_B(layer), node.B_error)
         check_value(layer, x)
         check_adjoint(layer, x, torch.tensor([[[[1.0, -0.7]]]], dtype=torch.float64))
 
@@ -185,7 +185,7 @@ def test_a_long_sum_in_the_divisors_of_an_sll_is_in_its_account(monkeypatch):
     )
     node = one_step(layer, torch.zeros(1, 1).double())
     first = -2 / (1 + 2999 * Fraction(1e-16) + Fraction(1e-12))
-    assert abs(Fraction(float(node.B[0, 0])) - first) <= Fraction(node.wrong)
+    assert abs(Fraction(float(node.B[0, 0])) - first) <= Fraction(node.B_error)
 
 
 def test_adding_little_to_a_long_point_is_in_the_slack_of_an_sll():
@@ -263,7 +263,7 @@ def test_a_gated_unit_bends_by_its_exact_second_factor():
         with torch.no_grad():
             model[0].weight[0] = 0.0  # the gate is at 0, and the second factor alone moves
         phi = one_step(model, x).phi
-        steepest, c = mpf(phi.steepest), mpf(phi.curvature) / 2 * abs(real(H[1]))
+        steepest, c = mpf(phi.max_slope), mpf(phi.curvature) / 2 * abs(real(H[1]))
         wanted = (c + mp.sqrt(c * c + steepest**2)) / 2 * (rows_of(model)[1] * mpf(delta)) ** 2
         bend = one_step(model, x).vjp(torch.ones(1, 1, 1, 1).double()).remainder(full(x, delta))["bend"]
         assert mpf(float(bend[0, 0])) >= wanted
@@ -300,12 +300,12 @@ def test_constants_of_activations_are_not_below_the_exact_ones(name):
     steep, bent = LARGEST[name]
     if name in ("gelu by tanh", "silu"):  # where the second derivative changes its sign
         steep = mp.findroot(second, steep)
-    assert mpf(phi.steepest) >= abs(first(steep)) - mpf(10) ** -60
+    assert mpf(phi.max_slope) >= abs(first(steep)) - mpf(10) ** -60
     assert mpf(phi.curvature) >= abs(second(bent)) - mpf(10) ** -60
-    if phi.bend is None:
+    if phi.curvature_on is None:
         return
     for low, high in ((0.0, 0.1), (0.0, 3.0), (0.5, 0.8), (1.3, 1.5), (1.9, 2.1), (1.95, 1.99), (2.2, 9.0)):
-        bound = float(phi.bend(*(torch.tensor(end, dtype=torch.float64) for end in (low, high))))
+        bound = float(phi.curvature_on(*(torch.tensor(end, dtype=torch.float64) for end in (low, high))))
         for place in (low, (low + high) / 2, high, 2.0, math.atanh(3**-0.5)):
             if low <= place <= high:
                 rounding = mpf(2) ** -53 * phi.roundings * mpf(phi.curvature)

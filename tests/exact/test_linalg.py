@@ -10,7 +10,7 @@ from exact.numbers import exact, mpf, real, squared
 from specguard.certificates.node import up
 from specguard.linalg import (
     gamma,
-    lifted,
+    round_up,
     upper_cholesky,
     upper_eigenvalue,
     upper_frobenius,
@@ -111,7 +111,7 @@ def test_gamma_and_what_it_lifts_are_not_below_their_definitions():
         assert Fraction(gamma(count)) >= count * UNIT / (1 - count * UNIT)
     for value in (1.0, 1 / 3, 5e-324, 1e-310, 1e300):
         for count in (1, 3, 16):
-            found = Fraction(float(lifted(torch.tensor(value, dtype=torch.float64), count)))
+            found = Fraction(float(round_up(torch.tensor(value, dtype=torch.float64), count)))
             assert found >= Fraction(value) * (1 + count * UNIT)
             assert found >= Fraction(value) + Fraction(1, 2**1022)
     assert float(up(torch.tensor(torch.nan, dtype=torch.float64))) == torch.inf

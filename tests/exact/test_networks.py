@@ -261,7 +261,7 @@ def test_sizes_whose_products_vanish_or_overflow_are_refused(size):
     layer = nn.Linear(2, 2).double().eval()
     with torch.no_grad():
         layer.weight.fill_(size)
-    with pytest.raises(ConfigError, match="beyond what the account of rounding can bear"):
+    with pytest.raises(ConfigError, match="outside the range of the rounding analysis"):
         program(layer)
 
 

@@ -88,7 +88,7 @@ def matrices() -> dict[str, Tensor]:
     def orthogonal(*shape: int) -> Tensor:
         return torch.linalg.qr(normal(*shape))[0]
 
-    def propagate(low: float, high: float, n: int) -> Tensor:
+    def spread(low: float, high: float, n: int) -> Tensor:
         return torch.logspace(low, high, n, dtype=torch.float64)
 
     mixed = normal(4, 5, 7) * torch.tensor([1e300, 1.0, 0.0, 1e-300], dtype=torch.float64).view(-1, 1, 1)

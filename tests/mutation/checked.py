@@ -1,6 +1,6 @@
-"""What the prover proves of small networks, proved again by the independent checker: a killer of the gate.
+"""Certificates of small networks, recomputed by the independent checker: one of the tests of the gate.
 
-Some are nearly tied, some are of weights whose sizes have nothing to do with each other.
+Some networks have nearly tied logits, some have weights of very different sizes.
 """
 
 import numpy as np
@@ -14,24 +14,24 @@ from specguard.certificates import program
 from specguard.checker import Image, read
 from specguard.studies.recheck import CLOSE
 
-_NEAR = 1e-4  # of radii, some of which are all rounding, on which two programs need not agree
+_NEAR = 1e-4  # of radii; some consist of rounding alone, on which the two implementations need not agree
 
 
-def proved_again(model, x, label, radii):
-    """Every bound of every method is the checker's too, and what is certified it certifies."""
+def check_again(model, x, label, radii):
+    """The checker confirms every bound of every method, and certifies whatever is certified."""
     p = prepared_problem(program(model), x[None], torch.tensor([label]), NAMES)
     image = Image.of(read(model), x.numpy(), label)
-    places = [image.other_classes.index(int(other)) for other in p.other_classes[:, 0]]
+    rows = [image.other_classes.index(int(other)) for other in p.other_classes[:, 0]]
     size = np.abs(image.output).max()
     for radius in radii:
-        falls = upper_losses(p, torch.full((1,), radius, dtype=torch.float64), NAMES)
-        for method, fall in falls.items():
-            claimed = (p.margins - fall.total)[:, 0].numpy()
+        losses = upper_losses(p, torch.full((1,), radius, dtype=torch.float64), NAMES)
+        for method, loss in losses.items():
+            claimed = (p.margins - loss.total)[:, 0].numpy()
             proof = image.proof(radius, method)
-            left = (image.margins - proof.losses)[places]
+            left = (image.margins - proof.losses)[rows]
             assert (left >= claimed - CLOSE * (np.abs(claimed) + size)).all(), method
             assert ((left > 0) | (claimed <= 0)).all(), method
-            for step, claimed in fall.radii.items():
+            for step, claimed in loss.radii.items():
                 assert proof.radii[p.names[step]] <= float(claimed[0]) * (1 + _NEAR), (method, p.names[step])
 
 
@@ -47,7 +47,7 @@ def test_the_checker_proves_the_same(name, sizes):
                 layer.log_q.clamp_(-30, 30)
         x = point(2, *shape(model))
         label = int(model(x[None]).argmax())
-    proved_again(model, x, label, (1e-9, 1e-3, 0.3))
+    check_again(model, x, label, (1e-9, 1e-3, 0.3))
 
 
 def test_the_checker_certifies_no_tie_that_rounding_decides():
@@ -57,4 +57,4 @@ def test_the_checker_certifies_no_tie_that_rounding_decides():
             model[0].weight[1] = model[0].weight[0] * (1 + 1e-15 * point(seed + 7, 4))
             model[0].bias[1] = model[0].bias[0]
         for label in (0, 1):
-            proved_again(model, x, label, (1e-9,))
+            check_again(model, x, label, (1e-9,))

@@ -1,12 +1,11 @@
-"""The mutation gate: every small change that makes a proof wrong must be noticed by a test.
+"""The mutation gate: every small change that makes a proof unsound must make a test fail.
 
     python tests/mutation/gate.py --jobs 1
 
-Every mutant is a copy of the source with one change. Killers are asked in their order, each in a process of its
-own, until one fails (`--all` asks every one). Which test noticed it is written to `docs/mutants.json` and to
-`docs/mutants.md`. Verdicts are kept in `.mutants/` by the texts of the mutant, of the source and of the tests, so a
-run that was stopped goes on where it was. The gate fails where a mutant survives without an argument why every
-claim still holds with it.
+Every mutant is a copy of the source with one change. The test files run in order, each in a process of its own,
+until one fails (`--all` runs all of them). The test that failed is written to `docs/mutants.json` and
+`docs/mutants.md`. Verdicts are cached in `.mutants/` by the texts of the mutant, of the source and of the tests, so
+an interrupted run continues. The gate fails if a mutant survives without an argument why every claim still holds.
 """
 
 import argparse
@@ -34,8 +33,8 @@ from mutation.prover import CORE  # noqa: E402
 MUTANTS: tuple[Mutant, ...] = (*LINALG, *CORE, *LAYERS, *ATTENTION, *CHECKER)
 TABLE = ROOT / "docs" / "mutants.json"
 _KEPT = ROOT / ".mutants"
-_UNKNOWN = 4  # what pytest ends with where a test does not exist
-_LIMIT = 900  # seconds; a mutant that makes the tests run on is noticed
+_UNKNOWN = 4  # exit code of pytest if a test does not exist
+_LIMIT = 900  # seconds; a mutant that makes the tests exceed it is killed
 _EXACT = (
     "test_formulas.py",
     "test_linalg.py",
@@ -59,21 +58,21 @@ _HELPERS = (
     "tests/exact/checker.py",
     "tests/certificates/layers.py",
 )
-_NEAR = {"linalg": "test_linalg.py"}  # asked first; the others in their order
+_NEAR = {"linalg": "test_linalg.py"}  # run first; the others in their order
 _CORE = ("node", "propagate", "problem", "methods/radii", "methods/adjoint")
 _NEAR |= {f"certificates/{name}.py": "test_networks.py" for name in _CORE}
 _ATTENTION = ("forward", "point", "softmax", "rule", "weights", "remainder", "quadratic_form", "local", "lofast")
 _NEAR |= {f"certificates/attention/{name}.py": "test_attention.py" for name in _ATTENTION}
 _INTRODUCTION = """
-Every row is one small change of the source that would make a proof, or the check of one, wrong: a rounding left
+Every row is one small change of the source that would make a proof, or the check of one, unsound: a rounding left
 out, a constant too small, a term dropped. It is killed when a test fails with it. A change that leaves every claim
-true is equivalent, and its row says why. `python tests/mutation/gate.py` writes this page and fails where a mutant
-survives; tests are asked in the order exact, checker, laws, until one notices.
+true is equivalent, and its row says why. `python tests/mutation/gate.py` writes this page and fails if a mutant
+survives; tests run in the order exact, checker, laws, until one fails.
 """
 
 
 def killers(mutant: Mutant) -> dict[str, list[str]]:
-    """The tests that are asked, in this order, by the name of their kind; of equivalent ones, the nearest alone."""
+    """The tests to run, in this order, by kind; for an equivalent mutant, only the nearest."""
     if mutant.of_checker:
         names = ["test_checker_layers.py", "test_checker_networks.py", "test_enclosure.py"]
         near = "test_enclosure.py" if mutant.file.endswith("enclosure.py") else "test_checker_layers.py"
@@ -88,12 +87,12 @@ def killers(mutant: Mutant) -> dict[str, list[str]]:
 
 
 def key(mutant: Mutant) -> str:
-    """Of what a mutant is: it changes when the list does."""
+    """A hash of the mutant, which identifies its row."""
     return _hash("\0".join((mutant.file, mutant.old, mutant.new, mutant.equivalent)))
 
 
-def tree(kind: str, tests: list[str], of_checker: bool) -> str:
-    """Of the source and the tests that a verdict depends on."""
+def source_hash(kind: str, tests: list[str], of_checker: bool) -> str:
+    """A hash of the source and the tests that a verdict depends on."""
     folders = _CHECKER if of_checker else (*_PROVER, *_CHECKER) if kind == "checker" else _PROVER
     files = [path for folder in folders for path in sorted((SOURCE / folder).rglob("*.py"))]
     files += [ROOT / path for path in (*_HELPERS, *tests)]
@@ -104,8 +103,8 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def noticed(mutant: Mutant | None, tests: list[str]) -> str:
-    """The first test that fails for a mutant, or for the source as it is; empty where all pass."""
+def run_tests(mutant: Mutant | None, tests: list[str]) -> str:
+    """The first test that fails for a mutant, or for the unchanged source if None; empty if all pass."""
     if not tests:
         return ""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
@@ -113,8 +112,8 @@ def noticed(mutant: Mutant | None, tests: list[str]) -> str:
         shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
         if mutant is not None:
             changed = copy / mutant.file
-            changed.write_text(mutant.applied(changed.read_text()))
-        # `addopts` has the check of tensors' types, which takes half of the time and notices no number.
+            changed.write_text(mutant.apply(changed.read_text()))
+        # `addopts` turns on shape checks, which take half of the time and detect no unsound bound.
         options = ["-x", "-q", "-n0", "--tb=no", "--no-header", "-p", "no:cacheprovider", "-o", "addopts="]
         paths = os.pathsep.join((folder, os.environ.get("PYTHONPATH", "")))
         environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
@@ -129,41 +128,41 @@ def noticed(mutant: Mutant | None, tests: list[str]) -> str:
         return ""
     failed = [line.split()[1] for line in run.stdout.splitlines() if line.startswith("FAILED ")]
     if run.returncode == _UNKNOWN and len(tests) == 1:
-        return ""  # a test of that name is no more
+        return ""  # the test was renamed or removed
     if run.returncode != 1 or not failed:
         raise RuntimeError(f"the tests did not run:\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
     return failed[0].removeprefix("tests/")
 
 
 def verdict(mutant: Mutant | None, kind: str, tests: list[str], of_checker: bool, before: str = "") -> str:
-    """The first test that notices, from disk where it is known; the one that did `before` is asked alone first."""
+    """The first test that fails, cached on disk; the one that failed `before` runs first."""
     name = "as it is" if mutant is None else key(mutant)
-    path = _KEPT / f"{_hash(f'{name} {kind} {tree(kind, tests, of_checker)}')}.json"
+    path = _KEPT / f"{_hash(f'{name} {kind} {source_hash(kind, tests, of_checker)}')}.json"
     if path.exists():
         return json.loads(path.read_text())["noticed"]
     known = before.partition("::")[0] in [test.removeprefix("tests/") for test in tests]
-    found = (noticed(mutant, [f"tests/{before}"]) if known else "") or noticed(mutant, tests)
+    found = (run_tests(mutant, [f"tests/{before}"]) if known else "") or run_tests(mutant, tests)
     path.write_text(json.dumps({"noticed": found}))
     return found
 
 
-def last_time() -> dict[str, dict[str, str]]:
-    """Which tests noticed a mutant when the table was written: they are asked first."""
+def load_previous() -> dict[str, dict[str, str]]:
+    """The tests that failed when the table was written: they run first."""
     return {row["key"]: row["noticed"] for row in json.loads(TABLE.read_text())} if TABLE.exists() else {}
 
 
-def judged(mutant: Mutant, every: bool, before: dict[str, str]) -> dict[str, str]:
-    """The first test of every kind that was asked and noticed the mutant; empty where none of that kind did."""
+def judge(mutant: Mutant, every: bool, before: dict[str, str]) -> dict[str, str]:
+    """The first failing test of every kind that ran; empty if none of that kind failed."""
     found: dict[str, str] = {}
     for kind, tests in killers(mutant).items():
         found[kind] = verdict(mutant, kind, tests, mutant.of_checker, before.get(kind, ""))
-        if not every and (found[kind] or mutant.equivalent):  # an argument is tried by the first kind alone
+        if not every and (found[kind] or mutant.equivalent):  # for an equivalent mutant, only the first kind runs
             break
     return found
 
 
 def row(mutant: Mutant, verdicts: dict[str, str]) -> dict[str, object]:
-    """What is written down of a mutant."""
+    """The row of a mutant in the table."""
     fate = "killed" if any(verdicts.values()) else "equivalent" if mutant.equivalent else "survived"
     return {
         "key": key(mutant),
@@ -176,7 +175,7 @@ def row(mutant: Mutant, verdicts: dict[str, str]) -> dict[str, object]:
 
 
 def page(rows: list[dict[str, object]]) -> str:
-    """The table as a page."""
+    """The table as Markdown."""
     count = {fate: sum(r["fate"] == fate for r in rows) for fate in ("killed", "equivalent", "survived")}
     lines = [
         "# Mutants",
@@ -185,7 +184,7 @@ def page(rows: list[dict[str, object]]) -> str:
         "",
         f"{len(rows)} mutants: " + ", ".join(f"{number} {fate}" for fate, number in count.items()) + ".",
         "",
-        "| file | what is then wrong | noticed by |",
+        "| file | what is then false | failing test |",
         "|---|---|---|",
     ]
     for r in rows:
@@ -198,7 +197,7 @@ def page(rows: list[dict[str, object]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
-    parser.add_argument("--all", action="store_true", help="ask every killer, not only until one fails")
+    parser.add_argument("--all", action="store_true", help="run all tests, not only until one fails")
     parser.add_argument(
         "--only", default="", help="mutants whose file or description has this text; writes nothing"
     )
@@ -211,8 +210,8 @@ def main() -> int:
         asked = list({mutant.of_checker: mutant for mutant in mutants if not mutant.equivalent}.values())
         plain = [(None, kind, tests, m.of_checker) for m in asked for kind, tests in killers(m).items()]
         unchanged = pool.map(lambda question: verdict(*question), plain)
-        before = last_time()
-        verdicts = pool.map(lambda mutant: judged(mutant, chosen.all, before.get(key(mutant), {})), mutants)
+        before = load_previous()
+        verdicts = pool.map(lambda mutant: judge(mutant, chosen.all, before.get(key(mutant), {})), mutants)
         for number, (mutant, found) in enumerate(zip(mutants, verdicts, strict=True), 1):
             rows.append(row(mutant, found))
             by = "; ".join(f"{kind}: {test}" for kind, test in found.items() if test)

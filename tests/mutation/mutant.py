@@ -1,4 +1,4 @@
-"""A mutant: one small change of the source that makes a proof, or a check of one, wrong."""
+"""A mutant: one small change of the source that makes a proof, or a check of one, unsound."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +8,9 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "specguard"
 
 @dataclass(frozen=True)
 class Mutant:
-    """`old` stands once in `file` and becomes `new`; `breaks` says what is then wrong.
+    """`old` occurs once in `file` and becomes `new`; `breaks` says what is then false.
 
-    `equivalent`, where it is given, is the argument that nothing is: why every claim still holds with the change.
+    `equivalent`, if given, is the argument why every claim still holds with the change.
     """
 
     file: str  # below src/specguard
@@ -19,8 +19,8 @@ class Mutant:
     breaks: str
     equivalent: str = ""
 
-    def applied(self, text: str) -> str:
-        """The source with the change; an old text that is not there exactly once is an error."""
+    def apply(self, text: str) -> str:
+        """Apply the change to the source; raise if the old text does not occur exactly once."""
         if text.count(self.old) != 1:
             raise ValueError(f"{self.file} has {text.count(self.old)} times, not once: {self.old!r}")
         return text.replace(self.old, self.new)
@@ -31,5 +31,5 @@ class Mutant:
 
 
 def mutants(file: str, *rows: tuple[str, ...]) -> tuple[Mutant, ...]:
-    """Those of one file: old text, new text, what is then wrong and, where it is known, why nothing is."""
+    """The mutants of one file: old text, new text, what is then false and, if equivalent, why nothing is."""
     return tuple(Mutant(file, *row) for row in rows)

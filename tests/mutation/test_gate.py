@@ -17,7 +17,7 @@ def test_there_are_enough_mutants_of_the_prover_and_no_two_are_one():
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[f"{m.file}: {m.breaks}" for m in MUTANTS])
 def test_every_mutant_is_one_change_of_the_source_that_can_be_read(mutant):
     text = (SOURCE / mutant.file).read_text()
-    changed = mutant.applied(text)
+    changed = mutant.apply(text)
     assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(text))
     assert mutant.breaks
 
@@ -25,7 +25,7 @@ def test_every_mutant_is_one_change_of_the_source_that_can_be_read(mutant):
 def test_a_text_that_is_missing_or_stands_twice_is_an_error():
     for text in ("", "a b a"):
         with pytest.raises(ValueError, match="not once"):
-            Mutant("a.py", "a", "b", "").applied(text)
+            Mutant("a.py", "a", "b", "").apply(text)
 
 
 def test_the_committed_table_belongs_to_the_list_and_nothing_survives():

@@ -207,7 +207,7 @@ def test_an_sll_that_divides_by_too_little_is_caught_by_samples_and_by_the_laws(
     layer, points = made("sll, relu", 3.0)
     with torch.no_grad():
         layer.weight.copy_(layer.weight[:1].clone())
-    with pytest.raises(BrokenLawError, match="spread"):
+    with pytest.raises(BrokenLawError, match="radius by"):
         check_rule(layer, points, radii=(30.0,), functionals=1, steps=5)
 
 
@@ -221,7 +221,7 @@ def test_an_sll_whose_activation_was_put_in_later_has_no_proof():
     layer = SLL(4, 5)
     layer.activation = nn.GELU()
     layer.eval()
-    with pytest.raises(ConfigError, match="is a GELU, which its rule does not know"):
+    with pytest.raises(ConfigError, match="is a GELU, which its rule does not cover"):
         program(layer)
 
 

@@ -1,12 +1,12 @@
-"""Everything that ends in a proof: rules for layers, radii and adjoints for networks, certificates for images."""
+"""Robustness certificates: rules for layers, radii and adjoints for networks, certificates for images."""
 
 from specguard.certificates.certificate import certify
 from specguard.certificates.crown import CROWN
-from specguard.certificates.linear import fitted_linear, lower_linear_radii
+from specguard.certificates.linear import fit_linear, lower_linear_radii
 from specguard.certificates.methods import METHODS, Method, named_methods
 from specguard.certificates.node import VJP, Node, length, up
 from specguard.certificates.rules import program, register_rule
-from specguard.certificates.smoothing import Smoothed, smoothed
+from specguard.certificates.smoothing import Smoothed, certify_smoothed
 from specguard.certificates.value import Certificate
 from specguard.certificates.verifier import Attempt, Verifier
 from specguard.records.smoothing import Smoothing
@@ -23,12 +23,12 @@ __all__ = [
     "Smoothing",
     "Verifier",
     "certify",
-    "fitted_linear",
+    "certify_smoothed",
+    "fit_linear",
     "length",
     "lower_linear_radii",
     "named_methods",
     "program",
     "register_rule",
-    "smoothed",
     "up",
 ]

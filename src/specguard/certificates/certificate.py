@@ -1,4 +1,4 @@
-"""Certificates: what no perturbation of a ball can do to these images, and the largest such ball."""
+"""Certificates: lower bounds on margins over a ball of perturbations, and the largest certified radius."""
 
 from collections.abc import Sequence
 from typing import overload
@@ -59,52 +59,59 @@ def certify(
     verifiers: Sequence[Verifier] = (),
     skip: Bool[Tensor, " batch"] | None = None,
 ) -> Certificate | tuple[Certificate, ...]:
-    """Prove, for every image and method, what perturbations within `ball` cannot do.
+    """Bound every margin from below over all perturbations within `ball`, for every image and method.
 
-        certificate = specguard.certify(model, images, labels, Ball("l2", 0.1))
-        certificate.certified, certificate.radius
+    Guarantee: lower bounds on the margins and on the certified radii of the exact function of the stored weights,
+    in float64, rounding included; bounds of a verifier rest on what it states. Before anything is certified, the
+    logits of the layers' rules are compared with the model's at the images and within the balls.
 
     Args:
-        model: a classifier of layers that proofs know, or its `program`, so that weights are taken apart once.
-        images: a batch of inputs; pixels in [0, 1] where the ball is within the box.
+        model: a classifier whose layers have rules, or its `program`, which prepares the weights only once.
+        images: a batch of inputs; pixels must lie in [0, 1] if the ball is within the box.
         labels: the class of every image.
-        ball: the perturbations; of several balls, each gets its certificate, and the network is looked at once. An
-            linf ball is certified through the l2 ball around it, sqrt(entries) times as large, but for the first
-            order of the adjoint, which is exact for either.
-        methods: objects of `certificates.methods`, or their names.
-        search: whether to look for the largest certified l2 radius too, by bisection from below.
-        stop_early: try methods from the cheapest to the dearest, each only on the images and classes that are left,
-            then the `verifiers`. There is no search, and there are no proofs beside the bounds.
-        verifiers: provers of others behind our own; what they prove is counted apart.
-        skip: images that verifiers, which may take minutes each, need not look at.
+        ball: the perturbations, or several balls, which share the passes through the network. An linf ball is
+            certified through the l2 ball around it, sqrt(entries) times as large, except for the first-order term
+            of the adjoint, which is exact for either.
+        methods: objects of `certificates.methods` or their names; all by default.
+        search: whether to search the largest certified l2 radius as well, by bisection.
+        stop_early: run methods from the cheapest to the most expensive, each only on the images and classes not yet
+            certified, then the `verifiers`; without a search and without proof records.
+        verifiers: external verifiers for what is still open; their certificates are counted separately.
+        skip: images, as a mask, that are not given to the verifiers, which may take minutes per image.
 
     Returns:
         A `Certificate`, or one for every ball.
 
-    Guarantee: lower bounds on the margins of the exact function of the stored weights, and radii from below, in
-    float64, rounding included; for bounds of a verifier, what it rests on. What proofs read and what torch computes
-    are compared at the images and within the balls, before anything is certified.
+    Example:
+        >>> import torch
+        >>> from specguard import Ball, certify
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2)).eval()
+        >>> model[1].weight.data, model[1].bias.data = torch.tensor([[1.0] * 4, [-1.0] * 4]), torch.zeros(2)
+        >>> image = torch.full((1, 1, 2, 2), 0.5)
+        >>> certificate = certify(model, image, torch.tensor([0]), Ball("l2", 0.1), ["adjoint"])
+        >>> certificate.certified, certificate.radius.round(decimals=2)
+        (tensor([True]), tensor([1.], dtype=torch.float64))
     """
     balls = (ball,) if isinstance(ball, Ball) else tuple(ball)
-    chosen = _methods(methods)
+    chosen = _resolve_methods(methods)
     if not balls:
         raise ConfigError("at least one ball is needed")
     for each in balls:
         check_request(images, labels, each)
     if (verifiers or skip is not None) and not stop_early:
-        raise ConfigError("verifiers look at what is left, so that they need stop_early")
+        raise ConfigError("verifiers run on what the methods leave open, so they need stop_early")
     check_verifiers(tuple(verifiers))
-    about, labels = program(model) if isinstance(model, nn.Module) else model, labels.long()
+    network, labels = program(model) if isinstance(model, nn.Module) else model, labels.long()
     if stop_early:
         ordered = tuple(method for method in METHODS if method in chosen)
-        found = tuple(
-            EarlyStop(about, images, labels, each).through(ordered, tuple(verifiers), skip) for each in balls
+        certificates = tuple(
+            EarlyStop(network, images, labels, each).run(ordered, tuple(verifiers), skip) for each in balls
         )
     else:
-        found = certify_all(about, images, labels, balls, chosen, search)
-    return found[0] if isinstance(ball, Ball) else found
+        certificates = certify_all(network, images, labels, balls, chosen, search)
+    return certificates[0] if isinstance(ball, Ball) else certificates
 
 
-def _methods(methods: Sequence[Method | str]) -> tuple[Method, ...]:
+def _resolve_methods(methods: Sequence[Method | str]) -> tuple[Method, ...]:
     names = [method if isinstance(method, str) else method.name for method in methods]
     return named_methods(list(dict.fromkeys(names)))

@@ -1,10 +1,10 @@
-"""CROWN by auto_LiRPA, where it is installed: a verifier for what our own proofs leave open.
+"""CROWN by auto_LiRPA, an optional dependency: a verifier for what our own methods leave open.
 
-auto_LiRPA bounds a traced graph by linear relaxations, without an account of rounding, and has corners in which
-its bounds are wrong. So it is guarded: float64; a graph of few operations (`lowering`), without powers, that must
-compute what the model computes; bounds must be finite, and count only above a tolerance; whatever goes wrong
-means that nothing is known; and before it is used at all, it must not be caught lying about small networks, the
-canaries. A certificate of this verifier still rests on a third party, says so, and is counted apart.
+auto_LiRPA bounds a traced graph by linear relaxations, does not account for rounding, and some of its operators
+have unsound bounds. Its use is therefore guarded: it runs in float64, on a graph lowered to few operations
+(`lowering`) whose logits must equal the model's; its bounds must be finite and exceed a tolerance; any failure
+counts as "unknown"; and its bounds must first hold on a set of small test networks, the canaries. Its certificates
+still rest on a third party, state so and are counted separately.
 """
 
 import copy
@@ -25,16 +25,33 @@ from specguard.geometry import Ball
 from specguard.nn import Attention, LayerProject, MeanPool, SmoothProject, materialized
 
 Method = Literal["CROWN", "CROWN-IBP"]
-_SAME = 1e-6  # of the logits' scale: how far the graph's output may be from the model's
-_TOLERANCE = 1e-5  # of the logits' scale: bounds below it are none
-_UNSOUND = ("BoundPow",)  # nodes with wrong bounds under today's torch
+_SAME_LOGITS = 1e-6  # of the logits' scale: allowed difference between the graph's output and the model's
+_TOLERANCE = 1e-5  # of the logits' scale: subtracted from every bound
+_UNSOUND = ("BoundPow",)  # nodes with unsound bounds under current torch
 _OPTIONS = {"conv_mode": "matrix", "compare_crown_with_ibp": True}
 
 
 class CROWN:
-    """auto_LiRPA's bounds for one model, one image at a time: seconds to minutes an image.
+    """auto_LiRPA's bounds for one model, one image at a time, as a `Verifier`.
 
-    A missing or lying auto_LiRPA, and a layer that it cannot be told about, are errors when this is made.
+    The bounds rest on auto_LiRPA, guarded as the module describes.
+
+    Cost: seconds to minutes per image.
+
+    Args:
+        model: the classifier; a layer without a lowering is an error.
+        shape: shape of one image.
+        method: "CROWN" or the cheaper, looser "CROWN-IBP".
+
+    Raises:
+        ConfigError: if auto_LiRPA is not installed or fails a canary.
+
+    Example:
+        >>> from specguard.certificates import CROWN, certify
+        >>> CROWN.name, CROWN.deterministic
+        ('crown', True)
+        >>> verifier = CROWN(model, (3, 32, 32))  # doctest: +SKIP
+        >>> certify(model, images, labels, ball, stop_early=True, verifiers=[verifier])  # doctest: +SKIP
     """
 
     name = "crown"
@@ -56,7 +73,7 @@ class CROWN:
         ball: Ball,
         wanted: Bool[Tensor, "batch class_"],
     ) -> Attempt:
-        """Lower bounds on the wanted margins, less the tolerance; an image that fails has -inf and a reason."""
+        """Lower bounds on the wanted margins, minus the tolerance; an image that fails has -inf and a reason."""
         lower = torch.full(wanted.shape, -torch.inf, dtype=torch.float64, device=images.device)
         reasons: list[str | None] = []
         for number, image in enumerate(images.double()):
@@ -66,13 +83,13 @@ class CROWN:
                     image[None], int(labels[number]), other_classes, ball
                 )
                 reasons.append(None)
-            except Exception as error:  # noqa: BLE001 - of whatever kind: a stranger's failure proves nothing
+            except Exception as error:  # noqa: BLE001 - any failure of third-party code means "unknown"
                 reasons.append(f"{type(error).__name__}: {error}".partition("\n")[0])
         return Attempt(lower, tuple(reasons))
 
 
 class _Bounds:
-    """A model as auto_LiRPA sees it, made when it is first asked."""
+    """The lowered model and its auto_LiRPA graph, which is built on first use."""
 
     def __init__(self, library: Any, model: nn.Module, shape: tuple[int, ...], method: Method) -> None:
         self.library, self.method = library, method
@@ -81,37 +98,37 @@ class _Bounds:
         self._graph: Any = None
 
     def margins(self, x: Float[Tensor, "1 *shape"], label: int, other_classes: Tensor, ball: Ball) -> Tensor:
-        """`f_label - f_j` over the ball from below, for each other class; anything doubtful is an error."""
+        """Lower bounds on `f_label - f_j` over the ball for each other class; raises if a guard fails."""
         with _float64(), torch.no_grad():
-            graph = self._made(x)
+            graph = self._build_graph(x)
             logits = self.exact.to(x.device)(x)
             scale = float(logits.abs().max())
             # NaN compares false.
-            if not float((graph(x) - logits).abs().max()) <= _SAME * scale:
+            if not float((graph(x) - logits).abs().max()) <= _SAME_LOGITS * scale:
                 raise ConfigError("the graph does not compute what the model computes")
             eye = torch.eye(logits.shape[1], dtype=x.dtype, device=x.device)
             C = (eye[label] - eye[other_classes])[None]
             norm = 2.0 if ball.norm == "l2" else float("inf")
-            moved = self.library.BoundedTensor(x, self.library.PerturbationLpNorm(norm=norm, eps=ball.radius))
-            lower, _ = graph.compute_bounds(x=(moved,), C=C, method=self.method, bound_upper=False)
+            perturbed = self.library.BoundedTensor(x, self.library.PerturbationLpNorm(norm=norm, eps=ball.radius))
+            lower, _ = graph.compute_bounds(x=(perturbed,), C=C, method=self.method, bound_upper=False)
             lower = lower.detach().reshape(-1)
             if lower.dtype != torch.float64 or lower.shape != other_classes.shape or not lower.isfinite().all():
-                raise ConfigError("the bounds are not finite numbers in float64, one for every rival")
+                raise ConfigError("the bounds are not finite numbers in float64, one for every other class")
             return lower - _TOLERANCE * scale
 
-    def _made(self, x: Tensor) -> Any:
+    def _build_graph(self, x: Tensor) -> Any:
         if self._graph is None:
             model = copy.deepcopy(self.lowered).to(x.device)
             graph = self.library.BoundedModule(model, x, bound_opts=dict(_OPTIONS), device=x.device)
             nodes = graph.nodes() if callable(getattr(graph, "nodes", None)) else graph._modules.values()
             if bad := [type(node).__name__ for node in nodes if type(node).__name__ in _UNSOUND]:
-                raise ConfigError(f"the graph has a {bad[0]}, whose bounds are wrong")
+                raise ConfigError(f"the graph has a {bad[0]}, whose bounds are unsound")
             self._graph = graph
         return self._graph
 
 
 def _library() -> Any:
-    """auto_LiRPA, as far as it can be imported and has what is used of it."""
+    """Import auto_LiRPA and check that it has the names used here."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -130,7 +147,7 @@ def _library() -> Any:
 
 @contextmanager
 def _float64() -> Iterator[None]:
-    """auto_LiRPA makes tensors of the default type, which must be float64 while it works; its warnings are mute."""
+    """Set the default dtype, in which auto_LiRPA creates tensors, to float64, and silence its warnings."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -143,7 +160,7 @@ def _float64() -> Iterator[None]:
 
 # Canaries ---------------------------------------------------------------------------------------------------------
 
-_ALIVE: list[tuple[object, Method]] = []  # those that have been tried in this process
+_PASSED: list[tuple[object, Method]] = []  # libraries and methods that passed in this process
 _BALLS = (Ball("l2", 0.3, box=False), Ball("linf", 0.1, box=False), Ball("l2", 1e-3, box=False))
 _CANARIES: dict[str, tuple[tuple[int, ...], Any]] = {
     "a linear map": ((6,), lambda: nn.Sequential(nn.Linear(6, 3))),
@@ -156,8 +173,8 @@ _CANARIES: dict[str, tuple[tuple[int, ...], Any]] = {
 
 
 def _check_canaries(library: Any, method: Method) -> None:
-    """Refuse a library that gives a lower bound above a value that is attained, on any of a few small networks."""
-    if any(known is library and same == method for known, same in _ALIVE):
+    """Refuse a library whose lower bound exceeds a margin found by an attack, on any of a few small networks."""
+    if any(passed is library and passed_method == method for passed, passed_method in _PASSED):
         return
     for name, (shape, make) in _CANARIES.items():
         g = torch.Generator().manual_seed(len(name))
@@ -168,33 +185,33 @@ def _check_canaries(library: Any, method: Method) -> None:
         x = torch.randn(1, *shape, generator=g).double()
         for ball in _BALLS:
             _check_canary(_Bounds(library, model, shape, method), name, x, ball)
-    _ALIVE.append((library, method))
+    _PASSED.append((library, method))
 
 
 def _check_canary(bounds: _Bounds, name: str, x: Tensor, ball: Ball) -> None:
     other_classes, name = torch.tensor([1, 2]), f"{name} ({ball.norm} {ball.radius:g})"
     try:
         lower = bounds.margins(x, 0, other_classes, ball)
-    except Exception as error:  # noqa: BLE001 - as above
+    except Exception as error:  # noqa: BLE001 - any failure of third-party code
         raise ConfigError(f"auto_LiRPA failed a canary, {name}, and is not used: {error}") from None
-    if bool((lower > _least_found(bounds.exact, x, ball)).any()):
+    if bool((lower > _attack_margins(bounds.exact, x, ball)).any()):
         raise ConfigError(
-            f"auto_LiRPA's bounds on a canary, {name}, are above values that are attained; it is not used"
+            f"auto_LiRPA's bounds on a canary, {name}, exceed margins found by an attack; it is not used"
         )
 
 
-def _least_found(model: nn.Module, x: Tensor, ball: Ball) -> Float[Tensor, " other"]:
-    """The least of each margin that steps along its gradient find in the ball."""
+def _attack_margins(model: nn.Module, x: Tensor, ball: Ball) -> Float[Tensor, " other"]:
+    """The smallest value of each margin found in the ball by gradient steps."""
     found = []
     for other in (1, 2):
-        moved = x.clone()
+        perturbed = x.clone()
         values = []
         for step in range(12):
-            point = moved.requires_grad_()
+            point = perturbed.requires_grad_()
             logits = model(point)[0]
             margin = logits[0] - logits[other]
             values.append(margin.detach())
-            (slope,) = torch.autograd.grad(margin, point)
-            moved = ball.project(point.detach() - ball.steepest(slope) * ball.radius * 2 * 0.7**step, x)
+            (gradient,) = torch.autograd.grad(margin, point)
+            perturbed = ball.project(point.detach() - ball.steepest(gradient) * ball.radius * 2 * 0.7**step, x)
         found.append(torch.stack(values).amin())
     return torch.stack(found)

@@ -1,4 +1,4 @@
-"""Every method on every image: bounds at all balls, the largest radius, and what that rests on."""
+"""Run every method on every image: bounds for all balls, the largest certified radius, and its proof record."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from specguard.certificates.problem import (
     MarginLoss,
     Problem,
     by_class,
-    described,
+    describe,
     l2_radius,
     largest_entry,
     lower_radius,
@@ -26,24 +26,24 @@ from specguard.records.certificate import Proof
 
 
 def certify_all(
-    about: Program,
+    network: Program,
     images: Tensor,
     labels: Tensor,
     balls: tuple[Ball, ...],
     methods: tuple[Method, ...],
     search: bool,
 ) -> tuple[Certificate, ...]:
-    """A certificate for every ball; the network is looked at once."""
+    """A certificate for every ball, from one forward and one backward pass."""
     clock, size = Clock(images), images[0].numel()
     with clock.stage("forward"):
-        p = prepare_problem(about, images, labels, backward=any(method.needs_backward for method in methods))
+        p = prepare_problem(network, images, labels, backward=any(method.needs_backward for method in methods))
     losses: list[dict[str, MarginLoss]] = []
     for ball in balls:
-        reach = LayerRadii(p, torch.full_like(p.margins[0], l2_radius(ball, size)), largest_entry(ball))
+        layer_radii = LayerRadii(p, torch.full_like(p.margins[0], l2_radius(ball, size)), largest_entry(ball))
         at_ball: dict[str, MarginLoss] = {}
         for method in methods:
             with clock.stage(method.name, p):
-                at_ball[method.name] = method.upper_loss(p, reach)
+                at_ball[method.name] = method.upper_loss(p, layer_radii)
         losses.append(at_ball)
     lower = [{name: p.margins - loss.total for name, loss in at_ball.items()} for at_ball in losses]
     largest: dict[str, Tensor] = {}
@@ -64,9 +64,9 @@ def certify_all(
                 radius = torch.where(holds, torch.maximum(radius, certified), radius)
             proofs[method.name] = _proofs(p, losses_of(method, p)(radius), radius)
     within = [torch.full_like(start, l2_radius(ball, size)) for ball in balls]
-    check_same_function(about, images, torch.stack([*within, *largest.values()]).amax(0))
+    check_same_function(network, images, torch.stack([*within, *largest.values()]).amax(0))
     shared = {
-        "model": about.fingerprint,
+        "model": network.fingerprint,
         "images": tuple(map(digest, images)),
         "labels": labels,
         "predicted": p.predicted,
@@ -83,7 +83,7 @@ def certify_all(
         Certificate(
             ball=ball,
             lower={name: by_class(p, value) for name, value in bounds.items()},
-            terms=_explained(p, at_ball, bounds),
+            terms=_explain(p, at_ball, bounds),
             **shared,  # type: ignore[arg-type]
         )
         for ball, at_ball, bounds in zip(balls, losses, lower, strict=True)
@@ -91,7 +91,7 @@ def certify_all(
 
 
 def _proofs(p: Problem, loss: MarginLoss, radius: Float[Tensor, " batch"]) -> list[Proof | None]:
-    """For every image what its largest certified radius rests on; None where nothing is certified."""
+    """The proof record of every image at its largest certified radius; None where nothing is certified."""
     left = p.margins - loss.total
     hardest = left.argmin(0)[None]
     columns = {
@@ -101,9 +101,9 @@ def _proofs(p: Problem, loss: MarginLoss, radius: Float[Tensor, " batch"]) -> li
         "loss": loss.total.gather(0, hardest)[0],
     }
     radii = {p.names[step]: values.tolist() for step, values in loss.radii.items()}
-    terms = {described(key, p.names): term.gather(0, hardest)[0].tolist() for key, term in loss.terms.items()}
+    terms = {describe(key, p.names): term.gather(0, hardest)[0].tolist() for key, term in loss.terms.items()}
     bounds = [[None if b == math.inf else b for b in row] for row in by_class(p, left).tolist()]
-    held = ((left > 0).all(0) & (radius > 0)).tolist()
+    certified = ((left > 0).all(0) & (radius > 0)).tolist()
     whole = {name: values.tolist() for name, values in columns.items()}
     return [
         Proof(
@@ -112,41 +112,41 @@ def _proofs(p: Problem, loss: MarginLoss, radius: Float[Tensor, " batch"]) -> li
             radii={name: values[i] for name, values in radii.items()},
             terms={name: values[i] for name, values in terms.items() if values[i] > 0},
         )
-        if held[i]
+        if certified[i]
         else None
-        for i in range(len(held))
+        for i in range(len(certified))
     ]
 
 
 def _norms(p: Problem, count: int) -> tuple[Norms, ...]:
-    """The norms that bounds have asked the layers for, image by image."""
-    known = {
+    """The norms that the bounds used, by image."""
+    by_layer = {
         layer: {name: value.cpu().tolist() for name, value in sizes.items()}
         for layer, sizes in norms(p.path).items()
     }
     return tuple(
         {
             layer: {name: tuple(v[i]) if isinstance(v[i], list) else v[i] for name, v in sizes.items()}
-            for layer, sizes in known.items()
+            for layer, sizes in by_layer.items()
         }
         for i in range(count)
     )
 
 
-def _explained(
+def _explain(
     p: Problem, losses: Mapping[str, MarginLoss], lower: Mapping[str, Float[Tensor, "other batch"]]
 ) -> tuple[Mapping[str, float], ...]:
-    """The terms of each image's best method at the class that is closest to winning, largest first."""
+    """The terms of each image's best method at the class with the smallest margin, largest first."""
     names = list(losses)
     best = torch.stack([lower[name].amin(0) for name in names]).argmax(0).tolist()
     hardest = {name: lower[name].argmin(0).tolist() for name in names}
     columns = {
         name: {key: term.cpu() for key, term in losses[name].terms.items()} for name in {names[i] for i in best}
     }
-    explained = []
+    terms_by_image = []
     for image, number in enumerate(best):
         name = names[number]
         other = hardest[name][image]
-        terms = {described(key, p.names): float(term[other, image]) for key, term in columns[name].items()}
-        explained.append(dict(sorted(terms.items(), key=lambda item: -item[1])))
-    return tuple(explained)
+        terms = {describe(key, p.names): float(term[other, image]) for key, term in columns[name].items()}
+        terms_by_image.append(dict(sorted(terms.items(), key=lambda item: -item[1])))
+    return tuple(terms_by_image)

@@ -1,8 +1,8 @@
-"""A layer at a point: what a rule knows of it, and what a proof may ask.
+"""A layer at a point: the interface between the rules of layers and the passes through a network.
 
-The point z is a number in the machine. Every claim is about the exact function f of the stored weights at exactly
-this z, and whatever a computed tensor may differ from the exact one is a `error` that comes with it. So radii
-measure distances from *computed* points, a error is one more addend of a radius, and so rounding is accounted for.
+The point z is a computed tensor. Every claim is about the exact function f of the stored weights at exactly this z,
+and every computed tensor comes with an `error`, a bound on its distance from the exact one. Radii measure distances
+from *computed* points, so an `error` is one more addend of a radius, and rounding is accounted for.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specguard.errors import ConfigError
-from specguard.linalg import gamma, lifted, upper_length
+from specguard.linalg import gamma, round_up, upper_length
 
 Method = Literal["naive", "specformer", "lofast", "lofast2", "local"]
 Radius = Float[Tensor, "*point batch"]
@@ -24,10 +24,19 @@ Terms = Mapping[str, Float[Tensor, "*point other batch"]]
 
 @dataclass(frozen=True)
 class VJP:
-    """A linear functional g of a layer's output, seen from its input.
+    """The vector-Jacobian product with a linear functional g of a layer's output, and a bound on the remainder.
 
-    `adjoint` is `Df(z)^T g` up to `error`. `remainder(delta)` bounds, term by term, what the linear part leaves
-    out: their sum is at least `sup |<g, f(z + D) - f(z) - Df(z) D>|` over `||D|| <= delta`.
+    Args:
+        adjoint: `Df(z)^T g`, up to `error`.
+        error: bound on the l2 distance of `adjoint` from the exact one, per other class and image.
+        remainder: bounds the linearization error term by term, as a function of the radius delta: the terms sum to
+            at least `sup |<g, f(z + D) - f(z) - Df(z) D>|` over `||D|| <= delta`.
+
+    Example:
+        >>> import torch
+        >>> from specguard.certificates import VJP
+        >>> VJP(g := torch.ones(1, 2, 3), torch.zeros(1, 2), lambda radius: {}).adjoint is g  # the identity layer's
+        True
     """
 
     adjoint: Adjoint
@@ -37,9 +46,10 @@ class VJP:
 
 @runtime_checkable
 class Node(Protocol):
-    """A layer f at a point z, for a batch of images.
+    """A layer f at a point z, for a batch of images: what a rule must return.
 
-    `output` is f(z) up to `error`, an l2 distance per image. An `affine` layer has no remainder.
+    `output` is f(z) up to `error`, an l2 distance per image. `propagate` bounds how far the output moves, `vjp`
+    takes functionals of the output back to the input. An `affine` layer has no remainder.
     """
 
     affine: bool
@@ -51,39 +61,66 @@ class Node(Protocol):
     def error(self) -> Float[Tensor, " batch"]: ...
 
     def propagate(self, radius: Radius, method: Method) -> Radius:
-        """At least `sup ||f(z + D) - f(z)||` over `||D|| <= radius`, by the means of `method`."""
+        """At least `sup ||f(z + D) - f(z)||` over `||D|| <= radius`, by `method`."""
 
-    def vjp(self, g: Adjoint) -> VJP: ...
+    def vjp(self, g: Adjoint) -> VJP:
+        """The vector-Jacobian product with g at z, and a bound on its remainder."""
 
 
 Rule = Callable[[Tensor], Node]
-LARGEST = 1e60  # of weights and activations; no model in float32 has weights beyond
+LARGEST = 1e60  # of weights and activations; the largest float32 is 3e38
 FLOOR = 1e-140
 
 
 def up(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """A bound made of sums, products, quotients and roots of non-negative numbers, rounded up; NaN is no bound.
+    """Round up a bound computed by sums, products, quotients and roots of non-negative numbers; NaN gives inf.
 
-    4,096 roundings are more than any formula here has, but for sums over channels, which are lifted by themselves.
-    What squares of small numbers lose by vanishing is far less than `FLOOR`, which is far below any margin.
+    No formula here has more than 4,096 roundings, except sums over channels, which are rounded up separately. The
+    underflow of squares is far below `FLOOR`, which is far below any margin.
+
+    Args:
+        values: computed bounds.
+
+    Returns:
+        Bounds that hold in exact arithmetic.
+
+    Example:
+        >>> import torch
+        >>> from specguard.certificates import up
+        >>> bool(up(torch.ones(1, dtype=torch.float64)) > 1)
+        True
     """
-    return lifted(torch.where(values.isnan(), torch.inf, values), 4096) + FLOOR
+    return round_up(torch.where(values.isnan(), torch.inf, values), 4096) + FLOOR
 
 
-def accountable(what: str, value: float) -> float:
-    """A size that neither vanishes nor overflows in products and powers; any other is refused."""
+def check_magnitude(what: str, value: float) -> float:
+    """Return a value if its products and powers neither underflow nor overflow; raise otherwise."""
     if value and not 1 / LARGEST <= abs(value) <= LARGEST:
-        raise ConfigError(f"{what} is of size {abs(value):.3g}, beyond what the account of rounding can bear")
+        raise ConfigError(f"{what} is of size {abs(value):.3g}, outside the range of the rounding analysis")
     return value
 
 
 def length(x: Float[Tensor, "batch *shape"], axes: int = 1) -> Float[Tensor, "..."]:
-    """The l2 norm over all but the first `axes` axes, rounded up."""
+    """The l2 norm over all but the first `axes` axes, rounded up.
+
+    Args:
+        x: a tensor in float64.
+        axes: how many leading axes to keep: 1 for images, 2 for functionals of images.
+
+    Returns:
+        Upper bounds on the norms.
+
+    Example:
+        >>> import torch
+        >>> from specguard.certificates import length
+        >>> bool(length(torch.ones(1, 2, 2, dtype=torch.float64)) >= 2)
+        True
+    """
     return upper_length(x.reshape(*x.shape[:axes], -1))
 
 
 def product_error(terms: int, *sizes: Tensor | float) -> Tensor:
-    """What a computed product may be wrong by in the Frobenius norm: sums of `terms`, factors of these sizes."""
+    """A bound on the Frobenius error of a computed product: sums of `terms` addends, factors of these norms."""
     total = torch.as_tensor(gamma(terms + 4), dtype=torch.float64)
     for size in sizes:
         total = total * size

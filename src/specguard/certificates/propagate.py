@@ -1,7 +1,7 @@
-"""A network at the images it is asked about: every layer at its point, radii forwards, adjoints backwards.
+"""Passes through a network at a batch of images: points forward, radii forward, adjoints backward.
 
-Steps are told apart by where they stand, never by their names, which belong to whoever made the model: the k-th
-step is `(k,)`, the i-th of its branch `(k, i)`. Positions compare as tuples do, in the order of the walk.
+Steps are identified by position, not by name, which the author of the model chooses: the k-th step is `(k,)`, the
+i-th of its branch `(k, i)`. The order of positions, as tuples, is the order of execution.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specguard.certificates import rules
-from specguard.certificates.node import LARGEST, VJP, Adjoint, Method, Node, Radius, accountable, length, up
+from specguard.certificates.node import LARGEST, VJP, Adjoint, Method, Node, Radius, check_magnitude, length, up
 from specguard.errors import ConfigError
 from specguard.linalg import UNIT
 
@@ -20,7 +20,7 @@ Position = tuple[int, ...]
 
 @dataclass(frozen=True)
 class LayerAtPoint:
-    """A layer at its point."""
+    """A layer of the network at its point."""
 
     position: Position
     name: str
@@ -30,7 +30,7 @@ class LayerAtPoint:
 
 @dataclass(frozen=True)
 class ResidualAtPoint:
-    """`z + scale branch(z)` at a point; `error` is what adding may be wrong by."""
+    """`z + scale branch(z)` at a point; `error` bounds the rounding of the sum."""
 
     position: Position
     name: str
@@ -45,38 +45,40 @@ Path = tuple[LayerAtPoint | ResidualAtPoint, ...]
 def forward_pass(
     steps: tuple[rules.Step, ...], x: Float[Tensor, "batch *shape"], within: Position = ()
 ) -> tuple[Path, Tensor]:
-    """Every layer of a program at the point where the images x meet it, and the output."""
+    """Evaluate a program at the images x: every layer at its point, and the output."""
     path: list[LayerAtPoint | ResidualAtPoint] = []
     for number, step in enumerate(steps):
         position = (*within, number)
         if isinstance(step, rules.Leaf):
             try:
                 node = step.rule(x)
-            except ConfigError as error:
-                raise ConfigError(f"{step.name or 'the model'}: {error}") from None
+            except ConfigError as failure:
+                raise ConfigError(f"{step.name or 'the model'}: {failure}") from None
             path.append(LayerAtPoint(position, step.name, node, x.shape))
             x = node.output
         else:
             branch, change = forward_pass(step.branch, x, position)
-            if change.shape != x.shape:  # torch would repeat what is smaller
+            if change.shape != x.shape:  # torch would broadcast the smaller one
                 shapes = f"{tuple(x.shape[1:])} and {tuple(change.shape[1:])}"
-                raise ConfigError(f"{step.name} adds its input and its branch, which are of shapes {shapes}")
+                raise ConfigError(
+                    f"{step.name} adds its input and its branch, which have different shapes: {shapes}"
+                )
             total = x + step.scale * change
-            wrong = up(2 * UNIT * (length(total) + abs(step.scale) * length(change)))
-            path.append(ResidualAtPoint(position, step.name, step.scale, branch, wrong))
+            error = up(2 * UNIT * (length(total) + abs(step.scale) * length(change)))
+            path.append(ResidualAtPoint(position, step.name, step.scale, branch, error))
             x = total
         if not x.isfinite().all():
-            raise ConfigError(f"{step.name} gives numbers that are not finite")
+            raise ConfigError(f"the output of {step.name} is not finite")
         if (largest := float(x.abs().max())) > LARGEST:
-            accountable(f"what {step.name} gives", largest)
+            check_magnitude(f"the output of {step.name}", largest)
     return tuple(path), x
 
 
 @dataclass(frozen=True)
 class Radii:
-    """How far every layer's input can be from its computed point, by position, and how far the output.
+    """Upper bounds on the distance of every layer's input from its computed point, and of the output, `out`.
 
-    `ends` are the radii at the ends of the branches of forks.
+    `ends` are the radii at the ends of residual branches.
     """
 
     at: dict[Position, Radius]
@@ -94,21 +96,21 @@ def upper_radii(path: Path, radius: Radius, method: Method) -> Radii:
     """
     at: dict[Position, Radius] = {}
     ends: dict[Position, Radius] = {}
-    for place in path:
-        at[place.position] = radius
-        if isinstance(place, LayerAtPoint):
-            radius = up(place.node.propagate(radius, method) + place.node.error)
+    for step in path:
+        at[step.position] = radius
+        if isinstance(step, LayerAtPoint):
+            radius = up(step.node.propagate(radius, method) + step.node.error)
         else:
-            branch = upper_radii(place.branch, radius, method)
+            branch = upper_radii(step.branch, radius, method)
             at |= branch.at
-            ends |= {**branch.ends, place.position: branch.out}
-            radius = up(radius + abs(place.scale) * branch.out + place.error)
+            ends |= {**branch.ends, step.position: branch.out}
+            radius = up(radius + abs(step.scale) * branch.out + step.error)
     return Radii(at, ends, radius)
 
 
 @dataclass(frozen=True)
 class BackwardPass:
-    """A functional of the output, seen from every layer: what each layer adds to the bound, by position.
+    """The vjps of functionals of the output at every layer, and the rounding terms, by position.
 
     `before` holds the length of the adjoint at the input of every step of the path, in order.
     """
@@ -121,55 +123,55 @@ class BackwardPass:
 
 
 def backward_pass(path: Path, g: Adjoint) -> BackwardPass:
-    """The functional g of the output taken back through the path.
+    """Take the functional g of the output back through the path.
 
-    `rounding[step]` is a pair: what the layer's forward error costs, and what to multiply its radius by for the
-    backward one. `scaling[step]` is what to multiply the radius at the end of a fork's branch by.
+    `rounding[step]` is a pair: the loss by the layer's forward error, and the rate, per radius at the layer, of the
+    loss by its backward error. `scaling[step]` is such a rate per radius at the end of a residual branch.
     """
     scaling: dict[Position, Tensor] = {}
     vjps: dict[Position, VJP] = {}
     rounding: dict[Position, tuple[Tensor, Tensor]] = {}
     before: list[tuple[Position, Tensor]] = []
-    for place in reversed(path):
+    for step in reversed(path):
         size = length(g, 2)
-        if isinstance(place, LayerAtPoint):
-            vjp = place.node.vjp(g)
-            vjps[place.position] = vjp
-            rounding[place.position] = (up(size * place.node.error), vjp.error)
+        if isinstance(step, LayerAtPoint):
+            vjp = step.node.vjp(g)
+            vjps[step.position] = vjp
+            rounding[step.position] = (up(size * step.node.error), vjp.error)
             g = vjp.adjoint
-            if g.shape[1:] != place.shape:
-                raise ConfigError(f"the rule of {place.name or 'the model'} gives an adjoint of another shape")
+            if g.shape[1:] != step.shape:
+                raise ConfigError(f"the rule of {step.name or 'the model'} returns an adjoint of the wrong shape")
         else:
-            inner = backward_pass(place.branch, g * place.scale)
+            inner = backward_pass(step.branch, g * step.scale)
             vjps |= inner.vjps
             rounding |= inner.rounding
             total = g + inner.adjoint
-            rounding[place.position] = (up(size * place.error), up(2 * UNIT * length(total, 2)))
-            factor = 0.0 if abs(place.scale) == 1 else 2 * UNIT * abs(place.scale)
-            scaling |= {**inner.scaling, place.position: up(factor * size)}
+            rounding[step.position] = (up(size * step.error), up(2 * UNIT * length(total, 2)))
+            factor = 0.0 if abs(step.scale) == 1 else 2 * UNIT * abs(step.scale)
+            scaling |= {**inner.scaling, step.position: up(factor * size)}
             g = total
         if not g.isfinite().all():
-            raise ConfigError(f"the derivative of {place.name} is not finite")
-        before.append((place.position, length(g, 2)))
+            raise ConfigError(f"the derivative of {step.name} is not finite")
+        before.append((step.position, length(g, 2)))
     return BackwardPass(vjps, rounding, scaling, tuple(reversed(before)), g)
 
 
 def names(path: Path) -> dict[Position, str]:
-    """What records call every step."""
+    """The name of every step in records."""
     found: dict[Position, str] = {}
-    for place in path:
-        found[place.position] = place.name
-        if isinstance(place, ResidualAtPoint):
-            found |= names(place.branch)
+    for step in path:
+        found[step.position] = step.name
+        if isinstance(step, ResidualAtPoint):
+            found |= names(step.branch)
     return found
 
 
 def norms(path: Path) -> dict[str, dict[str, Tensor]]:
-    """The norms from above that the bounds have asked the layers for, by layer and name; images come first."""
+    """The upper bounds on norms that were computed so far, by layer and name; the first axis is the batch."""
     found: dict[str, dict[str, Tensor]] = {}
-    for place in path:
-        if isinstance(place, ResidualAtPoint):
-            found |= norms(place.branch)
-        elif known := getattr(place.node, "norms", None):  # nodes of other people's rules need not have them
-            found[place.name] = dict(known)
+    for step in path:
+        if isinstance(step, ResidualAtPoint):
+            found |= norms(step.branch)
+        elif known := getattr(step.node, "norms", None):  # third-party nodes need not have them
+            found[step.name] = dict(known)
     return found

@@ -1,8 +1,8 @@
-"""From a model to a program of rules: a table from the exact type of a layer to its rule, and a walk over it.
+"""From a model to a program of rules: a table from the exact type of a layer to its rule, and its traversal.
 
-A subclass is another type: it may do anything, so it has no rule of its parent's. Train mode, hooks and replaced
-functions, of a layer or of its class, are refused by name (`nn.overrides`). Weights are taken to float64, exactly,
-with parametrizations folded in.
+A subclass may compute anything, so it does not inherit a rule. Train mode, hooks and replaced functions, of a layer
+or of its class, are refused (`nn.overrides`). Weights are converted to float64, exactly, with parametrizations
+folded in.
 """
 
 import copy
@@ -27,7 +27,7 @@ from specguard.certificates.layers import (
     qk_norm,
     sll,
 )
-from specguard.certificates.node import Rule, accountable
+from specguard.certificates.node import Rule, check_magnitude
 from specguard.errors import ConfigError
 from specguard.nn import (
     SLL,
@@ -89,10 +89,14 @@ Maker = Callable[[Any], Rule]
 
 @dataclass(frozen=True)
 class Program:
-    """A model as proofs read it, `steps`, and as torch computes it: `model`, a copy in float64.
+    """A model prepared for certification: its layers with their rules, and a float64 copy to compare them with.
 
-    `tolerance` is what their logits may differ by, as a share of the largest: the square root of a rounding of
-    float64 or, where a parametrization computes the weights again in float64, of the type they are stored in.
+    Args:
+        steps: the layers in order, each with its rule.
+        model: the float64 copy, which torch evaluates.
+        tolerance: allowed difference of their logits as a fraction of the largest: the square root of the epsilon
+            of float64 or, if a parametrization recomputes the weights in float64, of the dtype that stores them.
+        fingerprint: a hash of types, settings and tensors.
     """
 
     steps: tuple[Step, ...]
@@ -113,13 +117,34 @@ _SEQUENCES = (ViT, Block, Network, nn.Sequential)
 
 
 def register_rule(layer: type[nn.Module], maker: Maker, *, children: tuple[type[nn.Module], ...] = ()) -> None:
-    """Teach proofs a layer: `maker(layer)` is its rule, a function from a point (float64) to a `Node`.
+    """Register the rule of a layer type, so that models with such layers can be certified.
 
-    The rule serves this exact type, with its functions as they are now. `children` are the exact types of the
-    layers inside it that the rule reads. `specguard.testing.check_rule` tries to break a rule.
+    The rule applies to this exact type, not to subclasses, and later changes of its functions are refused. Test it
+    with `specguard.testing.check_rule`.
+
+    Args:
+        layer: the type of layer, a subclass of `nn.Module`.
+        maker: `maker(layer)` returns the rule of one layer: a function from a point, in float64, to a `Node`.
+        children: exact types of the submodules that the rule reads; any other submodule is refused.
+
+    Raises:
+        ConfigError: if the type has a rule already.
+
+    Example:
+        >>> from torch import nn
+        >>> from specguard.certificates import program, register_rule
+        >>> from specguard.certificates.layers.affine import Affine
+        >>> class Reverse(nn.Module):
+        ...     def forward(self, x):
+        ...         return x.flip(-1)
+        >>> def reverse(layer):  # an exact isometry: no error, norm 1
+        ...     return lambda x: Affine(x.flip(-1), x.new_zeros(len(x)), 1.0, lambda g: g.flip(-1), 0.0)
+        >>> register_rule(Reverse, reverse)
+        >>> [step.name for step in program(nn.Sequential(Reverse(), nn.ReLU()).eval()).steps]
+        ['0', '1']
     """
     if not (isinstance(layer, type) and issubclass(layer, nn.Module)):
-        raise ConfigError(f"a rule belongs to a type of layer, not to {layer!r}")
+        raise ConfigError(f"a rule is for a type of layer, not for {layer!r}")
     if layer in _RULES or layer in _SEQUENCES or layer is Residual:
         raise ConfigError(f"there is a rule for {layer.__name__} already")
     trust_types(layer, *children)
@@ -127,17 +152,33 @@ def register_rule(layer: type[nn.Module], maker: Maker, *, children: tuple[type[
 
 
 def program(model: nn.Module) -> Program:
-    """The layers of `model` in order, each with its rule; what has none raises an error that names it."""
+    """Prepare a model for `certify`: its layers in order, each with its rule, and a fingerprint.
+
+    Args:
+        model: a model in eval mode.
+
+    Returns:
+        A `Program`, which `certify` takes in place of the model, so that norms of weights are computed once.
+
+    Raises:
+        ConfigError: if a layer has no rule, or hooks or replaced functions could change what it computes.
+
+    Example:
+        >>> from torch import nn
+        >>> from specguard.certificates import program
+        >>> [step.name for step in program(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).eval()).steps]
+        ['0', '1']
+    """
     check_plain(model)
     hashed, plain = fingerprint(model), materialized(model).requires_grad_(False)
     stored = _tolerance(plain)
     for name, tensor in (*plain.named_parameters(), *plain.named_buffers()):
         if not (tensor.is_floating_point() or tensor.dtype == torch.int64):
-            raise ConfigError(f"{name} is of type {tensor.dtype}, for which there are no proofs")
+            raise ConfigError(f"{name} has dtype {tensor.dtype}, which certificates do not support")
         if not tensor.isfinite().all():
             raise ConfigError(f"{name} has entries that are not finite")
         if tensor.is_floating_point() and tensor.numel():
-            accountable(name, float(tensor.abs().max()))
+            check_magnitude(name, float(tensor.abs().max()))
     steps = _steps("", plain.double())
     if not steps:
         raise ConfigError("the model has no layers")
@@ -148,20 +189,20 @@ def program(model: nn.Module) -> Program:
 
 
 def _check_names(steps: tuple[Step, ...]) -> None:
-    """Refuse two steps of one name: proofs tell them apart by where they stand, but records by their names."""
-    known: set[str] = set()
+    """Refuse two steps with the same name: records identify steps by name."""
+    names: set[str] = set()
     todo = list(steps)
     while todo:
         step = todo.pop()
-        if step.name in known:
-            raise ConfigError(f"two layers are called {step.name}, so that no record can tell them apart")
-        known.add(step.name)
+        if step.name in names:
+            raise ConfigError(f"two layers are called {step.name}, so records cannot distinguish them")
+        names.add(step.name)
         if isinstance(step, Skip):
             todo += step.branch
 
 
 def _tolerance(model: nn.Module) -> float:
-    """The square root of a rounding of the coarsest type of the weights."""
+    """The square root of the epsilon of the coarsest dtype of the weights."""
     types = {tensor.dtype for tensor in model.state_dict().values() if tensor.is_floating_point()}
     return max((torch.finfo(kind).eps for kind in types), default=torch.finfo(torch.float64).eps) ** 0.5
 
@@ -169,14 +210,14 @@ def _tolerance(model: nn.Module) -> float:
 def _steps(name: str, layer: nn.Module) -> tuple[Step, ...]:
     kind = type(layer)
     if kind in _SEQUENCES:
-        return (*_guard(name, layer), *_sequence(name, _children(name, layer)))
+        return (*_input_check(name, layer), *_sequence(name, _children(name, layer)))
     if kind is Residual:
         return (_residual(name, layer),)  # type: ignore[arg-type]
     return (Leaf(name, _rule(name, layer)),)
 
 
 def _sequence(name: str, layers: list[tuple[str, nn.Module]]) -> tuple[Step, ...]:
-    """One step per layer, or per two where both together have a rule of their own."""
+    """One step per layer, or per pair of layers with a joint rule."""
     steps: list[Step] = []
     position = 0
     while position < len(layers):
@@ -185,8 +226,8 @@ def _sequence(name: str, layers: list[tuple[str, nn.Module]]) -> tuple[Step, ...
         pair = _PAIRS.get((type(layer), type(following))) if following is not None else None
         if pair is not None and following is not None:
             for each_name, each in layers[position : position + 2]:
-                _check_entry(each_name, each)
-            steps.append(Leaf(layers[position + 1][0], _made(layers[position + 1][0], pair, layer, following)))
+                _find_entry(each_name, each)
+            steps.append(Leaf(layers[position + 1][0], _make(layers[position + 1][0], pair, layer, following)))
             position += 2
         else:
             steps.extend(_steps(inner_name, layer))
@@ -195,49 +236,49 @@ def _sequence(name: str, layers: list[tuple[str, nn.Module]]) -> tuple[Step, ...
 
 
 def _residual(name: str, layer: Residual) -> Step:
-    """A branch that is attention alone is one map with its skip connection; any other is walked through."""
-    scale = accountable(f"the scale of {name}", number(f"the scale of {name}", layer.scale))
-    branch = _layers(f"{name}.branch", layer.branch)
-    busy = [(inner_name, inner) for inner_name, inner in branch if type(inner) is not nn.Identity]
-    if len(busy) == 1 and type(busy[0][1]) in _ATTENTION:
+    """Attention alone in a branch is one step with its skip connection; any other branch is a `Skip`."""
+    scale = check_magnitude(f"the scale of {name}", number(f"the scale of {name}", layer.scale))
+    branch = _flatten_sequence(f"{name}.branch", layer.branch)
+    nontrivial = [(inner_name, inner) for inner_name, inner in branch if type(inner) is not nn.Identity]
+    if len(nontrivial) == 1 and type(nontrivial[0][1]) in _ATTENTION:
         for each in branch:
-            _check_entry(*each)
-        return Leaf(busy[0][0], _made(busy[0][0], attention, busy[0][1], scale))
+            _find_entry(*each)
+        return Leaf(nontrivial[0][0], _make(nontrivial[0][0], attention, nontrivial[0][1], scale))
     return Skip(name, scale, _steps(f"{name}.branch", layer.branch))
 
 
-def _layers(name: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:
-    """A layer, or those of a sequence of layers."""
+def _flatten_sequence(name: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:
+    """A layer, or the layers of nested sequences."""
     if type(layer) is not nn.Sequential:
         return [(name, layer)]
-    return [pair for child, inner in _children(name, layer) for pair in _layers(child, inner)]
+    return [pair for child, inner in _children(name, layer) for pair in _flatten_sequence(child, inner)]
 
 
 def _children(name: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The layers of a sequence as its forward function meets them: twice where they stand twice."""
-    return [(_within(name, child), inner) for child, inner in layer._modules.items() if inner is not None]
+    """The layers of a sequence in order of execution; a repeated layer occurs twice."""
+    return [(_join(name, child), inner) for child, inner in layer._modules.items() if inner is not None]
 
 
-def _within(name: str, child: str) -> str:
+def _join(name: str, child: str) -> str:
     return f"{name}.{child}" if name else child
 
 
-def _guard(name: str, layer: nn.Module) -> tuple[Step, ...]:
-    """A ViT and a network from elsewhere take inputs of one shape only."""
+def _input_check(name: str, layer: nn.Module) -> tuple[Step, ...]:
+    """A step that checks the input shape of a ViT or a converted network."""
     if isinstance(layer, ViT):
         shape: tuple[int, ...] = (layer.config.channels, layer.config.image, layer.config.image)
     elif isinstance(layer, Network):
         shape = layer.shape
     else:
         return ()
-    return (Leaf(_within(name, "input"), affine.of_shape(shape)),)
+    return (Leaf(_join(name, "input"), affine.fixed_shape(shape)),)
 
 
 def _rule(name: str, layer: nn.Module) -> Rule:
-    return _made(name, _check_entry(name, layer).maker, layer)
+    return _make(name, _find_entry(name, layer).maker, layer)
 
 
-def _check_entry(name: str, layer: nn.Module) -> _Entry:
+def _find_entry(name: str, layer: nn.Module) -> _Entry:
     entry = _RULES.get(type(layer))
     if entry is None:
         raise ConfigError(
@@ -246,11 +287,11 @@ def _check_entry(name: str, layer: nn.Module) -> _Entry:
         )
     for child, inner in layer.named_modules():
         if inner is not layer and type(inner) not in (*entry.children, nn.ModuleList):
-            raise ConfigError(f"{name}.{child} is a {type(inner).__name__}, which its rule does not know")
+            raise ConfigError(f"{name}.{child} is a {type(inner).__name__}, which its rule does not cover")
     return entry
 
 
-def _made(name: str, maker: Callable[..., Rule], *arguments: Any) -> Rule:
+def _make(name: str, maker: Callable[..., Rule], *arguments: Any) -> Rule:
     try:
         return maker(*arguments)
     except ConfigError as error:
@@ -298,7 +339,7 @@ for _kind, _maker, _inner in _LAYERS:
     register_rule(_kind, _maker, children=_inner)
 for _kind, _function in _ACTIVATIONS.items():
     register_rule(_kind, activations.activation(_function))
-    _PAIRS[nn.Linear, _kind] = activations.behind_linear(activations.activation(_function))
-_PAIRS[nn.Linear, MaxMin] = activations.behind_linear(activations.max_min)
-_PAIRS[nn.Linear, GatedUnit] = activations.behind_linear(gated.gated_unit)
+    _PAIRS[nn.Linear, _kind] = activations.after_linear(activations.activation(_function))
+_PAIRS[nn.Linear, MaxMin] = activations.after_linear(activations.max_min)
+_PAIRS[nn.Linear, GatedUnit] = activations.after_linear(gated.gated_unit)
 _PAIRS[Normalize, PatchEmbedding] = lambda before, layer: affine.patch_embedding(layer, before)

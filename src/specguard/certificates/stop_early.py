@@ -1,7 +1,7 @@
-"""Methods that stop early: the cheapest first, each later one only for the images and classes that are left.
+"""Early stopping: the cheapest method first, each later one only for the images and classes still open.
 
-An image is certified once every other class is excluded, each by whichever method could; so this certifies whatever
-the best method certifies, and an image of which two methods exclude different classes as well.
+An image is certified once every other class is excluded, by any method. So early stopping certifies every image
+that the best method certifies, and also images for which two methods exclude different classes.
 """
 
 import torch
@@ -13,38 +13,36 @@ from specguard.certificates.prepare import Clock, check_same_function, digest, p
 from specguard.certificates.problem import Problem, by_class, l2_radius, largest_entry
 from specguard.certificates.rules import Program
 from specguard.certificates.value import Certificate
-from specguard.certificates.verifier import Verifier, attempted
+from specguard.certificates.verifier import Verifier, run_verifier
 from specguard.geometry import Ball
 
 
 class EarlyStop:
-    """The state of methods that stop early: what is proved so far, by whom."""
+    """The lower bounds so far, by method, and the images and classes still open."""
 
-    def __init__(self, about: Program, images: Tensor, labels: Tensor, ball: Ball) -> None:
-        self.about, self.images, self.labels, self.ball = about, images, labels, ball
+    def __init__(self, network: Program, images: Tensor, labels: Tensor, ball: Ball) -> None:
+        self.network, self.images, self.labels, self.ball = network, images, labels, ball
         self.lower: dict[str, Tensor] = {}
         self.asked: dict[str, Tensor] = {}
         self.failures: list[dict[str, str]] = [{} for _ in labels]
         self.clock = Clock(images)
         with self.clock.stage("forward"):
-            p = prepare_problem(about, images, labels, backward=False)
-            check_same_function(about, images, torch.full_like(p.margins[0], l2_radius(ball, images[0].numel())))
+            p = prepare_problem(network, images, labels, backward=False)
+            check_same_function(network, images, torch.full_like(p.margins[0], l2_radius(ball, images[0].numel())))
         self.predicted, self.margins = p.predicted, by_class(p, p.margins)
         self.best = torch.full_like(self.margins, -torch.inf).scatter(1, labels[:, None], torch.inf)
-        self._problem, self._at = p, torch.arange(len(labels), device=labels.device)
+        self._problem, self._problem_images = p, torch.arange(len(labels), device=labels.device)
 
-    def through(
-        self, methods: tuple[Method, ...], verifiers: tuple[Verifier, ...], skip: Tensor | None
-    ) -> Certificate:
+    def run(self, methods: tuple[Method, ...], verifiers: tuple[Verifier, ...], skip: Tensor | None) -> Certificate:
         for method in methods:
-            left = self._left()
-            self._take(method.name, left, self._proved(method, left))
+            open_images = self._open_images()
+            self._record(method.name, open_images, self._bounds_by_method(method, open_images))
         for verifier in verifiers:
-            left = self._left()
-            left = left if skip is None else left[~skip[left]]
-            self._take(verifier.name, left, self._claimed(verifier, left))
+            open_images = self._open_images()
+            open_images = open_images if skip is None else open_images[~skip[open_images]]
+            self._record(verifier.name, open_images, self._bounds_by_verifier(verifier, open_images))
         return Certificate(
-            self.about.fingerprint,
+            self.network.fingerprint,
             tuple(map(digest, self.images)),
             self.ball,
             self.labels,
@@ -58,47 +56,54 @@ class EarlyStop:
             seconds=self.clock.seconds,
         )
 
-    def _left(self) -> Int[Tensor, " left"]:
+    def _open_images(self) -> Int[Tensor, " left"]:
         """The images that are classified correctly and not yet certified."""
         return ((self.predicted == self.labels) & (self.best <= 0).any(1)).nonzero()[:, 0]
 
-    def _take(self, name: str, left: Tensor, found: Float[Tensor, "left class_"]) -> None:
-        """Keep what is new about the classes that were open."""
-        wanted = self.best[left] <= 0
+    def _record(self, name: str, open_images: Tensor, found: Float[Tensor, "left class_"]) -> None:
+        """Record new bounds on the classes that were open."""
+        wanted = self.best[open_images] <= 0
         self.asked[name] = torch.zeros_like(self.labels)
-        self.asked[name][left] = wanted.sum(1)
+        self.asked[name][open_images] = wanted.sum(1)
         self.lower[name] = torch.full_like(self.margins, -torch.inf).scatter(1, self.labels[:, None], torch.inf)
         known = wanted & (found > -torch.inf)  # NaN is no bound
-        self.lower[name][left] = torch.where(known, found, self.lower[name][left])
+        self.lower[name][open_images] = torch.where(known, found, self.lower[name][open_images])
         self.best = torch.maximum(self.best, self.lower[name])
 
-    def _proved(self, method: Method, left: Tensor) -> Float[Tensor, "left class_"]:
-        """The method's lower bounds; the network is looked at again only where fewer images are left."""
-        if not len(left):
-            return self.margins[left]
+    def _bounds_by_method(self, method: Method, open_images: Tensor) -> Float[Tensor, "left class_"]:
+        """The method's lower bounds; the network runs again only if fewer images are open."""
+        if not len(open_images):
+            return self.margins[open_images]
         with self.clock.stage("forward"):
-            p = self._posed(left, method.needs_backward)
+            p = self._problem_for(open_images, method.needs_backward)
         with self.clock.stage(method.name, p):
             radius = torch.full_like(p.margins[0], l2_radius(self.ball, self.images[0].numel()))
             loss = method.upper_loss(p, LayerRadii(p, radius, largest_entry(self.ball)))
             return by_class(p, p.margins - loss.total)
 
-    def _posed(self, left: Tensor, backward: bool) -> Problem:
-        if not torch.equal(left, self._at) or backward != (self._problem.whole is not None):
-            proved = self.best[left] > 0
+    def _problem_for(self, open_images: Tensor, backward: bool) -> Problem:
+        if not torch.equal(open_images, self._problem_images) or backward != (self._problem.whole is not None):
+            proved = self.best[open_images] > 0
             self._problem = prepare_problem(
-                self.about, self.images[left], self.labels[left], backward=backward, proved=proved
+                self.network, self.images[open_images], self.labels[open_images], backward=backward, proved=proved
             )
-            self._at = left
+            self._problem_images = open_images
         return self._problem
 
-    def _claimed(self, verifier: Verifier, left: Tensor) -> Float[Tensor, "left class_"]:
+    def _bounds_by_verifier(self, verifier: Verifier, open_images: Tensor) -> Float[Tensor, "left class_"]:
         with self.clock.stage(verifier.name):
-            if not len(left):
-                return self.margins[left]
-            wanted = self.best[left] <= 0
-            found = attempted(verifier, self.images[left], self.labels[left], self.ball, wanted, self.margins[left])
-            for number, reason in zip(left.tolist(), found.reasons, strict=True):
+            if not len(open_images):
+                return self.margins[open_images]
+            wanted = self.best[open_images] <= 0
+            found = run_verifier(
+                verifier,
+                self.images[open_images],
+                self.labels[open_images],
+                self.ball,
+                wanted,
+                self.margins[open_images],
+            )
+            for number, reason in zip(open_images.tolist(), found.reasons, strict=True):
                 if reason is not None:
                     self.failures[number][verifier.name] = reason
             return found.lower

@@ -1,4 +1,4 @@
-"""What a certificate is."""
+"""The result of certification."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,22 +15,39 @@ Norms = Mapping[str, Mapping[str, float | tuple[float, ...]]]
 
 @dataclass(frozen=True)
 class Certificate:
-    """For every image: lower bounds on the margins within `ball` by every method, and what they rest on.
+    """For every image: lower bounds on the margins within `ball` by every method, and the proof records.
 
-    All of it is about the exact function of the stored weights, computed in `arithmetic`, and never wrong, but for
-    what rests on `verifiers`.
+    The bounds hold for the exact function of the stored weights, rounding included, except those of
+    `verifiers`.
 
-    model: the fingerprint of that function; images: a SHA-256 of the entries of every image.
-    lower: `lower[name][b, j]` bounds `f_y - f_j` from below for every perturbation of image b in the ball; infinite
-        at the label, and -inf where a method was not tried because a cheaper one had excluded the class.
-    largest: by method, the largest certified l2 radius; 0 where nothing is certified, the image is wrong, or
-        rounding alone could change the verdict.
-    terms: for the method that certifies most and the class closest to winning, what the margin can lose where.
-    proofs: the same with radii at all layers, for the largest radius that each method certifies.
-    norms: what was asked of the layers.
-    asked: by method, of how many classes it was tried, where methods stop early.
-    failures: why a verifier failed.
-    seconds: by stage; certificates of several balls have those of all of them.
+    Args:
+        model: fingerprint of the function.
+        images: SHA-256 of the entries of every image.
+        ball: the perturbations.
+        labels: the class of every image.
+        predicted: the predicted class of every image.
+        margins: `f_y - f_j` at the image, from below; infinite at the label.
+        lower: `lower[name][b, j]` bounds `f_y - f_j` from below over all perturbations of image b in the ball;
+            infinite at the label, -inf where a method did not run because a cheaper one had excluded the class.
+        largest: by method, the largest certified l2 radius; 0 where nothing is certified, the image is
+            misclassified, or rounding alone could change the verdict.
+        terms: for the best method and the class with the smallest margin, the loss of the margin by layer and term.
+        proofs: by method, the terms and the radii at all layers at the largest certified radius.
+        norms: the norms of layers that the bounds used.
+        asked: with early stopping, the number of classes for which a method ran.
+        verifiers: by name, what the bounds of an external verifier rest on.
+        failures: why a verifier failed.
+        seconds: by stage, summed over all balls.
+        arithmetic: the arithmetic of the bounds.
+
+    Example:
+        >>> import torch
+        >>> from specguard.certificates import certify
+        >>> from specguard import Ball
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2)).eval()
+        >>> image, label = torch.full((1, 1, 2, 2), 0.5), torch.tensor([0])
+        >>> certify(model, image, label, Ball("l2", 10.0, box=False)).certified
+        tensor([False])
     """
 
     model: str
@@ -57,24 +74,24 @@ class Certificate:
 
     @property
     def certified(self) -> Bool[Tensor, " batch"]:
-        """Where one method excludes every other class or, where they stop early, all methods together."""
+        """Whether one method excludes every other class or, with early stopping, all methods together do."""
         if self.asked:
             return (self.best > 0).all(1)
         return torch.stack([self.certified_by(name) for name in self.lower]).any(0)
 
     def certified_by(self, name: str) -> Bool[Tensor, " batch"]:
-        """Where this method alone certifies the image."""
+        """Whether this method alone certifies each image."""
         return (self.lower[name] > 0).all(1)
 
     @property
     def third_party(self) -> Bool[Tensor, " batch"]:
-        """Where a certificate rests on a verifier of others, and not on our own proofs alone."""
+        """Whether a certificate rests on an external verifier, not on our own methods alone."""
         own = torch.stack([bound for name, bound in self.lower.items() if name not in self.verifiers]).amax(0)
         return self.certified & (own <= 0).any(1)
 
     @property
     def method(self) -> list[str]:
-        """The method with the best worst margin, image by image."""
+        """The method with the largest worst-class lower bound, by image."""
         names = list(self.lower)
         worst = torch.stack([self.lower[name].amin(1) for name in names])
         return [names[i] for i in worst.argmax(0).tolist()]

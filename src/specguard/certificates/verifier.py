@@ -1,7 +1,7 @@
-"""A slot for further provers, such as a program of a third party, and the guard that stands before it.
+"""The interface for external verifiers, and the checks on their results.
 
-`certify(..., stop_early=True)` asks a verifier about what its own methods leave open. What a verifier claims has
-the verifier's name and what it rests on, wherever it is counted.
+`certify(..., stop_early=True)` runs a verifier on what its own methods leave open. Its bounds are recorded and
+counted under the verifier's name, with what they rest on.
 """
 
 from dataclasses import dataclass
@@ -15,26 +15,38 @@ from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.records.certificate import METHOD_NAMES
 
-_ROOM = 1e-6  # of the logits' scale: how far a lower bound may be above the clean margin, for rounding
+_TOLERANCE = 1e-6  # of the logits' scale: how far a lower bound may exceed the clean margin, for rounding
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """Lower bounds on `f_y - f_j` over the ball, -inf where nothing is known, and why, where an image failed."""
+    """The result of a verifier.
+
+    Args:
+        lower: lower bounds on `f_y - f_j` over the ball; -inf where nothing is known.
+        reasons: by image, why the verifier failed, or None.
+
+    Example:
+        >>> import torch
+        >>> from specguard.certificates import Attempt
+        >>> Attempt.failed(torch.zeros(1, 3), "out of memory").lower
+        tensor([[-inf, -inf, -inf]])
+    """
 
     lower: Float[Tensor, "batch class_"]
     reasons: tuple[str | None, ...]
 
     @staticmethod
     def failed(like: Float[Tensor, "batch class_"], reason: str) -> "Attempt":
-        """Nothing is known of any image."""
+        """The result if nothing is known about any image."""
         return Attempt(torch.full_like(like, -torch.inf), (reason,) * len(like))
 
 
 class Verifier(Protocol):
-    """A prover for one model. `name` is no method's of our own; `rests_on` says in words what its proofs rest on.
+    """An external verifier for one model.
 
-    `deterministic` must be True: what holds with a probability only is certified elsewhere, and counted elsewhere.
+    `name` must differ from our own methods'; `rests_on` says in words what its bounds rest on. `deterministic` must
+    be True: probabilistic certificates are kept apart from proofs.
     """
 
     name: str
@@ -48,20 +60,20 @@ class Verifier(Protocol):
         ball: Ball,
         wanted: Bool[Tensor, "batch class_"],
     ) -> Attempt:
-        """Lower bounds on the margins over the wanted classes, in float64; those over others may be -inf."""
+        """Lower bounds, in float64, on the margins over the `wanted` classes; other entries may be -inf."""
 
 
 def check_verifiers(verifiers: tuple[Verifier, ...]) -> None:
-    """Refuse names that could be mistaken, and proofs that are none."""
+    """Refuse ambiguous names and probabilistic verifiers."""
     names = [verifier.name for verifier in verifiers]
-    if taken := [name for name in names if name in METHOD_NAMES or names.count(name) > 1 or not name]:
-        raise ConfigError(f"a verifier cannot be called {taken[0]!r}: that name is taken")
+    if invalid := [name for name in names if name in METHOD_NAMES or names.count(name) > 1 or not name]:
+        raise ConfigError(f"a verifier cannot be called {invalid[0]!r}: that name is taken")
     for verifier in verifiers:
         if verifier.deterministic is not True:
             raise ConfigError(f"{verifier.name} holds with a probability only, and is never mixed with proofs")
 
 
-def attempted(
+def run_verifier(
     verifier: Verifier,
     images: Float[Tensor, "batch *shape"],
     labels: Int[Tensor, " batch"],
@@ -69,24 +81,24 @@ def attempted(
     wanted: Bool[Tensor, "batch class_"],
     margins: Float[Tensor, "batch class_"],
 ) -> Attempt:
-    """What a verifier says, as far as it can be believed: whatever goes wrong means that nothing is known, and why.
+    """Run a verifier and validate its bounds; any failure counts as "unknown", with a reason.
 
-    Refused are an exception, another shape, NaN, and a lower bound above the margin of the image itself, which is a
+    Rejected are exceptions, wrong shapes, NaN, and a lower bound above the margin of the image itself, which is a
     point of the ball.
     """
     try:
         found = verifier.attempt(images, labels, ball, wanted)
-        claimed, said = found.lower.detach().to(margins), tuple(found.reasons)
-    except Exception as error:  # noqa: BLE001 - of whatever kind: a stranger's failure proves nothing
+        bounds, given_reasons = found.lower.detach().to(margins), tuple(found.reasons)
+    except Exception as error:  # noqa: BLE001 - any failure of third-party code means "unknown"
         return Attempt.failed(margins, f"{type(error).__name__}: {error}".partition("\n")[0])
-    if claimed.shape != margins.shape or len(said) != len(margins):
-        return Attempt.failed(margins, f"bounds of shape {tuple(claimed.shape)}")
-    lower = torch.where(wanted, claimed, -torch.inf)
+    if bounds.shape != margins.shape or len(given_reasons) != len(margins):
+        return Attempt.failed(margins, f"bounds of shape {tuple(bounds.shape)}")
+    lower = torch.where(wanted, bounds, -torch.inf)
     scale = torch.where(margins.isfinite(), margins.abs(), 0.0).amax(1, keepdim=True)
-    nan, above = lower.isnan().any(1), (lower > margins + _ROOM * scale).any(1)
-    high = "a lower bound above the margin of the image itself"
+    nan, above = lower.isnan().any(1), (lower > margins + _TOLERANCE * scale).any(1)
+    above_margin = "a lower bound above the margin of the image itself"
     reasons = tuple(
-        "bounds that are not numbers" if bad else high if beyond else why
-        for bad, beyond, why in zip(nan.tolist(), above.tolist(), said, strict=True)
+        "bounds that are not numbers" if is_nan else above_margin if is_above else why
+        for is_nan, is_above, why in zip(nan.tolist(), above.tolist(), given_reasons, strict=True)
     )
     return Attempt(torch.where((nan | above)[:, None], -torch.inf, lower), reasons)

@@ -1,4 +1,4 @@
-"""The checker of certificates: the same theorems, written down a second time, in NumPy, one image at a time."""
+"""The independent checker of certificates: the same theorems implemented again, in NumPy, one image at a time."""
 
 from specguard.checker.image import METHODS, Image, Proof
 from specguard.checker.network import read

@@ -1,4 +1,4 @@
-"""The proof for one image once more, from its pixels on: margins, and how far each can fall by each method."""
+"""The certificate of one image, recomputed from its pixels: margins, and bounds on their loss by each method."""
 
 import math
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from specguard.checker.enclosure import Array, Box, longest, outward
+from specguard.checker.enclosure import Array, Box, norm_above, outward
 from specguard.checker.propagate import (
     BackwardPass,
     LayerAtPoint,
@@ -15,22 +15,22 @@ from specguard.checker.propagate import (
     Position,
     backward_pass,
     forward_pass,
+    layer_radii,
     names,
-    radii,
 )
 from specguard.checker.reading import Reading
 
-Terms = dict[tuple[Position, str], Array]  # (step, term): per other class; no step for what belongs to the whole
+Terms = dict[tuple[Position, str], Array]  # (step, term): per other class; _WHOLE for the network
 _WHOLE: Position = ()
-_SOME = 32  # other classes that are taken back through the whole network at a time
-_NEAR = 1e-6  # of the logits: what is so close to being open is taken to be
+_CLASSES_AT_ONCE = 32  # in one backward pass through the whole network
+_TIE = 1e-6  # of the logits' scale: classes this close to being open count as open
 _METHODS = {"naive": "naive", "specformer": "specformer", "lofast": "lofast"}
 METHODS = (*_METHODS, "local", "adjoint", "mixed")
 
 
 @dataclass(frozen=True)
 class Image:
-    """A network at one image, and the margins of its label over every other class class."""
+    """A network at one image, and the margins of its label over every other class."""
 
     reading: Reading
     pixels: Array
@@ -40,22 +40,22 @@ class Image:
 
     @staticmethod
     def of(reading: Reading, pixels: Array, label: int) -> "Image":
-        """The network at these pixels, where its logits must be the model's."""
+        """Evaluate the network at these pixels and check its logits against the model's."""
         path, output = forward_pass(reading.steps, pixels)
         reading.check(pixels, output)
         return Image(reading, pixels, path, output, label)
 
     def check_within(self, radius: float) -> None:
-        """Compare the logits with the model's at two points of the ball too, on its boundary and within."""
+        """Compare the logits with the model's at two more points of the ball, one of them on its boundary."""
         rng = np.random.default_rng(0)
-        for reach in (radius, radius / 2):
+        for distance in (radius, radius / 2):
             direction = rng.standard_normal(self.pixels.shape)
-            point = self.pixels + direction * (reach / np.linalg.norm(direction))
+            point = self.pixels + direction * (distance / np.linalg.norm(direction))
             self.reading.check(point, forward_pass(self.reading.steps, point)[1])
 
     @cached_property
     def names(self) -> dict[Position, str]:
-        """What records call the steps."""
+        """The names of the steps in records."""
         return names(self.path)
 
     @property
@@ -64,7 +64,7 @@ class Image:
 
     @cached_property
     def margins(self) -> Array:
-        """`f_y - f_j` of the computed logits, from below."""
+        """Lower bounds on `f_y - f_j` of the computed logits."""
         logits = Box.exact(self.output)
         difference = logits[self.label] - logits[self.other_classes]
         return np.asarray(difference.mid - outward(difference.rad))
@@ -76,19 +76,21 @@ class Image:
 
     @cached_property
     def _order(self) -> Array:
-        """Other classes by the room that the last linear layer leaves them."""
-        size = longest(Box.exact(self._functionals), 1) if self._tail is None else self._tail.before[0][1]
+        """The other classes sorted by `margin / ||g||` at the last linear layer."""
+        size = norm_above(Box.exact(self._functionals), 1) if self._tail is None else self._tail.before[0][1]
         return np.asarray(np.argsort(self.margins / np.where(size > 0, size, 1.0), kind="stable"))
 
     @cached_property
-    def _known(self) -> dict[int, BackwardPass]:
+    def _backward_passes(self) -> dict[int, BackwardPass]:
         return {}
 
-    def _whole(self, begin: int) -> BackwardPass:
-        """Some other classes, in this order from `begin` on, taken back through the whole network."""
-        if begin not in self._known:
-            self._known[begin] = backward_pass(self.path, self._functionals[self._order[begin : begin + _SOME]])
-        return self._known[begin]
+    def _backward(self, begin: int) -> BackwardPass:
+        """The backward pass of one chunk of classes, in this order from `begin` on, through the whole network."""
+        if begin not in self._backward_passes:
+            self._backward_passes[begin] = backward_pass(
+                self.path, self._functionals[self._order[begin : begin + _CLASSES_AT_ONCE]]
+            )
+        return self._backward_passes[begin]
 
     @cached_property
     def _tail(self) -> BackwardPass | None:
@@ -100,10 +102,10 @@ class Image:
         )
 
     def proof(self, radius: float, method: str, largest_entry: float = math.inf) -> "Proof":
-        """How far every margin can fall within `radius` by this method, and what that rests on.
+        """Bound the loss of every margin within `radius` by this method.
 
-        `largest_entry` bounds every entry of the perturbation as well, as in an linf ball. Where numbers overflow,
-        margins can fall without end.
+        `largest_entry` bounds every entry of the perturbation as well, as in an linf ball. A bound that overflows
+        is infinite.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             found = self._proof(radius, method, largest_entry)
@@ -112,115 +114,117 @@ class Image:
     def losses(
         self, radius: float, method: str, largest_entry: float, near: float
     ) -> Iterator[dict[tuple[str, str], float]]:
-        """What the margin that is closest to being lost may lose, by layer and term; of near ties, all of them.
+        """Yield the terms, by layer and name, of the class with the smallest lower bound; of all near ties.
 
-        Other classes are tied whose margins are left within `near` of the least, as a fraction of the logits, and
-        steps from which the identity, if `method` mixes, gives the same within that.
+        Classes are tied if their bounds are within `near` of the smallest, as a fraction of the logits; so are
+        steps at which the mixed identity may start if the bounds agree within that.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             found = self.proof(radius, method, largest_entry)
             left = self.margins - found.losses
             close = near * (1 + np.abs(self.output).max())
             tied = [r for r in range(len(left)) if not left[r] > left.min() + close]
-            at, out = radii(self.path, radius, _METHODS.get(method, "local"))
-            ways: list[Terms] = []
+            at, out = layer_radii(self.path, radius, _METHODS.get(method, "local"))
+            identities: list[Terms] = []
             if method in ("adjoint", "mixed"):
-                local = found.losses if self._tail is None else _sum(self._local(at))
-                ways = [{(_WHOLE, "local"): local}]
+                local = found.losses if self._tail is None else _sum(self._local_terms(at))
+                identities = [{(_WHOLE, "local"): local}]
             if method == "mixed":
-                ways.append(self._at_the_output(out))
-                ways += self._ways(at, largest_entry)
+                identities.append(self._output_terms(out))
+                identities += self._identities(at, largest_entry)
             else:
                 yield from ({key: float(v[r]) for key, v in found.terms.items()} for r in tied)
-            for way in ways:
-                total = _sum(way)
-                named = {(self.names.get(step, ""), term): v for (step, term), v in way.items()}
+            for identity in identities:
+                total = _sum(identity)
+                named = {(self.names.get(step, ""), term): v for (step, term), v in identity.items()}
                 for r in tied:
                     if not total[r] > found.losses[r] + close:
                         yield {key: float(v[r]) for key, v in named.items()}
 
-    def _ways(self, at: dict[Position, float], largest_entry: float) -> list[Terms]:
-        """The identity from every step on, for all other classes that are taken back."""
-        ways: list[Terms] = []
-        for begin in self._known:
-            rows = self._order[begin : begin + _SOME]
-            for terms in self._parts(begin, at, self._whole(begin).before, largest_entry):
-                ways.append({key: np.full(len(self.other_classes), np.inf) for key in terms})
+    def _identities(self, at: dict[Position, float], largest_entry: float) -> list[Terms]:
+        """The identity from every step on, for all classes with a backward pass."""
+        identities: list[Terms] = []
+        for begin in self._backward_passes:
+            rows = self._order[begin : begin + _CLASSES_AT_ONCE]
+            for terms in self._identity_terms(begin, at, self._backward(begin).before, largest_entry):
+                identities.append({key: np.full(len(self.other_classes), np.inf) for key in terms})
                 for key, values in terms.items():
-                    ways[-1][key][rows] = values
-        return ways
+                    identities[-1][key][rows] = values
+        return identities
 
     def _proof(self, radius: float, method: str, largest_entry: float) -> "Proof":
-        at, out = radii(self.path, radius, _METHODS.get(method, "local"))
-        output = self._at_the_output(out)
+        at, out = layer_radii(self.path, radius, _METHODS.get(method, "local"))
+        output = self._output_terms(out)
         if method in _METHODS or (method == "local" and self._tail is None):
             losses, terms = _sum(output), output
         elif method == "local":
-            terms = self._local(at)
+            terms = self._local_terms(at)
             losses = _sum(terms)
         else:
             losses, terms = self._identity(at, output, method == "mixed", largest_entry)
         named = {(self.names.get(step, ""), term): values for (step, term), values in terms.items()}
-        return Proof(losses, named, {self.names[step]: reached for step, reached in at.items()})
+        return Proof(losses, named, {self.names[step]: step_radius for step, step_radius in at.items()})
 
     def _identity(
         self, at: dict[Position, float], output: Terms, mixed: bool, largest_entry: float
     ) -> tuple[Array, Terms]:
-        """The identity for the other classes with the least room, and for all that the local bound leaves open."""
-        local = _sum(output if self._tail is None else self._local(at))
-        near = _NEAR * (1 + np.abs(self.output).max())
+        """The identity for the first chunk of classes, and for later chunks that the local bound leaves open."""
+        local = _sum(output if self._tail is None else self._local_terms(at))
+        near = _TIE * (1 + np.abs(self.output).max())
         losses = local.copy()
         terms: Terms = {}
-        for begin in range(0, len(self._order), _SOME):
-            rows = self._order[begin : begin + _SOME]
+        for begin in range(0, len(self._order), _CLASSES_AT_ONCE):
+            rows = self._order[begin : begin + _CLASSES_AT_ONCE]
             lost = (self.margins - losses)[self._order[:begin]] < -near
             if begin and (lost.any() or not (self.margins - local)[rows].min() <= near):
-                break  # nothing is certified any more, or nothing is open
-            best, some = self._part(begin, at, mixed, largest_entry)
+                break  # the image cannot be certified, or no class is open
+            best, some = self._best_identity(begin, at, mixed, largest_entry)
             losses[rows] = np.minimum(np.minimum(best, local[rows]), _sum(output)[rows]) if mixed else best
             for key, values in some.items():
                 terms.setdefault(key, np.full(len(self.other_classes), np.inf))[rows] = values
         return losses, {} if mixed else terms
 
-    def _part(
+    def _best_identity(
         self, begin: int, at: dict[Position, float], mixed: bool, largest_entry: float
     ) -> tuple[Array, Terms]:
-        """How much the margins over some classes can lose, from the best step on if `mixed`, and the terms."""
-        whole = self._whole(begin)
-        best, terms = np.full(len(whole.g), np.inf), Terms()
-        for terms in self._parts(begin, at, whole.before if mixed else whole.before[:1], largest_entry):
+        """The loss of some margins by the identity, from the best step on if `mixed`, and its terms."""
+        backward = self._backward(begin)
+        best, terms = np.full(len(backward.g), np.inf), Terms()
+        for terms in self._identity_terms(
+            begin, at, backward.before if mixed else backward.before[:1], largest_entry
+        ):
             best = np.minimum(best, _sum(terms))
         return best, terms
 
-    def _parts(
+    def _identity_terms(
         self,
         begin: int,
         at: dict[Position, float],
         before: tuple[tuple[Position, Array], ...],
         largest_entry: float,
     ) -> Iterator[Terms]:
-        """The terms of some other classes by the identity from each of these steps on, the last first."""
-        whole = self._whole(begin)
+        """Yield the terms of the identity from each of these steps on, the last first, for one chunk of classes."""
+        backward = self._backward(begin)
         remainders: Terms = {
             (step, term): value
-            for step, remainder in whole.remainders.items()
+            for step, remainder in backward.remainders.items()
             for term, value in remainder(at[step]).items()
         }
         for step, size in reversed(before):
             first, label = outward(size * at[step]), (step, "first order from here on")
-            if step == whole.before[0][0]:
+            if step == backward.before[0][0]:
                 label = (_WHOLE, "first order")
             if label[0] == _WHOLE and math.isfinite(largest_entry):
-                entries = np.abs(whole.g).reshape(len(first), -1)
+                entries = np.abs(backward.g).reshape(len(first), -1)
                 first = np.minimum(first, outward(entries.sum(1) * largest_entry))
             yield {label: first, **{key: value for key, value in remainders.items() if key[0] >= step}}
 
-    def _at_the_output(self, out: float) -> Terms:
-        """Two logits differ by `sqrt(2)` times how far all of them can move, at most."""
+    def _output_terms(self, out: float) -> Terms:
+        """The difference of two logits changes by at most `sqrt(2)` times the output radius."""
         return {(_WHOLE, "output radius"): np.full(len(self.other_classes), outward(math.sqrt(2) * out))}
 
-    def _local(self, at: dict[Position, float]) -> Terms:
-        """`||g|| r` before the last linear layer."""
+    def _local_terms(self, at: dict[Position, float]) -> Terms:
+        """`||g|| r` at the input of the last linear layer."""
         assert self._tail is not None
         last, size = self._tail.before[0]
         rounding = self._tail.remainders[last](at[last])["rounding"]
@@ -229,7 +233,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Proof:
-    """How far every rival's margin can fall, the terms of that, by layer, and the radii at all layers."""
+    """Upper bounds on the loss of every margin, their terms by layer, and the radii at all layers."""
 
     losses: Array
     terms: dict[tuple[str, str], Array]

@@ -1,6 +1,6 @@
-"""A model as the checker of certificates reads it: every layer's weights as NumPy arrays.
+"""Read a model for the checker: every layer's weights as NumPy arrays.
 
-The tree is forward_pass by exact type; a layer that is not known here cannot be checked, and the error says so.
+Modules are traversed by exact type; a layer that is not in the checker's table raises an error that names it.
 """
 
 import copy
@@ -23,12 +23,30 @@ _SEQUENCES = (own.ViT, own.Block, nn.Sequential, own.Network)
 
 
 def read(model: nn.Module) -> Reading:
-    """The steps of a model, with its weights, exactly, in float64; what is not plain is refused."""
+    """Read the layers of a model, with its exact weights in float64.
+
+    Args:
+        model: a model in eval mode, without hooks or replaced functions.
+
+    Returns:
+        A `Reading`, which `Image.of` takes.
+
+    Raises:
+        ConfigError: if a layer cannot be read.
+
+    Example:
+        >>> from torch import nn
+        >>> from specguard.checker import read
+        >>> [step.name for step in read(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).eval()).steps]
+        ['0', '1']
+    """
     check_plain(model)
     plain = materialized(model).requires_grad_(False)
-    coarse = any(parametrize.is_parametrized(layer) for layer in model.modules())
-    twin = copy.deepcopy(model).double().requires_grad_(False) if coarse else plain
-    types = {t.dtype for t in plain.state_dict().values() if t.is_floating_point()} if coarse else {torch.float64}
+    parametrized = any(parametrize.is_parametrized(layer) for layer in model.modules())
+    twin = copy.deepcopy(model).double().requires_grad_(False) if parametrized else plain
+    types = (
+        {t.dtype for t in plain.state_dict().values() if t.is_floating_point()} if parametrized else {torch.float64}
+    )
     tolerance = max((torch.finfo(kind).eps for kind in types), default=0.0) ** 0.5
     for name, tensor in (*plain.named_parameters(), *plain.named_buffers()):
         if not tensor.isfinite().all():
@@ -37,12 +55,12 @@ def read(model: nn.Module) -> Reading:
 
 
 def _sequence(name: str, layer: nn.Module) -> tuple[Step, ...]:
-    """The children of a sequence in order; two that have one rule together are one step, named after the second."""
-    children = [(_within(name, child), inner) for child, inner in layer._modules.items() if inner is not None]
+    """The children of a sequence in order; two with a joint rule are one step, named after the second."""
+    children = [(_join(name, child), inner) for child, inner in layer._modules.items() if inner is not None]
     steps: list[Step] = []
     if isinstance(layer, own.ViT | own.Network):
         shape = tuple(layer.shape)
-        steps.append(Leaf(_within(name, "input"), for_shape(lambda s: s == shape, affine.unchanged)))
+        steps.append(Leaf(_join(name, "input"), for_shape(lambda s: s == shape, affine.identity)))
     while children:
         (first, one), rest = children[0], children[1:]
         following = rest[0] if rest else None
@@ -55,7 +73,7 @@ def _sequence(name: str, layer: nn.Module) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _within(name: str, child: str) -> str:
+def _join(name: str, child: str) -> str:
     return f"{name}.{child}" if name else child
 
 
@@ -64,15 +82,19 @@ def _steps(name: str, layer: nn.Module) -> tuple[Step, ...]:
         return _sequence(name, layer)
     if type(layer) is own.Residual:
         scale = number(f"the scale of {name}", layer.scale)
-        busy = [(n, inner) for n, inner in _flat(f"{name}.branch", layer.branch) if type(inner) is not nn.Identity]
-        if len(busy) == 1 and type(busy[0][1]) in _ATTENTION:
-            return (Leaf(busy[0][0], attention(busy[0][1], scale)),)
+        nontrivial = [
+            (n, inner)
+            for n, inner in _flatten_sequence(f"{name}.branch", layer.branch)
+            if type(inner) is not nn.Identity
+        ]
+        if len(nontrivial) == 1 and type(nontrivial[0][1]) in _ATTENTION:
+            return (Leaf(nontrivial[0][0], attention(nontrivial[0][1], scale)),)
         return (Skip(name, scale, _steps(f"{name}.branch", layer.branch)),)
     return (Leaf(name, rule(name, layer)),)
 
 
-def _flat(name: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:
+def _flatten_sequence(name: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:
     if type(layer) is not nn.Sequential:
         return [(name, layer)]
     children = [(child, inner) for child, inner in layer._modules.items() if inner is not None]
-    return [pair for child, inner in children for pair in _flat(f"{name}.{child}", inner)]
+    return [pair for child, inner in children for pair in _flatten_sequence(f"{name}.{child}", inner)]

@@ -1,10 +1,10 @@
-"""A layer once more, in NumPy boxes: what the checker of certificates knows of it at one image.
+"""The checker's interface of a layer at one image, in boxes.
 
-A `Point` is a layer at the exact clean activation of an image, of which only a box is known. `propagate` bounds how
-far its output moves when its input moves by r; `vjp` takes functionals of the output back to the input, and bounds
-what that linear part leaves out. The formulas are those of the ledger (docs/theorems.md), written down a second
-time, for distances from the exact clean values: no error is passed on, for boxes hold it. Norms of matrices come
-from `enclosure.spectral`. Nothing is shared with `specguard.certificates`.
+A `Point` is a layer at the exact clean activation of an image, which a box encloses. `propagate` bounds the change
+of its output when its input moves by r; `vjp` takes functionals of the output back to the input and bounds the
+remainder. The formulas are those of the ledger (docs/theorems.md), implemented again for distances from the exact
+clean values; errors are part of the boxes. Norms of matrices come from `enclosure.spectral_norm_above`. Nothing is
+shared with `specguard.certificates`.
 """
 
 from collections.abc import Callable

@@ -1,11 +1,11 @@
-"""One image on its way through a model: every layer at its activation, radii forwards, functionals backwards.
+"""Passes through a model at one image: activations forward, radii forward, functionals backward.
 
-Steps are told apart by their positions, `(k,)` the k-th and `(k, i)` the i-th of its branch, never by their names.
+Steps are identified by position, `(k,)` for the k-th and `(k, i)` for the i-th of its branch, not by name.
 """
 
 from dataclasses import dataclass
 
-from specguard.checker.enclosure import Array, Box, longest, outward
+from specguard.checker.enclosure import Array, Box, norm_above, outward
 from specguard.checker.node import Point, Remainder
 from specguard.checker.reading import Leaf, Step
 from specguard.errors import ConfigError
@@ -15,7 +15,7 @@ Position = tuple[int, ...]
 
 @dataclass(frozen=True)
 class LayerAtPoint:
-    """A layer f at the computed activation z, taken as exact; `error`: how far f(z) may be from the next one."""
+    """A layer f at the computed activation z, taken as exact; `error` bounds the distance from f(z) to the next."""
 
     position: Position
     name: str
@@ -36,49 +36,49 @@ Path = tuple[LayerAtPoint | ResidualAtPoint, ...]
 
 
 def forward_pass(steps: tuple[Step, ...], x: Array, within: Position = ()) -> tuple[Path, Array]:
-    """Every layer at the activations of one image, as they are computed here."""
+    """Evaluate the steps at one image: every layer at its computed activation, and the output."""
     path: list[LayerAtPoint | ResidualAtPoint] = []
     for number, step in enumerate(steps):
         position = (*within, number)
         if isinstance(step, Leaf):
             point = step.make(Box.exact(x))
             output = point.output
-            path.append(LayerAtPoint(position, step.name, point, _far(output)))
+            path.append(LayerAtPoint(position, step.name, point, _radius_length(output)))
         else:
             branch, change = forward_pass(step.branch, x, position)
-            if change.shape != x.shape:  # what is smaller would be repeated
+            if change.shape != x.shape:  # the smaller one would be broadcast
                 raise ConfigError(
                     f"{step.name} adds its input and its branch, of shapes {x.shape} and {change.shape}"
                 )
             output = Box.exact(x) + Box.exact(change) * step.scale
-            path.append(ResidualAtPoint(position, step.name, step.scale, branch, _far(output)))
+            path.append(ResidualAtPoint(position, step.name, step.scale, branch, _radius_length(output)))
         x = output.mid
     return tuple(path), x
 
 
-def _far(x: Box) -> float:
-    return float(longest(Box.exact(x.rad)))
+def _radius_length(x: Box) -> float:
+    return float(norm_above(Box.exact(x.rad)))
 
 
-def radii(path: Path, radius: float, method: str) -> tuple[dict[Position, float], float]:
-    """How far every layer's exact, perturbed input can be from the computed one, and how far the output."""
+def layer_radii(path: Path, radius: float, method: str) -> tuple[dict[Position, float], float]:
+    """Upper bounds on the distance of every exact, perturbed input from the computed one, and of the output."""
     at: dict[Position, float] = {}
-    for place in path:
-        at[place.position] = radius
-        if isinstance(place, LayerAtPoint):
-            radius = float(outward(place.point.propagate(radius, method) + place.error))
+    for step in path:
+        at[step.position] = radius
+        if isinstance(step, LayerAtPoint):
+            radius = float(outward(step.point.propagate(radius, method) + step.error))
         else:
-            inside, end = radii(place.branch, radius, method)
-            at |= inside
-            radius = float(outward(radius + abs(place.scale) * end + place.error))
+            branch_radii, end = layer_radii(step.branch, radius, method)
+            at |= branch_radii
+            radius = float(outward(radius + abs(step.scale) * end + step.error))
     return at, radius
 
 
 @dataclass(frozen=True)
 class BackwardPass:
-    """Functionals seen from every step: their lengths before it, and what every layer adds, for a radius at it.
+    """The backward pass of functionals: their lengths before every step, and the remainder of every layer.
 
-    Each functional is taken to be the computed one; what the exact one differs by is a term, "rounding".
+    Functionals are the computed ones; their errors are a term of the remainder, "rounding".
     """
 
     remainders: dict[Position, Remainder]
@@ -90,32 +90,33 @@ def backward_pass(path: Path, g: Array) -> BackwardPass:
     """Functionals g of the output, one per other class, taken back through the path."""
     remainders: dict[Position, Remainder] = {}
     before: list[tuple[Position, Array]] = []
-    for place in reversed(path):
-        size = longest(Box.exact(g), 1)
-        if isinstance(place, LayerAtPoint):
-            back, remainder = place.point.vjp(Box.exact(g))
+    for step in reversed(path):
+        size = norm_above(Box.exact(g), 1)
+        if isinstance(step, LayerAtPoint):
+            adjoint, remainder = step.point.vjp(Box.exact(g))
         else:
-            scaled = Box.exact(g) * place.scale
-            inner = backward_pass(place.branch, scaled.mid)
+            scaled = Box.exact(g) * step.scale
+            inner = backward_pass(step.branch, scaled.mid)
             remainders |= inner.remainders
-            back, remainder = Box.exact(g) + Box.exact(inner.g), _nothing
-            lost = longest(Box.exact(scaled.rad), 1)
-            if lost.any() and place.branch:  # a scale that is no power of two: a rate of what the branch gives
-                last = place.branch[-1]
-                remainders[last.position] = _with_end(remainders[last.position], lost, last)
-        wrong = longest(Box.exact(back.rad), 1)
-        remainders[place.position] = _with(remainder, wrong, outward(size * place.error))
-        g = back.mid
-        before.append((place.position, longest(Box.exact(g), 1)))
+            adjoint, remainder = Box.exact(g) + Box.exact(inner.g), _no_remainder
+            scale_error = norm_above(Box.exact(scaled.rad), 1)
+            # A scale that is not a power of two: an error per distance of the branch's output.
+            if scale_error.any() and step.branch:
+                last = step.branch[-1]
+                remainders[last.position] = _add_end_rounding(remainders[last.position], scale_error, last)
+        error = norm_above(Box.exact(adjoint.rad), 1)
+        remainders[step.position] = _add_rounding(remainder, error, outward(size * step.error))
+        g = adjoint.mid
+        before.append((step.position, norm_above(Box.exact(g), 1)))
     return BackwardPass(remainders, tuple(reversed(before)), g)
 
 
-def _nothing(radius: float) -> dict[str, Array]:
+def _no_remainder(radius: float) -> dict[str, Array]:
     return {}
 
 
-def _with(remainder: Remainder, rate: Array, constant: Array | float) -> Remainder:
-    """A remainder and the rounding `rate r + constant`."""
+def _add_rounding(remainder: Remainder, rate: Array, constant: Array | float) -> Remainder:
+    """Add the rounding `rate r + constant` to a remainder."""
 
     def terms(radius: float) -> dict[str, Array]:
         found = remainder(radius)
@@ -125,18 +126,20 @@ def _with(remainder: Remainder, rate: Array, constant: Array | float) -> Remaind
     return terms
 
 
-def _with_end(remainder: Remainder, rate: Array, last: LayerAtPoint | ResidualAtPoint) -> Remainder:
-    """A remainder and the rounding `rate R`, R the radius behind the last step of a branch."""
-    return lambda radius: _with(remainder, 0 * rate, outward(rate * radii((last,), radius, "local")[1]))(radius)
+def _add_end_rounding(remainder: Remainder, rate: Array, last: LayerAtPoint | ResidualAtPoint) -> Remainder:
+    """Add the rounding `rate R` to a remainder, R the radius after the last step of a branch."""
+    return lambda radius: _add_rounding(
+        remainder, 0 * rate, outward(rate * layer_radii((last,), radius, "local")[1])
+    )(radius)
 
 
 def names(path: Path) -> dict[Position, str]:
-    """What records call every step; no two may have one name."""
+    """The name of every step in records; names must be unique."""
     found: dict[Position, str] = {}
-    for place in path:
-        found[place.position] = place.name
-        if isinstance(place, ResidualAtPoint):
-            found |= names(place.branch)
+    for step in path:
+        found[step.position] = step.name
+        if isinstance(step, ResidualAtPoint):
+            found |= names(step.branch)
     if len(set(found.values())) < len(found):
-        raise ConfigError("two layers have the same name, so that no record can tell them apart")
+        raise ConfigError("two layers have the same name, so records cannot distinguish them")
     return found

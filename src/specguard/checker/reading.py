@@ -1,4 +1,4 @@
-"""What the checker of certificates has read of a model: its steps, and the model itself to compare them with."""
+"""A model as read by the checker: its steps, and the model itself for comparison."""
 
 from dataclasses import dataclass
 
@@ -32,10 +32,13 @@ Step = Leaf | Skip
 
 @dataclass(frozen=True)
 class Reading:
-    """The steps of a model, and the model in float64 as torch computes it.
+    """The steps of a model, and the model in float64, which torch evaluates.
 
-    Their logits may differ by `tolerance` as a share of the largest: the square root of a rounding of float64 or,
-    where a parametrization computes the weights again in float64, of the type they are stored in.
+    Args:
+        steps: the layers in order.
+        model: the float64 copy of the model.
+        tolerance: allowed difference of their logits as a fraction of the largest: the square root of the epsilon
+            of float64 or, if a parametrization recomputes the weights in float64, of the dtype that stores them.
     """
 
     steps: tuple[Step, ...]
@@ -44,9 +47,9 @@ class Reading:
 
     @torch.no_grad()
     def check(self, point: Array, output: Array) -> None:
-        """Refuse an output of the steps at this point that is not the model's."""
+        """Raise if the output of the steps at this point differs from the model's."""
         device = next((t.device for t in self.model.parameters()), torch.device("cpu"))
         logits = self.model(torch.from_numpy(point)[None].to(device)).cpu().numpy()
-        near = self.tolerance * (1 + abs(output).max())
-        if logits.shape != (1, *output.shape) or not (abs(logits - output) <= near).all():  # NaN is not
+        tolerance = self.tolerance * (1 + abs(output).max())
+        if logits.shape != (1, *output.shape) or not (abs(logits - output) <= tolerance).all():  # NaN is not
             raise SoundnessError("the model computes something else than the layers that were read")

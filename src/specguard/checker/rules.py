@@ -1,7 +1,6 @@
 """The checker's table of layers: from the exact type of a layer to a function that reads its weights and settings.
 
-Settings are checked where they are read, and shapes where a layer meets its input: nothing may be repeated by
-broadcasting.
+Settings are validated where they are read, shapes where a layer receives its input: broadcasting is refused.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from specguard.checker.layers import activations, affine, convolution, curves, g
 from specguard.checker.layers.activations import Map
 from specguard.checker.layers.sll import sll
 from specguard.checker.node import Maker, Point
-from specguard.checker.shapes import for_shape, keeping, of_tokens
+from specguard.checker.shapes import for_broadcast, for_shape, for_tokens
 from specguard.errors import ConfigError
 from specguard.nn.settings import (
     bias_of,
@@ -37,8 +36,8 @@ from specguard.nn.settings import (
 _GELUS: dict[object, curves.Curve] = {"none": curves.GELU, "tanh": curves.TANH_GELU}
 _CURVES: dict[type[nn.Module], Callable[[Any], curves.Curve]] = {
     nn.GELU: lambda layer: _GELUS[choice("approximate", layer.approximate, *_GELUS)],
-    nn.ReLU: lambda layer: _not_in_place(layer, curves.RELU),
-    nn.SiLU: lambda layer: _not_in_place(layer, curves.SILU),
+    nn.ReLU: lambda layer: _refuse_inplace(layer, curves.RELU),
+    nn.SiLU: lambda layer: _refuse_inplace(layer, curves.SILU),
     nn.Tanh: lambda layer: curves.TANH,
     own.Softplus: lambda layer: curves.softplus(positive("beta", layer.beta)),
     own.Squareplus: lambda layer: curves.squareplus(positive("b", layer.b)),
@@ -47,7 +46,7 @@ _SLOPES_TO_ONE = (nn.ReLU, nn.Tanh, own.Softplus, own.Squareplus)  # those whose
 
 
 def rule(name: str, layer: Any) -> Maker:
-    """The rule of a layer; what is not in the table raises an error that names it."""
+    """The rule of a layer; a type that is not in the table raises an error."""
     kind = type(layer)
     if kind not in RULES:
         raise ConfigError(f"{name or 'the model'} is a {kind.__name__}, which the checker cannot read")
@@ -57,7 +56,7 @@ def rule(name: str, layer: Any) -> Maker:
 
 
 def pair(one: nn.Module, other: nn.Module) -> Maker | None:
-    """The rule of two layers in a row that have one together, else None."""
+    """The joint rule of two consecutive layers, or None."""
     if type(one) is nn.Linear and type(other) in (*_CURVES, own.MaxMin, own.GatedUnit):
         return _neurons(other, Map(_box(one.weight), _bias(one)))
     if type(one) is own.Normalize and type(other) is own.PatchEmbedding:
@@ -73,7 +72,7 @@ def _bias(layer: Any) -> Box:
     return _box(bias_of(layer))
 
 
-def _the_same_for_all(tokens: Tensor) -> Box:
+def _shared_tokens(tokens: Tensor) -> Box:
     if tokens.ndim != 3 or tokens.shape[0] != 1:
         raise ConfigError(f"tokens of shape {tuple(tokens.shape)} are not the same for all images")
     return _box(tokens)[0]
@@ -85,7 +84,7 @@ def _std(layer: own.Normalize) -> Box:
     return _box(layer.std)
 
 
-def _not_in_place(layer: Any, curve: curves.Curve) -> curves.Curve:
+def _refuse_inplace(layer: Any, curve: curves.Curve) -> curves.Curve:
     if layer.inplace:
         raise ConfigError("an activation that overwrites its input cannot be checked")
     return curve
@@ -94,32 +93,32 @@ def _not_in_place(layer: Any, curve: curves.Curve) -> curves.Curve:
 def _flatten(layer: nn.Flatten) -> Maker:
     choice("start_dim", layer.start_dim, 1)
     choice("end_dim", layer.end_dim, -1)
-    return affine.flattened
+    return affine.flatten
 
 
 def _normalize(layer: own.Normalize) -> Maker:
     std = _std(layer)
-    return keeping(std, affine.diagonal(Box.exact(1.0) / std, -_box(layer.mean) / std))
+    return for_broadcast(std, affine.diagonal(Box.exact(1.0) / std, -_box(layer.mean) / std))
 
 
 def _positions(layer: own.Positions) -> Maker:
-    table = _the_same_for_all(layer.table)
-    return keeping(table, lambda x: affine.Linear(x + table, 1.0, lambda g: g))
+    table = _shared_tokens(layer.table)
+    return for_broadcast(table, lambda x: affine.Linear(x + table, 1.0, lambda g: g))
 
 
 def _mean_pool(layer: own.MeanPool) -> Maker:
     skip = count("skip", layer.skip)
-    return of_tokens(skip + 1, pooling.mean_token(skip))
+    return for_tokens(skip + 1, pooling.mean_token(skip))
 
 
 def _first_tokens(layer: own.FirstTokens) -> Maker:
     first = count("count", layer.count, 1)
-    return of_tokens(first, pooling.first_tokens(first))
+    return for_tokens(first, pooling.first_tokens(first))
 
 
 def _class_and_mean(layer: own.ClassAndMean) -> Maker:
     skip = count("skip", layer.skip)
-    return of_tokens(skip + 1, pooling.class_and_mean(skip))
+    return for_tokens(skip + 1, pooling.class_and_mean(skip))
 
 
 def _core_attention(layer: own.CoreAttention) -> Maker:
@@ -138,8 +137,8 @@ def _head_norm(layer: own.HeadNorm) -> Maker:
     heads, eps = count("heads", layer.heads, 1), positive("eps", layer.eps)
     centered = choice("centered", layer.centered, True, False) is True
     width = 3 * heads * layer.gain.shape[1]
-    made = qk_norm.head_norm(_box(layer.gain), _box(layer.shift), heads, eps, centered)
-    return for_shape(lambda s: len(s) == 2 and s[1] == width, made)
+    make = qk_norm.head_norm(_box(layer.gain), _box(layer.shift), heads, eps, centered)
+    return for_shape(lambda s: len(s) == 2 and s[1] == width, make)
 
 
 def _neurons(layer: nn.Module, before: Map) -> Maker:
@@ -157,7 +156,7 @@ def _neurons(layer: nn.Module, before: Map) -> Maker:
     return lambda x: activations.Neurons(before, curve, before(x))
 
 
-def _alone(layer: nn.Module) -> Maker:
+def _activation(layer: nn.Module) -> Maker:
     """An activation without a matrix before it."""
     return _neurons(layer, Map(None, Box.exact(0.0)))
 
@@ -169,8 +168,8 @@ def _sll(layer: own.SLL) -> Maker:
 
 def _patches(layer: Any, mean: Box, std: Box) -> Maker:
     W, side = _box(layer.map.weight), patch_side(layer.map)
-    made = affine.patches(W, _bias(layer.map), mean, std)
-    return for_shape(lambda s: len(s) == 3 and s[0] == W.shape[1] and min(s[1:]) >= side, made)
+    make = affine.patches(W, _bias(layer.map), mean, std)
+    return for_shape(lambda s: len(s) == 3 and s[0] == W.shape[1] and min(s[1:]) >= side, make)
 
 
 def _batch_norm(norm: nn.BatchNorm1d) -> Maker:
@@ -179,11 +178,11 @@ def _batch_norm(norm: nn.BatchNorm1d) -> Maker:
     size = norm.running_var.shape
     weight = Box.exact(np.ones(size)) if norm.weight is None else _box(norm.weight)
     bias = Box.exact(np.zeros(size)) if norm.bias is None else _box(norm.bias)
-    spread = _box(norm.running_var) + number("eps", norm.eps)
-    if not (spread.mid > outward(spread.rad)).all():
+    variance = _box(norm.running_var) + number("eps", norm.eps)
+    if not (variance.mid > outward(variance.rad)).all():
         raise ConfigError("batch normalization needs variances above zero")
-    factor = weight / spread.root()
-    return keeping(factor, affine.diagonal(factor, bias - _box(norm.running_mean) * factor))
+    factor = weight / variance.sqrt()
+    return for_broadcast(factor, affine.diagonal(factor, bias - _box(norm.running_mean) * factor))
 
 
 def _scaled(layer: Any) -> Maker:
@@ -205,12 +204,12 @@ def attention(layer: Any, residual: float | None = None) -> Maker:
     """Attention, or with `residual` the map `x + residual attention(x)`."""
     heads, dim = heads_and_dim(layer.heads, layer.qkv, layer.out)
     Wq, Wk, Wv = (
-        part.moved(lambda a: a.reshape(heads, dim // heads, dim).transpose(0, 2, 1))
+        part.rearrange(lambda a: a.reshape(heads, dim // heads, dim).transpose(0, 2, 1))
         for part in _thirds(_box(layer.qkv.weight), dim)
     )
-    bq, bk, bv = (part.moved(lambda a: a.reshape(heads, -1)) for part in _thirds(_bias(layer.qkv), dim))
+    bq, bk, bv = (part.rearrange(lambda a: a.reshape(heads, -1)) for part in _thirds(_bias(layer.qkv), dim))
     scale = 1.0 if residual is None else residual
-    Wo = _box(layer.out.weight).moved(lambda a: a.T.reshape(heads, dim // heads, dim)) * scale
+    Wo = _box(layer.out.weight).rearrange(lambda a: a.T.reshape(heads, dim // heads, dim)) * scale
     mix, fixed = _mixture(layer)
     logits = None if getattr(layer, "bias", None) is None else _box(layer.bias)
 
@@ -220,9 +219,9 @@ def attention(layer: Any, residual: float | None = None) -> Maker:
             if positions is not None and positions.shape != (heads, x.shape[0], x.shape[0]):
                 raise ConfigError(f"its positions are of shape {positions.shape}, for {x.shape[0]} tokens")
         weights = Weights(Wq, Wk, Wv, Wo, bq, bk, bv, bo, residual is not None, mix, rest, logits)
-        return Attention(known.setdefault(x.shape[0], weights), x)
+        return Attention(weights_by_tokens.setdefault(x.shape[0], weights), x)
 
-    known: dict[int, Weights] = {}  # their norms are found once
+    weights_by_tokens: dict[int, Weights] = {}  # weights and their norms are cached by number of tokens
     return for_shape(lambda s: len(s) == 2 and s[1] == dim, at)
 
 
@@ -231,7 +230,7 @@ def _thirds(x: Box, dim: int) -> list[Box]:
 
 
 def _mixture(layer: Any) -> tuple[Box, Callable[[int], Box | None]]:
-    """The softmax's share of P per head, and the rest of P."""
+    """The weight of the softmax in P per head, and the rest of P."""
     heads = layer.heads
     if type(layer) is own.SkipAttention:
         mix = fraction("mix", layer.mix)
@@ -240,38 +239,40 @@ def _mixture(layer: Any) -> tuple[Box, Callable[[int], Box | None]]:
     if type(layer) is own.GatedPositionalAttention:
         if tuple(layer.gate.shape) != (heads,):
             raise ConfigError(f"{heads} heads need as many gates, not {tuple(layer.gate.shape)}")
-        gate = _box(layer.gate).through(curves.logistic, 0.25)
+        gate = _box(layer.gate).apply(curves.logistic, 0.25)
         logits = _box(layer.offsets) @ _box(layer.position.weight).T + _bias(layer.position)
-        positional = logits.moved(lambda a: a.transpose(2, 0, 1)).softmax() * gate[:, None, None]
+        positional = logits.rearrange(lambda a: a.transpose(2, 0, 1)).softmax() * gate[:, None, None]
         return Box.exact(np.ones(heads)) - gate, lambda n: positional
     return Box.exact(np.ones(heads)), lambda n: None
 
 
 RULES: dict[type[nn.Module], Callable[[Any], Maker]] = {
     nn.Linear: lambda layer: affine.linear(_box(layer.weight), _bias(layer)),
-    nn.Identity: lambda layer: affine.unchanged,
-    nn.Dropout: lambda layer: affine.unchanged,
+    nn.Identity: lambda layer: affine.identity,
+    nn.Dropout: lambda layer: affine.identity,
     nn.Flatten: _flatten,
     nn.LayerNorm: _scaled,
     nn.RMSNorm: _scaled,
-    nn.GELU: _alone,
-    nn.ReLU: _alone,
-    nn.SiLU: _alone,
-    nn.Tanh: _alone,
-    own.Softplus: _alone,
-    own.Squareplus: _alone,
-    own.MaxMin: _alone,
-    own.GatedUnit: _alone,
+    nn.GELU: _activation,
+    nn.ReLU: _activation,
+    nn.SiLU: _activation,
+    nn.Tanh: _activation,
+    own.Softplus: _activation,
+    own.Squareplus: _activation,
+    own.MaxMin: _activation,
+    own.GatedUnit: _activation,
     own.Normalize: _normalize,
     own.Resize: lambda layer: for_shape(lambda s: len(s) == 3, affine.resize(count("size", layer.size, 1))),
     own.PatchEmbedding: lambda layer: _patches(layer, Box.exact(0.0), Box.exact(np.ones((1, 1, 1)))),
-    own.ClassToken: lambda layer: of_tokens(0, affine.prepended(_the_same_for_all(layer.token))),
+    own.ClassToken: lambda layer: for_tokens(0, affine.prepend_tokens(_shared_tokens(layer.token))),
     own.Positions: _positions,
-    own.ClassPool: lambda layer: of_tokens(1, pooling.first_token),
+    own.ClassPool: lambda layer: for_tokens(1, pooling.first_token),
     own.MeanPool: _mean_pool,
     own.FirstTokens: _first_tokens,
     own.ClassAndMean: _class_and_mean,
-    own.LayerScale: lambda layer: keeping(_box(layer.scale), affine.diagonal(_box(layer.scale), Box.exact(0.0))),
+    own.LayerScale: lambda layer: for_broadcast(
+        _box(layer.scale), affine.diagonal(_box(layer.scale), Box.exact(0.0))
+    ),
     own.TokenBatchNorm: lambda layer: _batch_norm(layer.norm),
     own.TokenConvolution: _token_convolution,
     own.LayerProject: _scaled,

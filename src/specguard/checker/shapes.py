@@ -1,4 +1,4 @@
-"""Layers for inputs of some shapes only: what is broadcast is repeated, which no norm of a layer would know."""
+"""Restrict layers to certain input shapes: the norm of a layer would not account for broadcasting."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ Shape = tuple[int, ...]
 
 
 def for_shape(fits: Callable[[Shape], bool], make: Maker) -> Maker:
-    """The same layer, for inputs of such shapes only."""
+    """The same layer, refusing inputs of other shapes."""
 
     def at(x: Box) -> Point:
         if not fits(x.shape):
@@ -20,8 +20,8 @@ def for_shape(fits: Callable[[Shape], bool], make: Maker) -> Maker:
     return at
 
 
-def keeping(constant: Box, make: Maker) -> Maker:
-    """The same layer, for inputs that a constant of this shape does not repeat."""
+def for_broadcast(constant: Box, make: Maker) -> Maker:
+    """The same layer, refusing inputs that a constant of this shape would broadcast."""
 
     def fits(shape: Shape) -> bool:
         pairs = zip(reversed(shape), reversed(constant.shape), strict=False)
@@ -30,6 +30,6 @@ def keeping(constant: Box, make: Maker) -> Maker:
     return for_shape(fits, make)
 
 
-def of_tokens(least: int, make: Maker) -> Maker:
-    """The same layer, for at least so many tokens."""
+def for_tokens(least: int, make: Maker) -> Maker:
+    """The same layer, refusing inputs with fewer tokens."""
     return for_shape(lambda s: len(s) == 2 and s[0] >= least, make)

@@ -1,4 +1,4 @@
-"""Matrix-free linear algebra: it knows tensors, not networks, and imports nothing of ours."""
+"""Matrix-free linear algebra on batches of linear maps, and guaranteed bounds on norms; independent of networks."""
 
 from specguard.linalg.jacobian import exact_row_column, jacobian
 from specguard.linalg.lanczos import SingularTriplets, lower_singular_values
@@ -13,7 +13,7 @@ from specguard.linalg.norms import (
 )
 from specguard.linalg.operator import LinearOperator, dense_operator, identity, kronecker
 from specguard.linalg.power import power_step, top_right_vectors
-from specguard.linalg.rounding import UNIT, gamma, lifted, upper_length
+from specguard.linalg.rounding import UNIT, gamma, round_up, upper_length
 
 __all__ = [
     "UNIT",
@@ -25,9 +25,9 @@ __all__ = [
     "identity",
     "jacobian",
     "kronecker",
-    "lifted",
     "lower_singular_values",
     "power_step",
+    "round_up",
     "top_right_vectors",
     "upper_cholesky",
     "upper_eigenvalue",

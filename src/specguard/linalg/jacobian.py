@@ -1,4 +1,4 @@
-"""The Jacobian of a function of each image, without ever forming it."""
+"""Jacobians of functions of each image, as matrix-free operators."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -15,17 +15,30 @@ Function = Callable[[Tensor], Tensor]
 
 
 def jacobian(function: Function, x: Float[Tensor, "batch *shape"]) -> LinearOperator:
-    """D function(x), one map per sample: `rmatvec` by a backward derivative, `matvec` by the derivative of that.
+    """The Jacobian of `function` at x, one operator per sample: `rmatvec` by a vjp, `matvec` by its vjp.
 
-    `function` maps a batch to a batch and treats every sample on its own; then the derivative of the whole batch is
-    block diagonal, and one product with it is one product for every sample. u -> J^T u is linear, so that its own
-    backward derivative is v -> J v: no product computes the function again, as forward derivatives do. Operations
-    of a user's own must therefore have a backward pass that can be differentiated.
+    If `function` treats every sample by itself, the Jacobian of the batch is block diagonal, and one product with
+    it is one product per sample. u -> J^T u is linear, so its own vjp is v -> J v: products do not evaluate the
+    function again, as a jvp would. Custom operations must therefore have a differentiable backward pass.
 
     Guarantee: exact up to the rounding of automatic differentiation in the dtype of x.
     Cost: a forward pass and its tape to make it, twice that from the first `matvec` on; one or two for a product.
+
+    Args:
+        function: maps a batch to a batch, each sample by itself.
+        x: the points at which to differentiate; copied.
+
+    Returns:
+        A `LinearOperator` from the shape of one input to the shape of one output.
+
+    Example:
+        >>> import torch
+        >>> from specguard.linalg import jacobian
+        >>> J = jacobian(lambda x: x**2, torch.tensor([[1.0, 3.0]]))
+        >>> J.matvec(torch.ones(1, 2))
+        tensor([[2., 6.]])
     """
-    x = x.detach().clone()  # the caller may change his
+    x = x.detach().clone()  # the caller may modify its tensor
     value, backward, *_ = vjp(function, x)
 
     @cache
@@ -47,14 +60,28 @@ def jacobian(function: Function, x: Float[Tensor, "batch *shape"]) -> LinearOper
 def exact_row_column(
     function: Function, x: Float[Tensor, "batch *shape"], chunk: int = 256
 ) -> Float[Tensor, " batch"]:
-    """`sqrt(||J||_1 ||J||_inf)` of every sample's Jacobian, which is at least `||J||_2`.
+    """`sqrt(||J||_1 ||J||_inf) >= ||J||_2` for the Jacobian J of every sample.
 
     Guarantee: exact up to the rounding of automatic differentiation; not a certified bound.
-    Cost: as many products as there are input entries, `chunk` at once; the memory of `chunk` columns.
+    Cost: one product per input entry, `chunk` at a time; the memory of `chunk` columns.
     Reference: "ViT as a Cauchy problem", Eq. (16); Golub and Van Loan, Corollary 2.3.2.
+
+    Args:
+        function: maps a batch to a batch, each sample by itself.
+        x: the points at which to differentiate.
+        chunk: columns of the Jacobian that are computed at once.
+
+    Returns:
+        One value per sample.
+
+    Example:
+        >>> import torch
+        >>> from specguard.linalg import exact_row_column
+        >>> exact_row_column(lambda x: 3 * x, torch.zeros(1, 4))
+        tensor([3.])
     """
     if chunk < 1:
-        raise ValueError(f"at least one column must be taken at once, not {chunk}")
+        raise ValueError(f"chunk must be at least 1 column, not {chunk}")
     found = []
     for sample in x.detach():
         row, column = x.new_zeros(()), x.new_zeros(())
@@ -68,7 +95,7 @@ def exact_row_column(
 def _columns(
     function: Function, sample: Float[Tensor, "*shape"], chunk: int
 ) -> Iterator[Float[Tensor, "some rows"]]:
-    """The columns of the Jacobian at one sample, some at a time, each as a row."""
+    """Yield the columns of the Jacobian at one sample, in chunks, each column as a row."""
     size = math.prod(sample.shape)
     for start in range(0, size, chunk):
         count = min(chunk, size - start)

@@ -1,6 +1,6 @@
-"""The largest singular values of operators, by block Golub-Kahan bidiagonalization: from below, with residuals.
+"""The largest singular values of operators by block Golub-Kahan bidiagonalization: lower bounds with residuals.
 
-Nothing here may feed a certificate; see `norms` for bounds from above.
+No certificate may use them; `norms` has upper bounds.
 """
 
 from dataclasses import dataclass, replace
@@ -12,17 +12,28 @@ from torch.nn.functional import pad
 
 from specguard.linalg.operator import LinearOperator
 
-Rows = Float[Tensor, "batch _ _"]  # some vectors of each map's space, flat
-_PATIENCE = 1.2  # a check costs a small SVD; the next one comes after this many times the steps so far
+Rows = Float[Tensor, "batch _ _"]  # vectors of each operator's space, flattened
+_CHECK_GROWTH = 1.2  # a convergence check costs a small SVD: the step of the next one is this factor larger
 
 
 @dataclass(frozen=True)
 class SingularTriplets:
-    """The k largest singular values found, from the largest down, with unit vectors and residuals.
+    """The k largest singular values found, in decreasing order, with unit singular vectors and residuals.
 
-    `residuals` is `sqrt(|A v - sigma u|^2 + |A^T u - sigma v|^2)`: A has a singular value within that distance of
-    sigma. `converged` says whether all of an operator's are below the tolerance that was asked for, relative to its
-    largest value; `steps` is how many blocks it took.
+    Args:
+        values: the singular values.
+        right: the right singular vectors.
+        left: the left singular vectors.
+        residuals: `sqrt(|A v - sigma u|^2 + |A^T u - sigma v|^2)`: A has a singular value within that distance.
+        converged: whether all k residuals are below the tolerance, relative to the largest value.
+        steps: the number of blocks used.
+
+    Example:
+        >>> import torch
+        >>> from specguard.linalg import identity, lower_singular_values
+        >>> A = identity(1, (3,), torch.float64, torch.device("cpu"))
+        >>> lower_singular_values(A, torch.Generator().manual_seed(0)).steps
+        1
     """
 
     values: Float[Tensor, "batch k"]
@@ -43,16 +54,34 @@ def lower_singular_values(
     tolerance: float = 1e-4,
     most: int = 100,
 ) -> SingularTriplets:
-    """The k largest singular values of every map of the batch, each approached from below.
+    """Lower bounds on the k largest singular values of every operator of the batch.
 
     The i-th value is the i-th singular value of `U A V^T` for orthonormal rows of U and V, and so at most that of
     A. The iteration ends when all residuals are below `tolerance` times the largest value, when the space is
-    exhausted, or after `most` blocks. A block of `block` vectors (k if not given) sees as many equal singular
-    values. `generator` draws the first block.
+    exhausted, or after `most` blocks.
 
     Guarantee: lower bound, in exact arithmetic; equality in the limit, or when the space is exhausted.
     Cost: `block` products with A and with A^T a step, and the memory of all vectors so far.
     Reference: Golub and Kahan 1965; Golub, Luk and Overton 1981 (blocks); residuals: Parlett, Theorem 4.5.1.
+
+    Args:
+        A: the operators.
+        generator: draws the first block.
+        k: how many singular values.
+        block: vectors per block, k by default; a singular value of multiplicity m is found m times if block >= m.
+        tolerance: the largest residual, relative to the largest singular value, that counts as converged.
+        most: the largest number of blocks.
+
+    Returns:
+        The singular triplets; `converged` tells which operators met the tolerance.
+
+    Example:
+        >>> import torch
+        >>> from specguard.linalg import dense_operator, lower_singular_values
+        >>> A = dense_operator(torch.diag(torch.tensor([3.0, 2.0, 1.0]))[None])
+        >>> found = lower_singular_values(A, torch.Generator().manual_seed(0), k=2)
+        >>> found.values.round(decimals=3), found.converged
+        (tensor([[3., 2.]]), tensor([True]))
     """
     if k < 1 or most < 1 or (block is not None and block < 1):
         raise ValueError("the numbers of singular values, of blocks and of vectors in a block must be positive")
@@ -61,65 +90,65 @@ def lower_singular_values(
     if A.rows < A.columns:  # the smaller space is exhausted first
         found = lower_singular_values(A.T, generator, k, block=block, tolerance=tolerance, most=most)
         return replace(found, left=found.right, right=found.left)
-    width, due = min(block or k, A.columns), 1
+    width, next_check = min(block or k, A.columns), 1
     U, AV = (_Stack(A, A.rows) for _ in range(2))
     V, AtU = (_Stack(A, A.columns) for _ in range(2))
     new = torch.randn(A.batch, width, A.columns, generator=generator, device=generator.device).to(V.rows)
     for step in range(1, most + 1):
-        image = AV.add(_images(A, _added_orthonormal(V, new, generator)))
-        back = AtU.add(_images(A.T, _added_orthonormal(U, image, generator)))
-        room = A.columns - V.rows.shape[1]
-        last = room == 0 or step == most
-        if last or step >= due:
-            found = _triplets(A, U.rows, V.rows, AV.rows, AtU.rows, k, tolerance, step)
+        image = AV.add(_apply(A, _append_orthonormal(V, new, generator)))
+        adjoint_image = AtU.add(_apply(A.T, _append_orthonormal(U, image, generator)))
+        free = A.columns - V.rows.shape[1]
+        last = free == 0 or step == most
+        if last or step >= next_check:
+            found = _ritz_triplets(A, U.rows, V.rows, AV.rows, AtU.rows, k, tolerance, step)
             if last or found.converged.all():
                 break
-            due = max(step + 1, round(_PATIENCE * step))
-        new = back[:, :room]
+            next_check = max(step + 1, round(_CHECK_GROWTH * step))
+        new = adjoint_image[:, :free]
     _check_adjoint(U.rows, V.rows, AV.rows, AtU.rows)
     return found
 
 
 def _check_adjoint(U: Rows, V: Rows, AV: Rows, AtU: Rows) -> None:
-    """Refuse products that do not belong to each other: `<u, A v> = <A^T u, v>` for all that were made.
+    """Check `<u, A v> = <A^T u, v>` for all products that were computed.
 
-    An operation whose own backward pass cannot be differentiated, yet does not say so, is found here.
+    This detects operations whose backward pass is silently not differentiable.
     """
-    apart = (U @ AV.mT - AtU @ V.mT).abs().amax((1, 2))
+    difference = (U @ AV.mT - AtU @ V.mT).abs().amax((1, 2))
     largest = torch.maximum(_length(AV).amax((1, 2)), _length(AtU).amax((1, 2)))
-    if (apart > 0.01 * largest).any():
-        raise ValueError("its products with vectors from the left and from the right do not belong to one matrix")
+    if (difference > 0.01 * largest).any():
+        raise ValueError("products with A and with A^T do not belong to one matrix")
 
 
 class _Stack:
-    """Some vectors of each map's space, `rows`, to which more are added.
+    """A growing array of vectors in each operator's space, `rows`.
 
-    There is room for half as many again whenever it is full, up to as many as can be independent: a concatenation
-    would copy all of them at every step.
+    When it is full, its capacity grows by half, up to the largest number of independent vectors: concatenation
+    would copy all vectors at every step.
     """
 
     def __init__(self, A: LinearOperator, size: int) -> None:
-        self._most = A.columns
+        self._capacity = A.columns
         self._space = torch.empty(A.batch, 0, size, dtype=A.dtype, device=A.device)
         self.rows: Rows = self._space
 
     def add(self, vectors: Rows) -> Rows:
-        """The vectors, where they lie now."""
+        """Append the vectors and return their view in `rows`."""
         batch, before, size = self.rows.shape
         after = before + vectors.shape[1]
         if after > self._space.shape[1]:
-            self._space = self._space.new_empty(batch, max(after, min(round(1.5 * before), self._most)), size)
+            self._space = self._space.new_empty(batch, max(after, min(round(1.5 * before), self._capacity)), size)
             self._space[:, :before] = self.rows
         self._space[:, before:after] = vectors
         self.rows = self._space[:, :after]
         return self.rows[:, before:]
 
 
-def _triplets(
+def _ritz_triplets(
     A: LinearOperator, U: Rows, V: Rows, AV: Rows, AtU: Rows, k: int, tolerance: float, step: int
 ) -> SingularTriplets:
-    """The Ritz triplets of the spaces spanned so far, filled up with zeros while these are smaller than k."""
-    # On the host: a GPU takes far longer for many small SVDs.
+    """The Ritz triplets of the spaces spanned so far, padded with zeros up to k."""
+    # On the CPU: many small SVDs are far slower on a GPU.
     P, sigma, Q = torch.linalg.svd((U @ AV.mT).cpu(), full_matrices=False)
     P, sigma, Q = P[:, :, :k].mT.to(U), sigma[:, :k].to(U), Q[:, :k].to(U)
     left, right, values = P @ U, Q @ V, sigma.unsqueeze(2)
@@ -137,7 +166,7 @@ def _triplets(
     )
 
 
-def _images(A: LinearOperator, vectors: Rows) -> Rows:
+def _apply(A: LinearOperator, vectors: Rows) -> Rows:
     found = [A.matvec(v.reshape(A.batch, *A.domain)).reshape(A.batch, A.rows) for v in vectors.unbind(1)]
     images = torch.stack(found, 1)
     if not images.isfinite().all():
@@ -145,35 +174,35 @@ def _images(A: LinearOperator, vectors: Rows) -> Rows:
     return images
 
 
-def _added_orthonormal(basis: _Stack, vectors: Rows, generator: torch.Generator) -> Rows:
-    """Unit vectors, now of the basis and orthogonal to the rest, that span the given ones if these are independent.
+def _append_orthonormal(basis: _Stack, vectors: Rows, generator: torch.Generator) -> Rows:
+    """Orthonormalize vectors against the basis, append them and return them.
 
-    Where one is, up to rounding, a combination of those before it, a random direction takes its place: the value of
-    a projection onto orthonormal vectors cannot be too large, whatever they are.
+    A vector that is linearly dependent on those before it, up to rounding, is replaced by a random direction: the
+    singular values of a projection onto orthonormal vectors are lower bounds, whatever the vectors are.
     """
     before = basis.rows.shape[1]
     for vector in vectors.split(1, 1):
-        fresh, left = _projected(vector, basis.rows)
-        if (lost := left < 1e3 * torch.finfo(vectors.dtype).eps).any():
-            noise = torch.randn(vector.shape, generator=generator, device=generator.device).to(vector)
-            fresh = torch.where(lost, _projected(noise, basis.rows)[0], fresh)
-        basis.add(fresh)
+        direction, fraction = _project_out(vector, basis.rows)
+        if (dependent := fraction < 1e3 * torch.finfo(vectors.dtype).eps).any():
+            random = torch.randn(vector.shape, generator=generator, device=generator.device).to(vector)
+            direction = torch.where(dependent, _project_out(random, basis.rows)[0], direction)
+        basis.add(direction)
     return basis.rows[:, before:]
 
 
-def _projected(vector: Rows, basis: Rows) -> tuple[Rows, Float[Tensor, "batch 1 1"]]:
-    """The direction of a vector less its part in the span of the basis, and the share of its length left."""
-    share = torch.ones_like(vector[..., :1])
-    for _ in range(3):  # twice is enough for a vector of any use, thrice for one that is thrown away
+def _project_out(vector: Rows, basis: Rows) -> tuple[Rows, Float[Tensor, "batch 1 1"]]:
+    """The normalized component of a vector orthogonal to the basis, and the fraction of its length that remains."""
+    fraction = torch.ones_like(vector[..., :1])
+    for _ in range(3):  # twice is enough unless the vector is dependent
         length = _length(vector)
         vector = vector / torch.where(length > 0, length, 1.0)
-        rest = vector - (vector @ basis.mT) @ basis
-        share, vector = share * torch.where(length > 0, _length(rest), 0.0), rest
-    return vector / _length(vector).clamp(min=torch.finfo(vector.dtype).tiny), share
+        residual = vector - (vector @ basis.mT) @ basis
+        fraction, vector = fraction * torch.where(length > 0, _length(residual), 0.0), residual
+    return vector / _length(vector).clamp(min=torch.finfo(vector.dtype).tiny), fraction
 
 
 def _length(vectors: Rows) -> Float[Tensor, "batch _ 1"]:
-    """Euclidean lengths, by the largest entry, whose square may vanish or overflow."""
+    """Euclidean lengths, scaled by the largest entry so that squares neither overflow nor underflow."""
     largest = vectors.abs().amax(2, keepdim=True)
     scaled = vectors / torch.where(largest > 0, largest, 1.0)
     return largest * torch.linalg.vector_norm(scaled, dim=2, keepdim=True)

@@ -1,7 +1,7 @@
-"""A linear map known by what it does: the one noun of this package's algorithms.
+"""Matrix-free linear operators, the input of this package's iterative algorithms.
 
-A weight, a head, the Jacobian of a block at an image: all are batches of maps between spaces of tensors, and power
-iteration, Lanczos and the rest do not know which.
+A weight, an attention head, the Jacobian of a block at an image: all are batches of linear maps between spaces of
+tensors, given by their products with vectors.
 """
 
 import math
@@ -18,10 +18,25 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class LinearOperator:
-    """`batch` linear maps from tensors of shape `domain` to tensors of shape `codomain`, one per image.
+    """`batch` linear maps from tensors of shape `domain` to tensors of shape `codomain`.
 
-    `matvec` takes (batch, *domain), and `rmatvec`, its adjoint, (batch, *codomain):
-    `<matvec(x), y> = <x, rmatvec(y)>`.
+    `A @ B` composes two operators, `A + B` adds them, `A.T` is the adjoint, and `<matvec(x), y> = <x, rmatvec(y)>`.
+
+    Args:
+        matvec: maps tensors of shape (batch, *domain) to (batch, *codomain).
+        rmatvec: the adjoint, from (batch, *codomain) to (batch, *domain).
+        batch: the number of maps.
+        domain: shape of the inputs, without the batch.
+        codomain: shape of the outputs, without the batch.
+        dtype: of the vectors.
+        device: of the vectors.
+
+    Example:
+        >>> import torch
+        >>> from specguard.linalg import LinearOperator
+        >>> twice = LinearOperator(lambda x: 2 * x, lambda y: 2 * y, 1, (3,), (3,))
+        >>> (twice @ twice).matvec(torch.ones(1, 3, dtype=torch.float64))
+        tensor([[4., 4., 4.]], dtype=torch.float64)
     """
 
     matvec: Callable[[Vectors], Vectors]
@@ -48,8 +63,8 @@ class LinearOperator:
         )
 
     def __matmul__(self, first: "LinearOperator") -> "LinearOperator":
-        """This map after another."""
-        _check(self.domain == first.codomain and self.batch == first.batch, "composed", self, first)
+        """The composition: first `first`, then this operator."""
+        _check_shapes(self.domain == first.codomain and self.batch == first.batch, "composed", self, first)
         return LinearOperator(
             lambda x: self.matvec(first.matvec(x)),
             lambda y: first.rmatvec(self.rmatvec(y)),
@@ -62,7 +77,7 @@ class LinearOperator:
 
     def __add__(self, other: "LinearOperator") -> "LinearOperator":
         same = (self.domain, self.codomain, self.batch) == (other.domain, other.codomain, other.batch)
-        _check(same, "added", self, other)
+        _check_shapes(same, "added", self, other)
         return LinearOperator(
             lambda x: self.matvec(x) + other.matvec(x),
             lambda y: self.rmatvec(y) + other.rmatvec(y),
@@ -74,14 +89,27 @@ class LinearOperator:
         )
 
     def dense(self) -> Float[Tensor, "batch row column"]:
-        """The matrices, a column at a time: for tests and for small maps."""
+        """The matrices, computed one column at a time: for small operators and tests."""
         basis = torch.eye(self.columns, dtype=self.dtype, device=self.device)
         columns = [self.matvec(e.view(1, *self.domain).expand(self.batch, *self.domain)) for e in basis]
         return torch.stack([c.reshape(self.batch, self.rows) for c in columns], 2)
 
 
 def dense_operator(A: Float[Tensor, "batch row column"]) -> LinearOperator:
-    """Multiplication by matrices."""
+    """The operator that multiplies by the matrices of a batch.
+
+    Args:
+        A: one matrix per map.
+
+    Returns:
+        The operator x -> A x.
+
+    Example:
+        >>> import torch
+        >>> from specguard.linalg import dense_operator
+        >>> dense_operator(torch.eye(2)[None]).matvec(torch.tensor([[1.0, 2.0]]))
+        tensor([[1., 2.]])
+    """
     batch, rows, columns = A.shape
     return LinearOperator(
         lambda x: torch.bmm(A, x.unsqueeze(2)).squeeze(2),
@@ -95,12 +123,44 @@ def dense_operator(A: Float[Tensor, "batch row column"]) -> LinearOperator:
 
 
 def identity(batch: int, shape: Shape, dtype: torch.dtype, device: torch.device) -> LinearOperator:
-    """The map that does nothing."""
+    """The identity operator.
+
+    Args:
+        batch: the number of maps.
+        shape: shape of the inputs and outputs, without the batch.
+        dtype: of the vectors.
+        device: of the vectors.
+
+    Returns:
+        The operator x -> x.
+
+    Example:
+        >>> import torch
+        >>> from specguard.linalg import identity
+        >>> identity(1, (2,), torch.float32, torch.device("cpu")).dense()
+        tensor([[[1., 0.],
+                 [0., 1.]]])
+    """
     return LinearOperator(lambda x: x, lambda y: y, batch, shape, shape, dtype, device)
 
 
 def kronecker(A: Float[Tensor, "batch p q"], B: Float[Tensor, "batch r s"]) -> LinearOperator:
-    """A (x) B, as the map X -> A X B^T of matrices, which is the Kronecker product on their entries row by row."""
+    """The Kronecker product A (x) B as the operator X -> A X B^T, with X flattened row by row.
+
+    Args:
+        A: the left factors.
+        B: the right factors, as many.
+
+    Returns:
+        The operator from (q, s) matrices to (p, r) matrices.
+
+    Example:
+        >>> import torch
+        >>> from specguard.linalg import kronecker
+        >>> A, B = torch.tensor([[[2.0]]]), torch.tensor([[[3.0]]])
+        >>> kronecker(A, B).dense()
+        tensor([[[6.]]])
+    """
     batch, p, q = A.shape
     other, r, s = B.shape
     if batch != other:
@@ -108,7 +168,7 @@ def kronecker(A: Float[Tensor, "batch p q"], B: Float[Tensor, "batch r s"]) -> L
     return LinearOperator(lambda X: A @ X @ B.mT, lambda Y: A.mT @ Y @ B, batch, (q, s), (p, r), A.dtype, A.device)
 
 
-def _check(fits: bool, verb: str, left: LinearOperator, right: LinearOperator) -> None:
+def _check_shapes(fits: bool, verb: str, left: LinearOperator, right: LinearOperator) -> None:
     if not fits:
         shapes = [f"{o.batch} x ({o.domain} -> {o.codomain})" for o in (left, right)]
         raise ValueError(f"operators {shapes[0]} and {shapes[1]} cannot be {verb}")

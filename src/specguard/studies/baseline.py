@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from torch import nn
 
-from specguard.certificates import fitted_linear, lower_linear_radii
+from specguard.certificates import fit_linear, lower_linear_radii
 from specguard.data import Data, Dataset
 from specguard.errors import RunError
 from specguard.geometry import Norm
@@ -37,7 +37,7 @@ def linear_baseline(data: Data, split: Dataset, radii: Sequence[float], norm: No
         >>> linear_baseline(Data("two", split, split, ("dark", "bright")), split, radii=(0.1,)).clean.count
         4
     """
-    model = fitted_linear(data.train, len(data.classes))
+    model = fit_linear(data.train, len(data.classes))
     layer = model[1]
     assert isinstance(layer, nn.Linear)
     images, labels = split.batch(slice(0, len(split)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from specguard.certificates.prepare import digest
-from specguard.certificates.smoothing import lower_probability, lower_smoothed_radius, smoothed
+from specguard.certificates.smoothing import certify_smoothed, lower_probability, lower_smoothed_radius
 from specguard.data import Dataset
 from specguard.nn import Network, ViT
 from specguard.records.base import About
@@ -94,7 +94,9 @@ def run_smooth(
 def _record(model: ViT | Network, data: Dataset, position: int, settings: SmoothSettings) -> SmoothRecord:
     images, labels = data.batch(slice(position, position + 1))
     sample = int(data.samples[position])
-    found = smoothed(model, images[0], settings.smoothing, sample=sample, seed=settings.seed, batch=settings.batch)
+    found = certify_smoothed(
+        model, images[0], settings.smoothing, sample=sample, seed=settings.seed, batch=settings.batch
+    )
     return SmoothRecord(
         sample=sample,
         label=int(labels[0]),

@@ -1,1 +1,1 @@
-"""The rules of attention: its weights, the layer at a point, bounds on its spread, and its remainder."""
+"""The rules of attention: its weights, the layer at a point, bounds on the propagated radius, and its remainder."""

@@ -1,8 +1,9 @@
-"""Attention without its linear maps: every head is given its own [q | k | v].
+"""Attention without its linear maps: the input of every head is its own [q | k | v].
 
-Heads have channels of their own, and share a perturbation: `sum_l delta_l^2 <= delta^2`. So bounds S_l that grow at
-least as fast as delta give `sqrt(sum_l S_l(delta_l)^2) <= max_l S_l(delta)`, the worst of the heads with the whole
-delta, and remainders R_l that grow at least as fast as delta^2 give `sum_l R_l(delta_l) <= max_l R_l(delta)`.
+Heads have disjoint channels and share the perturbation: `sum_l delta_l^2 <= delta^2`. So bounds S_l with
+non-decreasing `S_l(delta) / delta` give `sqrt(sum_l S_l(delta_l)^2) <= max_l S_l(delta)`, the worst head with the
+whole delta, and remainders R_l with non-decreasing `R_l(delta) / delta^2` give
+`sum_l R_l(delta_l) <= max_l R_l(delta)`.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from specguard.nn.settings import count
 
 
 class Selectors(Weights):
-    """The weights of a head that is given [q | k | v]: each map takes its own channels."""
+    """The weights of a head whose input is [q | k | v]: each map selects its own channels."""
 
     @cached_property
     def norm_b(self) -> Tensor:
@@ -36,7 +37,7 @@ class Selectors(Weights):
 
 @dataclass(frozen=True)
 class CoreHead(AttentionNode):
-    """Heads of attention as images of one head, each given its own [q | k | v]: queries and keys move apart.
+    """Heads of attention as images with one head each, whose input is [q | k | v], all three perturbed.
 
     The output is padded with zeros to the size of the input.
 
@@ -45,64 +46,64 @@ class CoreHead(AttentionNode):
 
     @cached_property
     def q(self) -> Tensor:
-        return self._given(0)
+        return self._part(0)
 
     @cached_property
     def k(self) -> Tensor:
-        return self._given(1)
+        return self._part(1)
 
     @cached_property
     def v(self) -> Tensor:
-        return self._given(2)
+        return self._part(2)
 
-    def _given(self, part: int) -> Tensor:
+    def _part(self, part: int) -> Tensor:
         return self.X[:, None].chunk(3, -1)[part]
 
-    def _projection_slack(self, size: Tensor, b: Tensor) -> PerHead:
-        """None: what is given is exact."""
+    def _projection_error(self, size: Tensor, b: Tensor) -> PerHead:
+        """Zero: the input is exact."""
         return self.X.new_zeros(len(self.X), 1)
 
     @cached_property
-    def relative_slack(self) -> PerHead:
-        """As in every attention; the one key of one token has it all, exactly."""
-        return super().relative_slack if self.X.shape[1] > 1 else self.X.new_zeros(len(self.X), 1)
+    def probability_error(self) -> PerHead:
+        """As in every attention; exactly zero for one token, whose probability is 1."""
+        return super().probability_error if self.X.shape[1] > 1 else self.X.new_zeros(len(self.X), 1)
 
     @cached_property
     def mu(self) -> PerHead:
         """`||D -> Dq (C k)^T + q (C Dk)^T|| = sqrt(||C k||^2 + ||q||^2)`."""
-        a, b, wrong_a, wrong_b = self._a_and_b
-        return _apart(a, b, wrong_a, wrong_b)
+        a, b, error_a, error_b = self._a_and_b
+        return _combine_norms(a, b, error_a, error_b)
 
     @cached_property
     def mu_uncentered(self) -> PerHead:
-        _, b, wrong_a, wrong_b = self._a_and_b
-        return _apart(self._uncentered, b, wrong_a, wrong_b)
+        _, b, error_a, error_b = self._a_and_b
+        return _combine_norms(self._uncentered, b, error_a, error_b)
 
     @cached_property
     def zeta(self) -> Float[Tensor, " batch"]:
-        """`||P (x) S|| = ||P||` for the map S that takes v."""
+        """`||P (x) S|| = ||P||` for the map S that selects v."""
         return self.norm_p[:, 0]
 
     def lam(self, radius: Radius) -> Float[Tensor, "*point batch head token"]:
-        """As in every attention; the halves of |dq_i| |dk_j| <= eps^2 / 2 are taken there, so `||B|| = 1` here."""
+        """As in every attention; the 1/2 of |dq_i| |dk_j| <= eps^2 / 2 is applied there, so `||B|| = 1` here."""
         norm = 2 * self.w.norm_b
-        return upper_softmax_slope(self.S, self.logit_slack, *self.row_lengths, norm, self.w.tau, radius)
+        return upper_softmax_slope(self.S, self.logit_error, *self.row_lengths, norm, self.w.tau, radius)
 
 
-def _apart(a: Tensor, b: Tensor, wrong_a: Tensor, wrong_b: Tensor) -> PerHead:
-    norm_a, norm_b = upper_spectral(a) + wrong_a, upper_spectral(b) + wrong_b
+def _combine_norms(a: Tensor, b: Tensor, error_a: Tensor, error_b: Tensor) -> PerHead:
+    norm_a, norm_b = upper_spectral(a) + error_a, upper_spectral(b) + error_b
     return up((norm_a.square() + norm_b.square()).sqrt())
 
 
 @dataclass(frozen=True)
 class CoreNode:
-    """The heads of attention side by side: the worst of them with the whole radius bounds all together.
+    """The heads of attention side by side: the bound of the worst head, with the whole radius, holds for all.
 
     Guarantee: `propagate` and the remainders are upper bounds, rounding included; never above those of one
-    attention layer of all channels, but for what Gram iteration is above a norm.
+    attention layer with all channels, except for the excess of Gram iteration.
     """
 
-    inner: CoreHead  # images are heads of images, those of one image in a row
+    inner: CoreHead  # its batch has one entry per head, those of an image in a row
     heads: int
     affine = False
 
@@ -117,28 +118,28 @@ class CoreNode:
         return up(upper_length(self.inner.error.unflatten(0, (-1, self.heads))))
 
     def propagate(self, radius: Radius, method: Method) -> Radius:
-        """`max_l S_l(delta)`: all bounds on attention are delta times what grows with it."""
-        return self._worst(self.inner.propagate(self._each(radius), method))
+        """`max_l S_l(delta)`: every bound on attention is delta times a non-decreasing function of delta."""
+        return self._worst_head(self.inner.propagate(self._by_head(radius), method))
 
     def vjp(self, g: Adjoint) -> VJP:
-        """Every head's own; of its remainders, all of order delta^2 or more, the worst."""
+        """The vjp of every head, and the remainder of the worst head: all are of order delta^2 or more."""
         each = g.unflatten(3, (self.heads, -1)).transpose(2, 3)
-        through = self.inner.vjp(pad(each, (0, 2 * each.shape[-1])).flatten(1, 2))
-        parts = through.adjoint.unflatten(1, (-1, self.heads)).unflatten(4, (3, -1))  # ... head token part channel
+        head_vjp = self.inner.vjp(pad(each, (0, 2 * each.shape[-1])).flatten(1, 2))
+        parts = head_vjp.adjoint.unflatten(1, (-1, self.heads)).unflatten(4, (3, -1))  # ... head token part channel
         adjoint = parts.permute(0, 1, 3, 4, 2, 5).flatten(3)
 
         def remainder(radius: Radius) -> Terms:
-            terms = through.remainder(self._each(radius))
+            terms = head_vjp.remainder(self._by_head(radius))
             found = {name: term.unflatten(-1, (-1, self.heads)) for name, term in terms.items()}
             worst = torch.stack(list(found.values())).sum(0).argmax(-1, keepdim=True)
             return {name: term.gather(-1, worst)[..., 0] for name, term in found.items()}
 
-        return VJP(adjoint, up(upper_length(through.error.unflatten(1, (-1, self.heads)))), remainder)
+        return VJP(adjoint, up(upper_length(head_vjp.error.unflatten(1, (-1, self.heads)))), remainder)
 
-    def _each(self, radius: Radius) -> Tensor:
+    def _by_head(self, radius: Radius) -> Tensor:
         return radius.repeat_interleave(self.heads, -1)
 
-    def _worst(self, bound: Tensor) -> Tensor:
+    def _worst_head(self, bound: Tensor) -> Tensor:
         return bound.unflatten(-1, (-1, self.heads)).amax(-1)
 
 

@@ -3,7 +3,7 @@
     F(X) = H X + concat_l(P_l (X W_l^V + b_l^V)) W^O + b^O,      P_l = mix_l softmax(S_l) + fixed_l,
     S_l = tau (X W_l^Q + b_l^Q) (X W_l^K + b_l^K)^T + bias_l,    tau = 1 / sqrt(head_dim)
 
-`mix = 1` and `fixed = 0` is plain attention; H is 0, or 1 for a residual block without anything in between.
+`mix = 1` and `fixed = 0` is plain attention; H is 0, or 1 for a residual block with nothing but attention.
 """
 
 import math
@@ -24,7 +24,7 @@ Maps = Float[Tensor, "batch head token token"]
 
 @dataclass(frozen=True)
 class AttentionForward:
-    """Attention at X: its tensors, each computed on first use, and what each may be wrong by."""
+    """Attention at X: its tensors, computed on first use, with bounds on their errors."""
 
     w: Weights
     X: Float[Tensor, "batch token dim"]
@@ -63,43 +63,43 @@ class AttentionForward:
         mixed = (self.P @ self.v).transpose(1, 2).flatten(2) @ self.w.Wo.flatten(0, 1) + self.w.bo
         return self.X + mixed if self.w.skip else mixed
 
-    # What the computed tensors may be wrong by, in the Frobenius norm -------------------------------------------
+    # Bounds on the Frobenius errors of the computed tensors -------------------------------------------------------
 
-    def _projection_slack(self, size: Tensor, b: Tensor) -> PerHead:
-        reach = length(self.X)[:, None] * size + math.sqrt(self.X.shape[1]) * upper_length(b)
-        return product_error(self.X.shape[2], reach)
+    def _projection_error(self, size: Tensor, b: Tensor) -> PerHead:
+        magnitude = length(self.X)[:, None] * size + math.sqrt(self.X.shape[1]) * upper_length(b)
+        return product_error(self.X.shape[2], magnitude)
 
     @cached_property
     def error_q(self) -> PerHead:
-        return self._projection_slack(self.w.size_q, self.w.bq)
+        return self._projection_error(self.w.size_q, self.w.bq)
 
     @cached_property
     def error_k(self) -> PerHead:
-        return self._projection_slack(self.w.size_k, self.w.bk)
+        return self._projection_error(self.w.size_k, self.w.bk)
 
     @cached_property
     def error_v(self) -> PerHead:
-        return self._projection_slack(self.w.size_v, self.w.bv)
+        return self._projection_error(self.w.size_v, self.w.bv)
 
     @cached_property
-    def logit_slack(self) -> PerHead:
-        """How far any logit may be from the exact one."""
+    def logit_error(self) -> PerHead:
+        """A bound on the error of every logit."""
         q, k = (upper_length(t).amax(-1) for t in (self.q, self.k))
         products = self.error_q * k + q * self.error_k + self.error_q * self.error_k
-        wrong = self.w.tau * (products + gamma(self.q.shape[-1] + 8) * q * k)
-        if self.w.bias is not None:  # its addition, and what sums and differences with such logits then lose
-            wrong = wrong + 8 * UNIT * self.S.abs().amax((-1, -2))
-        return up(wrong)
+        error = self.w.tau * (products + gamma(self.q.shape[-1] + 8) * q * k)
+        if self.w.bias is not None:  # the addition, and later sums and differences with logits of this size
+            error = error + 8 * UNIT * self.S.abs().amax((-1, -2))
+        return up(error)
 
     @cached_property
-    def relative_slack(self) -> PerHead:
-        """How far, as a share of itself, any probability may be from the exact one."""
-        return up(torch.expm1(2 * self.logit_slack.clamp(max=300)) + gamma(2 * self.X.shape[1] + 64))
+    def probability_error(self) -> PerHead:
+        """A bound on the relative error of every probability."""
+        return up(torch.expm1(2 * self.logit_error.clamp(max=300)) + gamma(2 * self.X.shape[1] + 64))
 
     @cached_property
     def error_P(self) -> PerHead:
         fixed = 0.0 if self.w.fixed is None else length(self.w.fixed(self.X.shape[1])) * self.w.fixed_error
-        return up((self.relative_slack + 64 * UNIT) * length(self.softmax, 2) * self.w.mix + fixed)
+        return up((self.probability_error + 64 * UNIT) * length(self.softmax, 2) * self.w.mix + fixed)
 
     @cached_property
     def error(self) -> Float[Tensor, " batch"]:

@@ -1,8 +1,8 @@
-"""Attention bounded more tightly than by LoFAST: T1 and T2.
+"""Bounds on attention that are tighter than LoFAST's: T1 and T2.
 
-Three facts do it: the softmax of a row that looks at many tokens has a Jacobian of norm `max p`, far below 1; rows
-of a change of P sum to zero and shifts of a row of logits change nothing, so values and keys may be centered; and
-heads are concatenated, not added.
+They use three facts: the Jacobian of the softmax of a row that attends to many tokens has norm at most `max p`, far
+below 1; the rows of a change of P sum to zero and shifts of a row of logits change nothing, so values and keys may
+be centered; and heads are concatenated, not added.
 """
 
 import torch
@@ -15,7 +15,7 @@ from specguard.linalg import upper_length
 
 
 def smallest(node: AttentionPoint, radius: Radius) -> Radius:
-    """The smallest of LoFAST, T1, and T2 where the derivative can be formed: `||F(X') - F(X)||_F` from above."""
+    """The smallest bound on `||F(X') - F(X)||_F`: of LoFAST, T1 and, where the derivative can be formed, T2."""
     best = torch.minimum(lofast(node, radius, node.mu_uncentered), upper_t1(node, radius))
     return best if node.derivative_norm is None else torch.minimum(best, upper_t2(node, radius))
 
@@ -33,7 +33,7 @@ def upper_t1(node: AttentionPoint, radius: Radius) -> Radius:
 
 
 def upper_t2(node: AttentionPoint, radius: Radius) -> Radius:
-    """`||DF(X)|| eps + ||W^O|| sqrt(sum_l t_l^2)`, where the derivative's matrix is small enough to be formed.
+    """`||DF(X)|| eps + ||W^O|| sqrt(sum_l t_l^2)`, if the derivative's matrix is small enough to be formed.
 
     `t = lam0 tau eps^2 ||B|| ||C V|| + (sqrt 6 / 18) s^2 ||C V|| + lam s eps ||W^V||`, with the move of the logits
     `s = tau eps (||M|| + eps ||B||)` and lam0 at the clean X, the only place where its probabilities may be used.

@@ -1,6 +1,6 @@
 """The papers' bounds on an attention layer: LoFAST (Havens et al. 2024), its naive form, SpecFormer's corrected.
 
-Each is a function of the node, which holds the norms, and of the radius `eps = ||X' - X||_F`.
+Each is a function of the node, which has the norms, and of the radius `eps = ||X' - X||_F`.
 """
 
 import math
@@ -18,9 +18,9 @@ def lofast(node: AttentionPoint, radius: Radius, mu: Float[Tensor, "batch head"]
 
     `mu = ||M_l(X)||` gives delta_2 (1), Eq. (27), and `mu = xi_l(X)` gives delta_2 (2), Eq. (28).
 
-    Guarantee: upper bound on `||F(X') - F(X)||_F`, rounding included. Biases: q and k carry theirs; that of the
+    Guarantee: upper bound on `||F(X') - F(X)||_F`, rounding included. q and k include their biases; that of the
     values drops out, because the rows of a change of P sum to zero.
-    Reference: LoFAST, Theorem 1; M_l as in appendix B.4, for Eq. (25) as printed is wrong.
+    Reference: LoFAST, Theorem 1; M_l as in appendix B.4, because Eq. (25) as printed is wrong.
     """
     return up(node.zeta * radius + _second_part(node, radius, mu))
 

@@ -1,4 +1,4 @@
-"""Spectral norms of the matrices that bounds on attention are made of."""
+"""Spectral norms of the matrices in the bounds on attention."""
 
 import torch
 from jaxtyping import Float
@@ -8,7 +8,7 @@ from specguard.linalg import upper_frobenius, upper_gram, upper_row_column
 
 
 def upper_spectral(A: Float[Tensor, "*stack row column"], squarings: int = 10) -> Float[Tensor, "*stack"]:
-    """The spectral norm of every matrix of the stack: the smallest of three bounds, all cheap.
+    """An upper bound on the spectral norm of every matrix of the stack: the smallest of three cheap bounds.
 
     Guarantee: upper bound, rounding included; by Gram iteration within `r^(1 / 2^(squarings + 1))` for rank r.
     """
@@ -20,9 +20,9 @@ def upper_spectral(A: Float[Tensor, "*stack row column"], squarings: int = 10) -
 def logit_operator(
     a: Float[Tensor, "batch head token dim"], b: Float[Tensor, "batch head token dim"], centered: bool
 ) -> Float[Tensor, "batch head pair entry"]:
-    """`D -> D a^T + b D^T` as a matrix: row (i, j) holds a_j in the place of token i and b_i in that of token j.
+    """`D -> D a^T + b D^T` as a matrix: row (i, j) has a_j at token i and b_i at token j.
 
-    `centered`: the rows of the result are centered too, `D a^T + b (C D)^T` for an a that is.
+    If `centered`, the rows of the result are centered too: `D a^T + b (C D)^T`, for a centered a.
     """
     n, d = a.shape[-2:]
     eye = torch.eye(n, dtype=a.dtype, device=a.device)

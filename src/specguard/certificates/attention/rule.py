@@ -1,4 +1,4 @@
-"""The rules of attention: plain, gated by positions, and with the skip inside the value space."""
+"""The rules of attention: plain, gated positional (ConViT), and with a skip connection in the value space."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class AttentionNode(AttentionPoint):
                 return local.smallest(self, radius)
 
     def vjp(self, g: Adjoint) -> VJP:
-        """Back through P V and through the softmax; the three remainders of attention."""
+        """Backward through P V and the softmax; the remainder has three terms."""
         w, tau = self.w, self.w.tau
         G = (g[:, :, None] @ w.Wo.mT).contiguous()  # other batch head token head_dim
         M = G @ self.v.mT * w.mix[:, None, None]
@@ -52,16 +52,16 @@ class AttentionNode(AttentionPoint):
         q, k, v, P = (length(t, 2) for t in (self.q, self.k, self.v, self.P))
         through_p = 2 * w.mix * tau * (v + self.error_v) * (k * w.size_q + q * w.size_k)
         terms = 4 * (self.X.shape[1] + self.X.shape[2] + self.q.shape[-1]) + 64
-        share = gamma(terms) + 4 * self.relative_slack
-        wrong = share * (through_p + P * w.size_v) + self.error_P * w.size_v
-        wrong = wrong + 2 * w.mix * tau * self.error_v * (k * w.size_q + q * w.size_k)
-        wrong = wrong + 2 * w.mix * tau * (v + self.error_v) * (self.error_k * w.size_q + self.error_q * w.size_k)
-        error = up(size_g * (wrong * w.size_o).sum(1) + (2 * UNIT * size_g if w.skip else 0.0))
+        relative_error = gamma(terms) + 4 * self.probability_error
+        error = relative_error * (through_p + P * w.size_v) + self.error_P * w.size_v
+        error = error + 2 * w.mix * tau * self.error_v * (k * w.size_q + q * w.size_k)
+        error = error + 2 * w.mix * tau * (v + self.error_v) * (self.error_k * w.size_q + self.error_q * w.size_k)
+        error = up(size_g * (error * w.size_o).sum(1) + (2 * UNIT * size_g if w.skip else 0.0))
         return VJP(adjoint, error, remainder.attention_remainder(self, G, M, K, size_g))
 
 
 def attention(layer: AnyAttention, residual: float | None = None) -> Rule:
-    """The rule of an attention layer; with `residual`, of `x + residual attention(x)` as one map."""
+    """The rule of an attention layer or, with `residual`, of `x + residual attention(x)` as one map."""
     heads, dim = heads_and_dim(layer.heads, layer.qkv, layer.out)
     qkv, out = layer.qkv.weight.detach(), layer.out
     Wq, Wk, Wv = qkv.view(3, heads, dim // heads, dim).transpose(2, 3)
@@ -89,7 +89,7 @@ def attention(layer: AnyAttention, residual: float | None = None) -> Rule:
 
 
 def _mixture(layer: AnyAttention) -> tuple[Tensor, Callable[[int], Tensor] | None, float]:
-    """The share of the softmax in P for every head, the rest of P, and the relative error of the rest."""
+    """The weight of the softmax in P for every head, the rest of P, and the relative error of the rest."""
     ones = layer.out.weight.detach().new_ones(layer.heads)
     if type(layer) is SkipAttention:
         mix = fraction("mix", layer.mix)
@@ -100,9 +100,9 @@ def _mixture(layer: AnyAttention) -> tuple[Tensor, Callable[[int], Tensor] | Non
             raise ConfigError(f"{layer.heads} heads need as many gates, not {tuple(layer.gate.shape)}")
         gate = layer.gate.detach().sigmoid()
         positional = layer.positional().detach() * gate[:, None, None]
-        reach = float((layer.offsets.abs() @ layer.position.weight.detach().abs().mT).amax())
+        logit_size = float((layer.offsets.abs() @ layer.position.weight.detach().abs().mT).amax())
         if layer.position.bias is not None:
-            reach += float(layer.position.bias.detach().abs().amax())
-        error = 4 * gamma(32) * (1 + reach) + gamma(positional.shape[-1] + 64)
+            logit_size += float(layer.position.bias.detach().abs().amax())
+        error = 4 * gamma(32) * (1 + logit_size) + gamma(positional.shape[-1] + 64)
         return (-layer.gate.detach()).sigmoid(), lambda tokens: positional, error
     return ones, None, 0.0

@@ -1,4 +1,4 @@
-"""The softmax of a row of logits: its steepest slope over a box of logits, and the constant of its second order."""
+"""The softmax of a row of logits: a bound on its Jacobian over a box of logits, and its second-order constant."""
 
 import math
 
@@ -10,8 +10,8 @@ from specguard.certificates.node import Radius, up
 from specguard.linalg import gamma
 
 SECOND = math.sqrt(6) / 18 * (1 + 1e-15)  # |softmax(z + u) - softmax(z) - J u| <= this |C u|^2
-_WIDE = 300.0  # logits that can move this far may make any probability anything
-_VANISHING = 1e-290  # more than all probabilities together that underflow to nothing
+_WIDE = 300.0  # if logits can change this much, the trivial bound is used
+_VANISHING = 1e-290  # more than the sum of all probabilities that underflow
 
 
 def upper_softmax_slope(
@@ -24,10 +24,11 @@ def upper_softmax_slope(
     tau: float,
     radius: Radius,
 ) -> Float[Tensor, "*point batch head token"]:
-    """`min(1/2, pbar_i, 2 (1 - plow_i))`: no probability of row i is above pbar_i, and one is never below plow_i.
+    """`min(1/2, pbar_i, 2 (1 - plow_i))`: with all probabilities of row i at most pbar_i, and one at least plow_i.
 
-    Logits move, up to a shift of their row, by `s_ij = tau (eps sqrt(|a_j|^2 + |b_i|^2) + ||B|| eps^2 / 2)` for
-    `i != j` and `tau (eps |a_i + b_i| + ||B|| eps^2)` for `i = j`; with the likeliest key m of the clean row,
+    Logits change, up to a shift of their row, by at most
+    `s_ij = tau (eps sqrt(|a_j|^2 + |b_i|^2) + ||B|| eps^2 / 2)` for `i != j` and
+    `tau (eps |a_i + b_i| + ||B|| eps^2)` for `i = j`; with the likeliest key m of the clean row,
     `pbar_i = max_j e^(S_ij + s_ij) / (e^(S_ij + s_ij) + sum_{k != j} e^(S_ik - s_ik))` and
     `1 - plow_i = sum_{k != m} e^(S_ik + s_ik) / (e^(S_im - s_im) + sum_{k != m} e^(S_ik + s_ik))`.
 
@@ -36,7 +37,7 @@ def upper_softmax_slope(
     `2 p_k (1 - p_k)` in size (Gershgorin), and that is at most `2 (1 - p_m)` for k = m and for every other k; ours.
     """
     if S.shape[-1] == 1:
-        return radius[..., None, None].new_zeros(()).expand(*radius.shape, *S.shape[1:3])  # the one key has it all
+        return radius[..., None, None].new_zeros(()).expand(*radius.shape, *S.shape[1:3])  # the only p is 1
     eps = radius[..., None, None, None]
     B = norm_b[:, None, None]
     s = eps * (length_a[..., None, :].square() + length_b[..., :, None].square()).sqrt() + B * eps * eps / 2

@@ -1,4 +1,4 @@
-"""The weights of an attention layer, and the norms of them that bounds are made of."""
+"""The weights of an attention layer, and upper bounds on their norms."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from specguard.linalg import upper_frobenius, upper_gram
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of an attention layer as maps of rows, `x @ W`, and their norms from above."""
+    """The weights of an attention layer, applied as `x @ W`, and upper bounds on their norms."""
 
     Wq: Float[Tensor, "head dim head_dim"]
     Wk: Float[Tensor, "head dim head_dim"]
@@ -27,7 +27,7 @@ class Weights:
     skip: bool  # H
     mix: Float[Tensor, " head"]
     fixed: Callable[[int], Float[Tensor, "head token token"]] | None
-    fixed_error: float  # how far, as a share of themselves, entries of `fixed` may be from the exact ones
+    fixed_error: float  # bound on the relative error of the entries of `fixed`
     bias: Float[Tensor, "head token token"] | None = None  # added to the logits, the same for every image
 
     @property
@@ -76,8 +76,8 @@ class Weights:
     @cached_property
     def norm_b(self) -> Tensor:
         """`||W_l^Q (W_l^K)^T||`."""
-        wrong = product_error(self.Wq.shape[2], self.size_q, self.size_k)
-        return torch.minimum(up(upper_gram(self.Wq @ self.Wk.mT) + wrong), up(self.norm_q * self.norm_k))
+        error = product_error(self.Wq.shape[2], self.size_q, self.size_k)
+        return torch.minimum(up(upper_gram(self.Wq @ self.Wk.mT) + error), up(self.norm_q * self.norm_k))
 
     @cached_property
     def norm_vo(self) -> Tensor:

@@ -1,1 +1,1 @@
-"""Rules of every layer but attention: the layer at a point, how far it spreads a radius, and its adjoint."""
+"""Rules of every layer except attention: the layer at a point, its propagated radius, and its adjoint."""

@@ -1,4 +1,4 @@
-"""Layers that are affine maps: exact for the adjoint, a norm from above for radii."""
+"""Affine layers: no remainder in the adjoint, an upper bound on the norm for radii."""
 
 import math
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class Affine:
 
 
 def upper_norm(W: Float[Tensor, "row column"]) -> float:
-    """`||W||` from above: by the SVD where it is cheap, by Gram iteration elsewhere.
+    """An upper bound on `||W||`: by the SVD if it is cheap, by Gram iteration otherwise.
 
     Guarantee: upper bound, rounding included; within 1e-10 below 257 rows or columns, 0.08 % above.
     """
@@ -56,30 +56,30 @@ def upper_norm(W: Float[Tensor, "row column"]) -> float:
 
 
 def expect(x: Tensor, last: int, axes: int | None = None) -> None:
-    """Refuse points whose last axis is not of this size, or that have another number of axes."""
+    """Refuse points whose last axis has another size than `last`, or that have another number of axes."""
     if x.shape[-1] != last or (axes is not None and x.ndim != axes) or x.ndim < 2:
-        raise ConfigError(f"it takes {last} numbers on the last axis, not points of shape {tuple(x.shape[1:])}")
+        raise ConfigError(f"it takes {last} entries on the last axis, not points of shape {tuple(x.shape[1:])}")
 
 
-def of_shape(shape: tuple[int, ...]) -> Rule:
-    """The identity, for points of one shape."""
+def fixed_shape(shape: tuple[int, ...]) -> Rule:
+    """The identity, for points of one shape only."""
 
     def at(x: Tensor) -> Affine:
         if x.shape[1:] != shape:
             raise ConfigError(f"the model takes images of shape {shape}, not {tuple(x.shape[1:])}")
-        return _unchanged(x)
+        return _identity_at(x)
 
     return at
 
 
-def _unchanged(x: Tensor) -> Affine:
+def _identity_at(x: Tensor) -> Affine:
     return Affine(x, x.new_zeros(len(x)), 1.0, lambda g: g, 0.0)
 
 
-def _keeping_shape(x: Tensor, constant: Tensor) -> None:
-    """Refuse a constant that would repeat numbers of the point, which no norm of it would know."""
+def _check_broadcast(x: Tensor, constant: Tensor) -> None:
+    """Refuse a constant that would broadcast the point, which the norm of the layer would not account for."""
     pairs = list(zip(reversed(x.shape), reversed(constant.shape), strict=False))
-    of_images = constant.ndim == x.ndim and constant.shape[0] != 1  # the answer would depend on the batch
+    of_images = constant.ndim == x.ndim and constant.shape[0] != 1  # the result would depend on the batch
     if constant.ndim > x.ndim or of_images or any(one not in (1, size) for size, one in pairs):
         raise ConfigError(f"it takes points that fit {tuple(constant.shape)}, not of shape {tuple(x.shape[1:])}")
 
@@ -111,7 +111,7 @@ def _check_std(layer: Normalize) -> None:
 
 
 def layer_scale(layer: LayerScale) -> Rule:
-    """Every channel times a number."""
+    """A scale per channel."""
     return _diagonal(layer.scale.detach(), torch.zeros_like(layer.scale.detach()), roundings=2)
 
 
@@ -122,21 +122,21 @@ def batch_norm(layer: TokenBatchNorm) -> Rule:
         raise ConfigError("batch normalization without stored statistics depends on the batch")
     weight = torch.ones_like(norm.running_var) if norm.weight is None else norm.weight.detach()
     bias = torch.zeros_like(norm.running_var) if norm.bias is None else norm.bias.detach()
-    spread = norm.running_var + number("eps", norm.eps)
-    if not (spread > 0).all():
+    variance = norm.running_var + number("eps", norm.eps)
+    if not (variance > 0).all():
         raise ConfigError("batch normalization needs variances above zero")
-    factor = weight / spread.sqrt()
+    factor = weight / variance.sqrt()
     shift = norm.running_mean * factor
     return _diagonal(factor, bias - shift, roundings=8, addends=(bias, shift))
 
 
 def _diagonal(factor: Tensor, shift: Tensor, roundings: int, addends: tuple[Tensor, ...] = ()) -> Rule:
-    """`factor x + shift`, both known up to a few roundings of themselves, or of the addends they are made of."""
+    """`factor x + shift`, both accurate to a few roundings, the shift relative to its `addends` if it has any."""
     norm = float(factor.abs().amax()) * (1 + gamma(roundings))
     sizes = [part.abs() for part in addends or (shift,)]
 
     def at(x: Tensor) -> Affine:
-        _keeping_shape(x, factor)
+        _check_broadcast(x, factor)
         one = torch.ones_like(x[:1])
         constant = sum((length(size * one) for size in sizes), start=x.new_zeros(1))
         error = product_error(roundings, length(x * factor) + constant)
@@ -146,7 +146,7 @@ def _diagonal(factor: Tensor, shift: Tensor, roundings: int, addends: tuple[Tens
 
 
 def patch_embedding(layer: PatchEmbedding, before: Normalize | None = None) -> Rule:
-    """Patches as rows, times a matrix; together with the normalization of the pixels, if that comes before.
+    """Patches as rows, times a matrix, jointly with the normalization of the pixels `before`, if any.
 
     One norm for both: `||W diag(1 / std)||` instead of `||W|| / min std`.
     """
@@ -157,7 +157,7 @@ def patch_embedding(layer: PatchEmbedding, before: Normalize | None = None) -> R
     if before is not None:
         _check_std(before)
         mean, std = before.mean, before.std
-    scaled = (conv.weight.detach() / std).flatten(1)  # each entry right to one rounding
+    scaled = (conv.weight.detach() / std).flatten(1)  # each entry accurate to one rounding
     size, bias = float(length(scaled[None])[0]), float(upper_length(b))
     norm = float(up(torch.tensor(upper_norm(scaled) + 2 * UNIT * size, dtype=torch.float64)))
 
@@ -178,7 +178,7 @@ def patch_embedding(layer: PatchEmbedding, before: Normalize | None = None) -> R
 
 
 def resize(layer: Resize) -> Rule:
-    """Bilinear interpolation: `R X C^T` per channel, R and C as small matrices."""
+    """Bilinear interpolation: `R X C^T` per channel, with small matrices R and C."""
     size = count("size", layer.size, 1)
 
     def at(x: Tensor) -> Affine:
@@ -201,7 +201,7 @@ def _interpolation(old: int, new: int, like: Tensor) -> Tensor:
 
 
 def class_token(layer: ClassToken) -> Rule:
-    """More tokens in front, the same for all images."""
+    """Prepend tokens, the same for all images."""
     token = layer.token.detach()
     if token.ndim != 3 or token.shape[0] != 1:
         raise ConfigError(f"tokens of shape {tuple(token.shape)} are not the same for all images")
@@ -219,19 +219,19 @@ def positions(layer: Positions) -> Rule:
     table = layer.table.detach()
 
     def at(x: Tensor) -> Affine:
-        _keeping_shape(x, table)
+        _check_broadcast(x, table)
         return Affine(x + table, up(UNIT * length(x + table)), 1.0, lambda g: g, 0.0)
 
     return at
 
 
 def identity(layer: nn.Identity | nn.Dropout) -> Rule:
-    """Nothing; dropout in eval mode is that too."""
-    return _unchanged
+    """The identity; also dropout in eval mode."""
+    return _identity_at
 
 
 def flatten(layer: nn.Flatten) -> Rule:
-    """All numbers of an image in one row."""
+    """All entries of an image in one row."""
     if (layer.start_dim, layer.end_dim) != (1, -1):
-        raise ConfigError("only Flatten() of everything behind the batch is known")
+        raise ConfigError("only Flatten() of all axes after the batch is supported")
     return lambda x: Affine(x.flatten(1), x.new_zeros(len(x)), 1.0, lambda g: g.unflatten(2, x.shape[1:]), 0.0)

@@ -1,4 +1,4 @@
-"""Convolutions along the tokens: an affine map whose norm is that of a circulant one, from above."""
+"""Convolutions along the tokens: affine maps, whose norms are bounded by those of circulant convolutions."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ from specguard.nn.settings import bias_of, kernel_width
 
 
 def token_convolution(layer: TokenConvolution) -> Rule:
-    """Convolutions along the tokens, group by group, then a linear map of all groups together."""
+    """Grouped convolutions along the tokens, then a linear map of all groups."""
     convolutions: list[Any] = list(layer.kernels)
     for conv in convolutions:
         kernel_width(conv)
@@ -27,19 +27,19 @@ def token_convolution(layer: TokenConvolution) -> Rule:
 
     def at(x: Tensor) -> Affine:
         expect(x, sum(W.shape[1] for W in kernels), 3)
-        tokens, mixed = x.shape[1], []
+        tokens, parts = x.shape[1], []
         error = x.new_zeros(len(x))
         for W, b, size, group in zip(kernels, biases, sizes, x.chunk(len(kernels), 2), strict=True):
-            mixed.append(_windows(group, W.shape[2]) @ W.flatten(1).mT + b)
-            reach = math.sqrt(W.shape[2]) * length(group) * size + math.sqrt(tokens) * float(upper_length(b))
-            error = error + product_error(W[0].numel(), reach)
+            parts.append(_windows(group, W.shape[2]) @ W.flatten(1).mT + b)
+            magnitude = math.sqrt(W.shape[2]) * length(group) * size + math.sqrt(tokens) * float(upper_length(b))
+            error = error + product_error(W[0].numel(), magnitude)
         norm = max(_convolution_norm(W, tokens) for W in kernels)
-        last = out(torch.cat(mixed, 2))
+        last = out(torch.cat(parts, 2))
         assert isinstance(last, Affine)
 
         def transpose(g: Adjoint) -> Adjoint:
             groups = last.transpose(g).chunk(len(kernels), 3)
-            return torch.cat([_correlated(part, W) for part, W in zip(groups, kernels, strict=True)], 3)
+            return torch.cat([_transpose(part, W) for part, W in zip(groups, kernels, strict=True)], 3)
 
         widest = max(math.sqrt(W.shape[2]) * size for W, size in zip(kernels, sizes, strict=True))
         transpose_error = widest * (
@@ -51,20 +51,20 @@ def token_convolution(layer: TokenConvolution) -> Rule:
 
 
 def _windows(x: Tensor, width: int) -> Tensor:
-    """For every token the numbers of its neighbors, channels first, zero beyond the ends."""
+    """The entries of the neighbors of every token, channels first, zero beyond the ends."""
     return pad(x, (0, 0, width // 2, width // 2)).unfold(-2, width, 1).flatten(-2)
 
 
-def _correlated(g: Tensor, W: Tensor) -> Tensor:
-    """The transpose of a convolution: the convolution by the kernel turned around."""
+def _transpose(g: Tensor, W: Tensor) -> Tensor:
+    """The transpose of a convolution: the convolution with the flipped kernel."""
     return _windows(g, W.shape[2]) @ W.flip(2).transpose(0, 1).flatten(1).mT
 
 
 def _convolution_norm(W: Float[Tensor, "out in width"], tokens: int) -> float:
-    """The norm of a convolution over `tokens`, zero beyond the ends, from above.
+    """An upper bound on the norm of a convolution over `tokens`, zero beyond the ends.
 
     It is a part of the circulant convolution of `N = tokens + width - 1` points, whose norm is the largest
-    `||sum_k W_k exp(-2 pi i k m / N)||` over m; complex matrices are taken as real ones of twice the size.
+    `||sum_k W_k exp(-2 pi i k m / N)||` over m; complex matrices are written as real ones of twice the size.
     """
     width, points = W.shape[2], tokens + W.shape[2] - 1
     steps = torch.arange(width, device=W.device)

@@ -1,4 +1,4 @@
-"""Pools: the tokens that the head reads, as affine maps."""
+"""Pooling layers as affine maps."""
 
 import math
 
@@ -30,7 +30,7 @@ def class_pool(layer: ClassPool) -> Rule:
 
 
 def mean_pool(layer: MeanPool) -> Rule:
-    """The mean of n tokens: a map of norm 1 / sqrt(n)."""
+    """The mean of n tokens, a map of norm 1 / sqrt(n)."""
     skip = count("skip", layer.skip)
 
     def at(x: Tensor) -> Affine:
@@ -68,7 +68,7 @@ def first_tokens(layer: FirstTokens) -> Rule:
 def class_and_mean(layer: ClassAndMean) -> Rule:
     """The class token and the mean of n tokens: a map A with `A A^T = ((1, c), (c, 1 / n))` per channel.
 
-    c is 0, and the norm 1, unless the class token is one of those n: then c is 1 / n.
+    c = 0, and the norm is 1, unless the class token is among those n; then c = 1 / n.
 
     Guarantee: the norm is exact, rounded up.
     """
@@ -78,14 +78,14 @@ def class_and_mean(layer: ClassAndMean) -> Rule:
         if x.ndim != 3 or skip >= x.shape[1]:
             raise ConfigError(f"there is no mean of the tokens behind {skip} of {tuple(x.shape[1:])}")
         tokens = x.shape[1] - skip
-        share = 1 / tokens
-        common = 0.0 if skip else share
-        norm = math.sqrt((1 + share + math.hypot(1 - share, 2 * common)) / 2) * (1 + gamma(16))
+        weight = 1 / tokens
+        common = 0.0 if skip else weight
+        norm = math.sqrt((1 + weight + math.hypot(1 - weight, 2 * common)) / 2) * (1 + gamma(16))
 
         def transpose(g: Adjoint) -> Adjoint:
             first, mean = g.chunk(2, 2)
-            spread = pad((mean / tokens)[:, :, None].expand(-1, -1, tokens, -1), (0, 0, skip, 0))
-            return spread + pad(first[:, :, None], (0, 0, 0, x.shape[1] - 1))
+            from_mean = pad((mean / tokens)[:, :, None].expand(-1, -1, tokens, -1), (0, 0, skip, 0))
+            return from_mean + pad(first[:, :, None], (0, 0, 0, x.shape[1] - 1))
 
         output = torch.cat([x[:, 0], x[:, skip:].mean(1)], 1)
         error = product_error(tokens, upper_length(x.flatten(1)))

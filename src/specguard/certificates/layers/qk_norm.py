@@ -1,7 +1,7 @@
-"""Queries and keys that are normalized head by head, beside values that are not.
+"""Queries and keys normalized head by head (QK-norm), and values unchanged.
 
-The three have channels of their own and share a perturbation, `sum_l delta_l^2 <= delta^2`: bounds S_l that grow at
-least as fast as delta give `sqrt(sum_l S_l(delta_l)^2) <= max_l S_l(delta)`.
+The three have disjoint channels and share the perturbation, `sum_l delta_l^2 <= delta^2`: bounds S_l with
+non-decreasing `S_l(delta) / delta` give `sqrt(sum_l S_l(delta_l)^2) <= max_l S_l(delta)`.
 """
 
 import math
@@ -21,7 +21,7 @@ from specguard.nn.settings import choice, count, positive
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """[q | k | v] with every head of q and of k a token that is scaled by its own length, and v as it is.
+    """[q | k | v] with every head of q and k scaled by its own length like a token, and v unchanged.
 
     Guarantee: `propagate` and the remainder are upper bounds, rounding included.
     """
@@ -40,27 +40,27 @@ class HeadNorms:
         return up(self.q.error + self.k.error)
 
     def propagate(self, radius: Radius, method: Method) -> Radius:
-        """Of q, of k or of v with the whole radius, whichever is the largest."""
+        """The largest of the propagated radii of q, k and v, each with the whole radius."""
         normed = torch.maximum(self.q.propagate(radius, method), self.k.propagate(radius, method))
         return up(torch.maximum(normed, radius))
 
     def vjp(self, g: Adjoint) -> VJP:
-        """As of one layer with the heads of q and of k as its tokens; v hands its part on."""
+        """The vjp of one layer whose tokens are the heads of q and k; the part of v passes through."""
         parts = g.unflatten(3, (3, *self.v.shape[2:])).movedim(3, 2)
-        through = self._together.vjp(parts[:, :, :2])
-        adjoint = torch.cat([through.adjoint, parts[:, :, 2:]], 2).movedim(2, 3).flatten(3)
-        return VJP(adjoint, through.error, through.remainder)
+        norm_vjp = self._queries_and_keys.vjp(parts[:, :, :2])
+        adjoint = torch.cat([norm_vjp.adjoint, parts[:, :, 2:]], 2).movedim(2, 3).flatten(3)
+        return VJP(adjoint, norm_vjp.error, norm_vjp.remainder)
 
     @cached_property
-    def _together(self) -> ScaledTokens:
-        """q and k as tokens of one, in this order, each with its gain."""
+    def _queries_and_keys(self) -> ScaledTokens:
+        """q and k as tokens of one layer, in this order, each with its gain."""
         return replace(
             self.q,
             output=torch.stack([self.q.output, self.k.output], 1),
             error=self.error,
             unit=torch.cat([self.q.unit, self.k.unit], 1),
             length=torch.cat([self.q.length, self.k.length], 1),
-            blur=torch.cat([self.q.blur, self.k.blur], 1),
+            length_error=torch.cat([self.q.length_error, self.k.length_error], 1),
             gain=torch.stack([self.q.gain, self.k.gain])[:, None, None],  # part, token, head, channel
         )
 

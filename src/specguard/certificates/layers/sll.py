@@ -1,8 +1,8 @@
-"""The rule of SLL, a residual layer that is 1-Lipschitz by its construction: `x + phi(x W^T + b) B^T`.
+"""The rule of SLL, a residual layer that is 1-Lipschitz by construction: `x + phi(x W^T + b) B^T`.
 
-W is the stored weight and `B = -2 W^T T^-1`, where T is a function of W and q. The claim of the construction is one
-about T in exact arithmetic, which the layer's exact function has; so it needs no check. What the computed B may
-differ from the exact one by enters the errors.
+W is the stored weight and `B = -2 W^T T^-1`, where T is a function of W and q. The construction holds for T in
+exact arithmetic, and so for the layer's exact function, without a check. The error of the computed B enters the
+errors.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from specguard.certificates.layers import curves
-from specguard.certificates.layers.activations import Neurons, mapped
+from specguard.certificates.layers.activations import Neurons, linear_map
 from specguard.certificates.layers.affine import upper_norm
 from specguard.certificates.node import VJP, Adjoint, Method, Radius, Rule, length, product_error, up
 from specguard.errors import ConfigError
@@ -27,14 +27,14 @@ ACTIVATIONS: dict[type[nn.Module], Callable[[Any], curves.Activation]] = {
     Softplus: curves.softplus,
     Squareplus: curves.squareplus,
 }
-_FARTHEST = 300.0  # between logarithms of q: beyond it, their ratios vanish or overflow
+_LARGEST_LOG_RATIO = 300.0  # beyond this difference of logarithms, ratios of q underflow or overflow
 
 
 @dataclass(frozen=True)
 class SLLNode:
-    """SLL at a point: its neurons there, the computed B, its norm, and `wrong >= ||B - exact B||_F`.
+    """SLL at a point: its neurons there, the computed B, its norm, and `B_error >= ||B - exact B||_F`.
 
-    Guarantee: outputs are as far apart as inputs at most, because `T >= W^T W` by Gershgorin and slopes lie in
+    Guarantee: outputs are at most as far apart as inputs, because `T >= W^T W` by Gershgorin and slopes lie in
     [0, 1]; rounding of T, of B and of all products is in the errors.
     Reference: Araujo et al. 2023, Theorem 3.
     """
@@ -43,7 +43,7 @@ class SLLNode:
     neurons: Neurons
     B: Float[Tensor, "dim hidden"]
     norm: float
-    wrong: float
+    B_error: float
     affine = False
 
     @property
@@ -52,26 +52,26 @@ class SLLNode:
 
     @property
     def error(self) -> Float[Tensor, " batch"]:
-        hidden, blur = length(self.neurons.output), self.neurons.error
+        hidden, neuron_error = length(self.neurons.output), self.neurons.error
         product = product_error(self.B.shape[1], hidden * float(length(self.B[None])[0]))
         added = 2 * UNIT * (length(self.output) + length(self.x))
-        return up((self.norm + self.wrong) * blur + self.wrong * hidden + product + added)
+        return up((self.norm + self.B_error) * neuron_error + self.B_error * hidden + product + added)
 
     def propagate(self, radius: Radius, method: Method) -> Radius:
         return up(radius)
 
     def vjp(self, g: Adjoint) -> VJP:
-        """`g + (B^T g)` taken back through the neurons, whose remainder, seen by `B^T g`, is all there is.
+        """`g` plus the vjp of the neurons with `B^T g`, whose remainder is the only one.
 
-        The computed `B^T g` is off by a share of |g|. What it is off by meets the neurons' linear part, of norm
-        `steepest ||W||`, and their remainder, at most twice that per distance: three times in all.
+        The error of the computed `B^T g` is a fraction of |g|. It acts through the neurons' linear part, of norm
+        `max_slope ||W||`, and their remainder, at most twice that per radius: three times in all.
         """
         inner = self.neurons.vjp(g @ self.B)
         adjoint = g + inner.adjoint
         size = float(length(self.B[None])[0])
-        off = (self.wrong + gamma(self.B.shape[0] + 4) * size) * length(g, 2)
-        steep = self.neurons.phi.steepest * self.neurons.map.norm
-        error = inner.error + 3 * steep * off + 2 * UNIT * length(adjoint, 2)
+        g_error = (self.B_error + gamma(self.B.shape[0] + 4) * size) * length(g, 2)
+        slope = self.neurons.phi.max_slope * self.neurons.map.norm
+        error = inner.error + 3 * slope * g_error + 2 * UNIT * length(adjoint, 2)
         return VJP(adjoint, up(error), inner.remainder)
 
 
@@ -80,27 +80,28 @@ def residual(layer: SLL) -> Rule:
     W = layer.weight.detach()
     before = nn.utils.skip_init(nn.Linear, W.shape[1], W.shape[0], dtype=W.dtype, device=W.device)
     before.weight, before.bias = layer.weight, layer.bias
-    linear_map, phi = mapped(before), ACTIVATIONS[type(layer.activation)](layer.activation)
-    share = _share(layer)
+    before_map, phi = linear_map(before), ACTIVATIONS[type(layer.activation)](layer.activation)
+    relative_error = _relative_error(layer)
     B = -2 * (W / layer.scale().detach()[:, None]).mT
-    wrong = float(up((share + 4 * UNIT) * length(B[None]))[0])
+    B_error = float(up((relative_error + 4 * UNIT) * length(B[None]))[0])
     norm = upper_norm(B)
-    return lambda x: SLLNode(x, Neurons(linear_map.at(x), linear_map, phi), B, norm, wrong)
+    return lambda x: SLLNode(x, Neurons(before_map.at(x), before_map, phi), B, norm, B_error)
 
 
-def _share(layer: SLL) -> float:
-    """How far, as a share of itself, an entry of the computed 1 / T may be from the exact one.
+def _relative_error(layer: SLL) -> float:
+    """A bound on the relative error of the entries of the computed 1 / T.
 
-    An entry of `W W^T` is off by `gamma |W| |W|^T`, a ratio of q by a share that grows with the logarithm's size.
+    The error of an entry of `W W^T` is at most `gamma |W| |W|^T`; the relative error of a ratio of q grows with the
+    size of its logarithm.
     """
     W, log_q = layer.weight.detach(), layer.log_q.detach()
-    apart = log_q[None, :] - log_q[:, None]
-    if float(apart.abs().max()) > _FARTHEST or float(log_q.abs().max()) > 1e6:
-        raise ConfigError("its q are too far apart for the account of rounding")
+    log_ratios = log_q[None, :] - log_q[:, None]
+    if float(log_ratios.abs().max()) > _LARGEST_LOG_RATIO or float(log_q.abs().max()) > 1e6:
+        raise ConfigError("its q are too far apart for the rounding analysis")
     T = layer.scale().detach()
-    products = gamma(W.shape[1] + 4) * ((W.abs() @ W.abs().mT) * apart.exp()).sum(1)
-    sums = gamma(W.shape[0] + 64) * (1 + float(apart.abs().max())) * T
-    share = float((2 * (products + sums) / T).max())
-    if not share < 1e-3:  # NaN compares false
+    products = gamma(W.shape[1] + 4) * ((W.abs() @ W.abs().mT) * log_ratios.exp()).sum(1)
+    sums = gamma(W.shape[0] + 64) * (1 + float(log_ratios.abs().max())) * T
+    relative_error = float((2 * (products + sums) / T).max())
+    if not relative_error < 1e-3:  # NaN compares false
         raise ConfigError("the sums it divides by are lost in rounding")
-    return 2 * share  # 1 / (1 - share) - 1, generously
+    return 2 * relative_error  # at least 1 / (1 - relative_error) - 1

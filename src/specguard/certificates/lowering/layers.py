@@ -1,6 +1,6 @@
 """Lower layers to primitive operations for a fixed input shape.
 
-A function of a layer and of one input to it returns a module, or a function of tensors.
+Each function takes a layer and a sample input, and returns a module or a function of tensors.
 """
 
 import math
@@ -45,10 +45,10 @@ def linear_map(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
 
 def normalize(layer: Normalize, x: Tensor) -> nn.Module:
     mean, factor = layer.mean[None], 1 / layer.std[None]
-    return Scaled(factor, -mean * factor)
+    return Scale(factor, -mean * factor)
 
 
-class Scaled(nn.Module):
+class Scale(nn.Module):
     """x * scale + shift."""
 
     scale: Tensor
@@ -65,9 +65,9 @@ class Scaled(nn.Module):
 
 
 def resize(layer: Resize, x: Tensor) -> nn.Module:
-    """Bilinear interpolation works on columns and on rows by itself: two linear maps."""
+    """Bilinear interpolation as two linear maps, one on columns and one on rows."""
     rows, columns = (_interpolation(size, layer.size, x) for size in x.shape[2:])
-    return nn.Sequential(linear_map(columns), Transposed(2, 3), linear_map(rows), Transposed(2, 3))
+    return nn.Sequential(linear_map(columns), Transpose(2, 3), linear_map(rows), Transpose(2, 3))
 
 
 def _interpolation(size: int, new: int, like: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def _interpolation(size: int, new: int, like: Tensor) -> Tensor:
     return nn.functional.interpolate(eye, (new, size), mode="bilinear", align_corners=False)[0, 0]
 
 
-class Transposed(nn.Module):
+class Transpose(nn.Module):
     def __init__(self, first: int, second: int) -> None:
         super().__init__()
         self.first, self.second = first, second
@@ -84,7 +84,7 @@ class Transposed(nn.Module):
         return x.transpose(self.first, self.second)
 
 
-class Reshaped(nn.Module):
+class Reshape(nn.Module):
     def __init__(self, *shape: int) -> None:
         super().__init__()
         self.shape = shape
@@ -93,13 +93,13 @@ class Reshaped(nn.Module):
         return x.reshape(self.shape)
 
 
-def patches(layer: PatchEmbedding, x: Tensor) -> nn.Module:
+def patch_embedding(layer: PatchEmbedding, x: Tensor) -> nn.Module:
     out = layer.map(x)
-    return nn.Sequential(layer.map, Reshaped(1, out.shape[1], out[0, 0].numel()), Transposed(1, 2))
+    return nn.Sequential(layer.map, Reshape(1, out.shape[1], out[0, 0].numel()), Transpose(1, 2))
 
 
-class Before(nn.Module):
-    """Constant tokens in front of the others."""
+class PrependTokens(nn.Module):
+    """Prepend constant tokens."""
 
     token: Tensor
 
@@ -122,11 +122,11 @@ def batch_norm(layer: TokenBatchNorm, x: Tensor) -> nn.Module:
     assert norm.running_var is not None
     scale = (norm.running_var + norm.eps).rsqrt() * (1.0 if norm.weight is None else norm.weight)
     shift = (0.0 if norm.bias is None else norm.bias) - norm.running_mean * scale
-    return Scaled(scale.detach(), shift.detach())
+    return Scale(scale.detach(), shift.detach())
 
 
-class Convolved(nn.Module):
-    """TokenConvolution by convolutions of images that are one pixel wide."""
+class ImageConvolution(nn.Module):
+    """TokenConvolution as 2D convolutions of images that are one pixel wide."""
 
     def __init__(self, layer: TokenConvolution, x: Tensor) -> None:
         super().__init__()
@@ -169,27 +169,27 @@ def smooth_project(layer: SmoothProject, x: Tensor) -> Function:
     return lambda x: x * (R * torch.reciprocal(torch.sqrt(_square_sum(x) + R * R)))
 
 
-def _normed(x: Tensor, eps: float, centered: bool) -> Tensor:
+def _normalize(x: Tensor, eps: float, centered: bool) -> Tensor:
     if centered:
         x = x - x.mean(-1, keepdim=True)
     return x * torch.reciprocal(torch.sqrt((x * x).mean(-1, keepdim=True) + eps))
 
 
-class Normed(nn.Module):
+class TokenNorm(nn.Module):
     gain: Tensor | None
     shift: Tensor | None
 
     def __init__(self, layer: nn.LayerNorm | nn.RMSNorm, x: Tensor) -> None:
         super().__init__()
         if len(layer.normalized_shape) != 1 or layer.eps is None:
-            raise ConfigError("only a norm over the last axis, with a number for eps, can be written again")
+            raise ConfigError("only a norm over the last axis, with a number for eps, can be lowered")
         self.eps, self.centered = layer.eps, isinstance(layer, nn.LayerNorm)
         self.register_buffer("gain", None if layer.weight is None else layer.weight.detach())
         shift = getattr(layer, "bias", None)
         self.register_buffer("shift", None if shift is None else shift.detach())
 
     def forward(self, x: Tensor) -> Tensor:
-        x = _normed(x, self.eps, self.centered)
+        x = _normalize(x, self.eps, self.centered)
         if self.gain is not None:
             x = x * self.gain
         return x if self.shift is None else x + self.shift
@@ -197,7 +197,7 @@ class Normed(nn.Module):
 
 def gelu(layer: nn.GELU, x: Tensor) -> Function:
     if layer.approximate != "tanh":
-        raise ConfigError("GELU by erf cannot be written in the operations that are left; GELU by tanh can")
+        raise ConfigError("GELU by erf cannot be lowered to the primitive operations; GELU by tanh can")
     factor = math.sqrt(2 / math.pi)
     return lambda x: x * 0.5 * (torch.tanh(factor * (x + 0.044715 * (x * x * x))) + 1.0)
 
@@ -225,11 +225,11 @@ def max_min(layer: MaxMin, x: Tensor) -> Function:
 # Attention --------------------------------------------------------------------------------------------------------
 
 
-class Attended(nn.Module):
-    """softmax(q k^T / sqrt(head_dim) + bias) v of every head, mixed with fixed maps where there are some.
+class AttentionMaps(nn.Module):
+    """softmax(q k^T / sqrt(head_dim) + bias) v of every head, with the maps optionally mixed with fixed ones.
 
-    Softmax is a quotient of exponentials, without the maximum that is subtracted elsewhere: logits beyond 700
-    overflow and are noticed. The maps are `keep P + fixed`, `fixed` a constant: (1 - mix) I, or ConViT's positions.
+    Softmax is a quotient of exponentials, without subtracting the maximum: logits beyond 700 overflow, which is
+    detected later. The maps are `keep P + fixed`, with the constant `fixed` (1 - mix) I or ConViT's positions.
     """
 
     bias: Tensor | None
@@ -265,23 +265,23 @@ class Attended(nn.Module):
 
 
 def attention(layer: Attention, x: Tensor) -> nn.Module:
-    return nn.Sequential(layer.qkv, Attended(layer.heads, layer.qkv(x)), layer.out)
+    return nn.Sequential(layer.qkv, AttentionMaps(layer.heads, layer.qkv(x)), layer.out)
 
 
 def skip_attention(layer: SkipAttention, x: Tensor) -> nn.Module:
     eye = torch.eye(x.shape[1], dtype=x.dtype)[None, None] * (1 - layer.mix)
     bias = None if layer.bias is None else layer.bias[None]
     keep = torch.tensor(layer.mix, dtype=x.dtype)
-    return nn.Sequential(layer.qkv, Attended(layer.heads, layer.qkv(x), bias, keep, eye), layer.out)
+    return nn.Sequential(layer.qkv, AttentionMaps(layer.heads, layer.qkv(x), bias, keep, eye), layer.out)
 
 
 def gated_attention(layer: GatedPositionalAttention, x: Tensor) -> nn.Module:
     gate = layer.gate.sigmoid().view(1, -1, 1, 1)
-    core = Attended(layer.heads, layer.qkv(x), None, 1 - gate, layer.positional()[None] * gate)
+    core = AttentionMaps(layer.heads, layer.qkv(x), None, 1 - gate, layer.positional()[None] * gate)
     return nn.Sequential(layer.qkv, core, layer.out)
 
 
-class HeadNormed(nn.Module):
+class HeadTokenNorm(nn.Module):
     gain: Tensor
     shift: Tensor
 
@@ -297,6 +297,6 @@ class HeadNormed(nn.Module):
         for which in range(2):
             part = x[:, :, which * self.dim : (which + 1) * self.dim]
             part = part.reshape(1, self.tokens, self.heads, self.dim // self.heads)
-            part = _normed(part, self.eps, self.centered) * self.gain[which] + self.shift[which]
+            part = _normalize(part, self.eps, self.centered) * self.gain[which] + self.shift[which]
             parts.append(part.reshape(1, self.tokens, self.dim))
         return torch.cat([*parts, x[:, :, 2 * self.dim :]], 2)

@@ -1,8 +1,8 @@
-"""Lower a model to primitive operations, for programs that do not take fused attention, norms, erf or where.
+"""Lower a model to primitive operations, for tools that do not support fused attention, norms, erf or where.
 
 The primitive operations are products, sums, means, linear maps, convolutions, relu, tanh, sigmoid, exp, log, roots
-and reciprocals. The input shape is that of one image, and all sizes are constants. `x ** 2` is nowhere: squares are
-products. GELU by erf has no such form and is refused.
+and reciprocals. The input is one image, and all sizes are constants. Squares are products, never `x ** 2`. GELU by
+erf has no such form and is refused.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ from specguard.nn import (
     materialized,
 )
 
-Maker = Callable[[Any, Tensor], nn.Module | Function]  # of a layer, and of one input to it
+Maker = Callable[[Any, Tensor], nn.Module | Function]  # a layer and a sample input
 
 
 class _Lowered(nn.Module):
@@ -62,9 +62,9 @@ class _Lowered(nn.Module):
 
 
 def lower(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
-    """`model` in float64, for one input of this shape at a time, in the primitive operations alone.
+    """Lower `model` to primitive operations in float64, for single inputs of this shape.
 
-    A layer that has no lowering is an error that names it, and so is whatever proofs refuse.
+    A layer without a lowering, and everything that `certificates.program` refuses, raises an error that names it.
     """
     program(model)  # exact types, eval mode, no hooks
     plain = materialized(model).eval().requires_grad_(False).double().cpu()
@@ -74,7 +74,7 @@ def lower(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 
 
 def _lower(name: str, layer: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
-    """A lowered layer, and its output at x."""
+    """Lower a layer; return it and its output at x."""
     kind = type(layer)
     if kind in _SEQUENCES:
         parts = []
@@ -89,7 +89,7 @@ def _lower(name: str, layer: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
         return _Skip(branch, scale), x + scale * change
     if kind not in LOWERINGS:
         raise ConfigError(
-            f"{name or 'the model'} is a {kind.__name__}, which is not written in the operations that are left"
+            f"{name or 'the model'} is a {kind.__name__}, which has no lowering to primitive operations"
         )
     try:
         made = LOWERINGS[kind](layer, x)
@@ -119,32 +119,32 @@ class _Sll(nn.Module):
         return x - self.outer(self.activation(self.inner(x)))
 
 
-def _itself(layer: nn.Module, x: Tensor) -> nn.Module:
+def _unchanged(layer: nn.Module, x: Tensor) -> nn.Module:
     return layer
 
 
 _SEQUENCES = (ViT, Block, Network, nn.Sequential)
 LOWERINGS: dict[type[nn.Module], Maker] = {
-    nn.Linear: _itself,
-    nn.ReLU: _itself,
-    nn.Tanh: _itself,
-    nn.Flatten: lambda layer, x: layers.Reshaped(*layer(x).shape),
-    nn.Identity: _itself,
+    nn.Linear: _unchanged,
+    nn.ReLU: _unchanged,
+    nn.Tanh: _unchanged,
+    nn.Flatten: lambda layer, x: layers.Reshape(*layer(x).shape),
+    nn.Identity: _unchanged,
     nn.Dropout: lambda layer, x: nn.Identity(),
     Normalize: layers.normalize,
     Resize: layers.resize,
-    PatchEmbedding: layers.patches,
-    ClassToken: lambda layer, x: layers.Before(layer.token.detach()),
-    Positions: lambda layer, x: layers.Scaled(torch.ones((), dtype=x.dtype), layer.table.detach()),
+    PatchEmbedding: layers.patch_embedding,
+    ClassToken: lambda layer, x: layers.PrependTokens(layer.token.detach()),
+    Positions: lambda layer, x: layers.Scale(torch.ones((), dtype=x.dtype), layer.table.detach()),
     ClassPool: lambda layer, x: lambda x: x[:, 0],
     MeanPool: lambda layer, x: lambda x: x[:, layer.skip :].mean(1),
-    LayerScale: lambda layer, x: layers.Scaled(layer.scale.detach()),
+    LayerScale: lambda layer, x: layers.Scale(layer.scale.detach()),
     TokenBatchNorm: layers.batch_norm,
-    TokenConvolution: layers.Convolved,
+    TokenConvolution: layers.ImageConvolution,
     LayerProject: layers.layer_project,
     SmoothProject: layers.smooth_project,
-    nn.LayerNorm: layers.Normed,
-    nn.RMSNorm: layers.Normed,
+    nn.LayerNorm: layers.TokenNorm,
+    nn.RMSNorm: layers.TokenNorm,
     nn.GELU: layers.gelu,
     nn.SiLU: lambda layer, x: layers.silu,
     Softplus: lambda layer, x: lambda x: torch.log(torch.exp(x * layer.beta) + 1.0) * (1 / layer.beta),
@@ -153,8 +153,8 @@ LOWERINGS: dict[type[nn.Module], Maker] = {
     GatedUnit: layers.gated_unit,
     FirstTokens: layers.first_tokens,
     ClassAndMean: lambda layer, x: lambda x: torch.cat([x[:, 0], x[:, layer.skip :].mean(1)], 1),
-    HeadNorm: layers.HeadNormed,
-    CoreAttention: lambda layer, x: layers.Attended(layer.heads, x),
+    HeadNorm: layers.HeadTokenNorm,
+    CoreAttention: lambda layer, x: layers.AttentionMaps(layer.heads, x),
     SLL: _Sll,
     Attention: layers.attention,
     SkipAttention: layers.skip_attention,

@@ -1,9 +1,9 @@
-"""The methods of certification, from the cheapest to the dearest: objects with a name.
+"""The certification methods, from the cheapest to the most expensive.
 
-naive, specformer, lofast   radii through the network, then Proposition 1: `m_j` loses `sqrt(2) delta` at most
+naive, specformer, lofast   radii through the network, then Proposition 1: `m_j` loses at most `sqrt(2) delta`
 local                       radii by T1, T2 and local constants, then `||w_y - w_j|| delta` at the last linear layer
-adjoint                     the identity `m_j(x + d) = m_j(x) + <g_0, d> + sum_k <g_{k+1}, r_k>`, remainders bounded
-mixed                       the identity from the k-th step on and the local radius there, for the best k
+adjoint                     the identity `m_j(x + d) = m_j(x) + <g_0, d> + sum_k <g_{k+1}, r_k>` with bounds on r_k
+mixed                       the identity from the k-th step on with the local radius there, for the best k
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,22 @@ METHODS: tuple[Method, ...] = (NAIVE, SPECFORMER, LOFAST, LOCAL, ADJOINT, MIXED)
 
 
 def named_methods(names: Sequence[str]) -> tuple[Method, ...]:
-    """The methods of these names, in this order; an unknown or missing one is an error."""
+    """Look up methods by name.
+
+    Args:
+        names: at least one name.
+
+    Returns:
+        The methods, in this order.
+
+    Raises:
+        ConfigError: if a name is unknown, or there is none.
+
+    Example:
+        >>> from specguard.certificates import named_methods
+        >>> [method.name for method in named_methods(["local", "adjoint"])]
+        ['local', 'adjoint']
+    """
     known = {method.name: method for method in METHODS}
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(f"method {unknown[0]!r} is unknown; choose among {', '.join(known)}")

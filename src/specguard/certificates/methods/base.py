@@ -1,4 +1,4 @@
-"""What a method of certification is: a name, and a bound on what margins can lose within a ball."""
+"""The interface of certification methods: a name, and an upper bound on the loss of margins within a ball."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from specguard.records.certificate import MethodName
 
 
 class LayerRadii:
-    """The radii at all layers for inputs within `radius` of the images; each kind of propagation is done once."""
+    """The radii at all layers for inputs within `radius` of the images, cached by kind of propagation."""
 
     def __init__(self, problem: Problem, radius: Radius, largest_entry: float = math.inf) -> None:
         self.problem, self.radius, self.largest_entry = problem, radius, largest_entry
@@ -26,10 +26,7 @@ class LayerRadii:
 
 
 class Method(Protocol):
-    """A method of certification.
-
-    `needs_backward`: whether functionals are taken back through the whole network for it.
-    """
+    """A certification method; `needs_backward` says whether it uses the backward pass through the whole network."""
 
     @property
     def name(self) -> MethodName: ...
@@ -38,9 +35,10 @@ class Method(Protocol):
     def needs_backward(self) -> bool: ...
 
     def upper_loss(self, problem: Problem, layer_radii: LayerRadii) -> MarginLoss:
-        """How much every margin can lose within the radius around the images.
+        """Bound the loss of every margin within the radius around the images.
 
-        `layer_radii.largest_entry` bounds every entry of d as well, as in an linf ball whose l2 radius `radius` is.
+        `layer_radii.largest_entry` bounds every entry of d as well: for an linf ball, `radius` is that of the l2
+        ball around it.
 
         Guarantee: upper bounds on `m_j(x) - m_j(x + d)` over `||d||_2 <= radius` and `||d||_inf <= largest_entry`,
         m_j(x) as computed and lowered, for the exact function of the stored weights; rounding included.

@@ -12,7 +12,7 @@ from specguard.certificates.propagate import Radii
 
 @dataclass(frozen=True)
 class OutputRadius:
-    """`m_j` loses `sqrt(2) delta` at most, with the radius delta of the output by the propagation of this name.
+    """`m_j` loses at most `sqrt(2) delta`, with the output radius delta by the propagation of this name.
 
     Reference: LoFAST, Proposition 1.
     """
@@ -22,11 +22,11 @@ class OutputRadius:
 
     def upper_loss(self, problem: Problem, layer_radii: LayerRadii) -> MarginLoss:
         radii = layer_radii.by(self.name)
-        return replace(at_the_output(problem, radii), radii=radii.at)
+        return replace(output_loss(problem, radii), radii=radii.at)
 
 
-def at_the_output(p: Problem, radii: Radii) -> MarginLoss:
-    """LoFAST, Proposition 1: two logits differ by `sqrt(2) delta` at most."""
+def output_loss(p: Problem, radii: Radii) -> MarginLoss:
+    """LoFAST, Proposition 1: the difference of two logits changes by at most `sqrt(2) delta`."""
     total = up(math.sqrt(2) * radii.out)[..., None, :].expand(*radii.out.shape[:-1], *p.margins.shape)
     return MarginLoss(total, {(WHOLE, "output radius"): total})
 

@@ -1,1 +1,1 @@
-"""Attention as the checker bounds it, in NumPy boxes."""
+"""The checker's rules of attention."""

@@ -1,10 +1,10 @@
-"""Attention in NumPy boxes: the forward pass and the norms that its bounds are made of.
+"""Attention in boxes: the forward pass and the norms used by its bounds.
 
     F(X) = H X + concat_l(P_l (X W_l^V + b_l^V)) W^O + b^O,   P_l = mix_l softmax(S_l) + fixed_l
 
-`tau = 1 / sqrt(head_dim)`, `a = K W^Q^T`, `b = Q W^K^T`, `C = I - 1 1^T / n`, as in the ledger. Where tokens x dim
-is at most 1024, the matrices of the linear part, of the derivative and of the logits' derivative are formed and
-their norms taken; above that the factored bounds serve.
+`tau = 1 / sqrt(head_dim)`, `a = K W^Q^T`, `b = Q W^K^T`, `C = I - 1 1^T / n`, as in the ledger. If tokens x dim
+is at most 1024, the matrices of the linear part, of the derivative and of the logits' derivative are formed;
+otherwise their norms are bounded by factors.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from specguard.checker.attention.weights import Weights
-from specguard.checker.enclosure import Array, Box, joined, outward, spectral
+from specguard.checker.enclosure import Array, Box, concatenate, outward, spectral_norm_above
 
 DENSE = 1024
 
@@ -90,40 +90,40 @@ class AttentionNorms:
         return self._logit_norm(self.a, False)
 
     def _logit_norm(self, a: Box, centered: bool) -> Array:
-        norm_a, norm_b = spectral(a), spectral(self.b)
-        square = outward(spectral(joined([a, self.b], -2)) ** 2 + 2 * norm_a * norm_b)
+        norm_a, norm_b = spectral_norm_above(a), spectral_norm_above(self.b)
+        square = outward(spectral_norm_above(concatenate([a, self.b], -2)) ** 2 + 2 * norm_a * norm_b)
         bound = outward(np.sqrt(square))
         if self.small:
-            bound = np.minimum(bound, spectral(self._logit_operator(a, centered)))
+            bound = np.minimum(bound, spectral_norm_above(self._logit_operator(a, centered)))
         return np.asarray(bound)
 
     def _logit_operator(self, a: Box, centered: bool) -> Box:
-        """Row (i, j) holds a_j in the place of token i, and b_i in that of token j, centered over j or not."""
+        """Row (i, j) has a_j at token i and b_i at token j, optionally centered over j."""
         n, d = self.X.shape
-        share = Box.exact(np.eye(n)) - (Box.exact(1.0) / float(n) if centered else 0.0)
+        centering = Box.exact(np.eye(n)) - (Box.exact(1.0) / float(n) if centered else 0.0)
         first = np.zeros((len(a.mid), n, n, n, d))
-        wrong = np.zeros_like(first)
+        radii = np.zeros_like(first)
         for i in range(n):
-            first[:, i, :, i], wrong[:, i, :, i] = a.mid, a.rad
-        second = self.b[:, :, None, None, :] * share[None, None, :, :, None]
-        whole = Box(first, wrong) + second
-        return whole.moved(lambda x: x.reshape(len(x), n * n, n * d))
+            first[:, i, :, i], radii[:, i, :, i] = a.mid, a.rad
+        second = self.b[:, :, None, None, :] * centering[None, None, :, :, None]
+        whole = Box(first, radii) + second
+        return whole.rearrange(lambda x: x.reshape(len(x), n * n, n * d))
 
     @cached_property
     def xi(self) -> Array:
-        return np.asarray(outward(spectral(self.a) + spectral(self.b)))
+        return np.asarray(outward(spectral_norm_above(self.a) + spectral_norm_above(self.b)))
 
     @cached_property
     def norm_cv(self) -> Array:
-        return np.asarray(spectral(self.V - self.V.mean(-2, True)))
+        return np.asarray(spectral_norm_above(self.V - self.V.mean(-2, True)))
 
     @cached_property
     def norm_xvo(self) -> Array:
-        return np.asarray(spectral(self.X @ self.w.VO))
+        return np.asarray(spectral_norm_above(self.X @ self.w.VO))
 
     @cached_property
     def norm_p(self) -> Array:
-        return np.asarray(spectral(self.P))
+        return np.asarray(spectral_norm_above(self.P))
 
     @cached_property
     def lam_clean(self) -> Array:
@@ -144,11 +144,11 @@ class AttentionNorms:
     def zeta(self) -> float:
         both = min(self.norm_p.max() * self.w.all_v * self.w.o, (self.norm_p * self.w.vo).sum())
         factored = outward(outward(both) + (1.0 if self.w.skip else 0.0))
-        return float(min(factored, spectral(self._linear_part)) if self.small else factored)
+        return float(min(factored, spectral_norm_above(self._linear_part)) if self.small else factored)
 
     @cached_property
     def derivative_norm(self) -> float | None:
-        """`||DF(X)||`, where its matrix is small."""
+        """`||DF(X)||` if its matrix is small, else None."""
         if not self.small:
             return None
         n, d = self.X.shape
@@ -159,19 +159,21 @@ class AttentionNorms:
             center = p @ VO
             U = p[:, :, None] * (VO[None] - center[:, None]) * scale[head]  # query, key, out
             keys = U[:, :, :, None] * self.b[head][:, None, None, :]  # query, key, out, in: the key moves
-            own = U.moved(lambda x: x.transpose(0, 2, 1)) @ self.centered_a[head]  # query, out, in: the query moves
-            block = keys.moved(lambda x: x.transpose(0, 2, 1, 3))
+            own = (
+                U.rearrange(lambda x: x.transpose(0, 2, 1)) @ self.centered_a[head]
+            )  # query, out, in: the query moves
+            block = keys.rearrange(lambda x: x.transpose(0, 2, 1, 3))
             mid, rad = np.zeros((n, d, n, d)), np.zeros((n, d, n, d))
             for i in range(n):
                 mid[i, :, i], rad[i, :, i] = own.mid[i], own.rad[i]
             whole = block + Box(mid, rad)
-            total = total + whole.moved(lambda x: x.reshape(n * d, n * d))
-        return float(spectral(total))
+            total = total + whole.rearrange(lambda x: x.reshape(n * d, n * d))
+        return float(spectral_norm_above(total))
 
 
 def kronecker(A: Box, B: Box) -> Box:
     product = A[:, None, :, None] * B[None, :, None, :]
-    return product.moved(lambda x: x.reshape(A.shape[0] * B.shape[0], -1))
+    return product.rearrange(lambda x: x.reshape(A.shape[0] * B.shape[0], -1))
 
 
 def unstack(x: Box) -> list[Box]:

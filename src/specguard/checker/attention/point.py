@@ -1,4 +1,4 @@
-"""Attention once more, in NumPy boxes, for the checker of certificates: its bounds and its adjoint."""
+"""Attention in boxes: its bounds and its adjoint."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specguard.checker.attention.norms import AttentionNorms, kronecker, unstack
-from specguard.checker.enclosure import Array, Box, largest_eigenvalue, longest, outward, spectral
+from specguard.checker.enclosure import Array, Box, eigenvalue_above, norm_above, outward, spectral_norm_above
 from specguard.checker.node import Remainder
 
 FORMED = 512
@@ -33,44 +33,49 @@ class Attention(AttentionNorms):
             case "local":
                 best = min(self._lofast(radius), self._t1(radius))
                 return best if self.derivative_norm is None else min(best, self._t2(radius))
-        raise ValueError(f"{method} is no method")
+        raise ValueError(f"unknown method {method!r}")
 
     def _lofast(self, radius: float) -> float:
         return float(outward(self.zeta * radius + self._second_part(radius, self.mu_uncentered)))
 
     def _second_part(self, radius: float, mu: Array) -> float:
         values = outward(self.norm_xvo + radius * self.w.vo)
-        return float(outward((self.w.mix.size * self._move(radius, mu) * values).sum()))
+        return float(outward((self.w.mix.size * self._upper_logit_change(radius, mu) * values).sum()))
 
-    def _move(self, radius: float, mu: Array) -> Array:
-        """How far the logits move."""
+    def _upper_logit_change(self, radius: float, mu: Array) -> Array:
+        """A bound on the change of the logits."""
         return np.asarray(outward(self.w.most_tau * radius * (mu + radius * self.w.B)))
 
     def _specformer(self, radius: float) -> float:
         w, n = self.w, self._n
-        reach = outward(spectral(self.X) + radius)
-        query = outward(w.q * reach + math.sqrt(n) * longest(w.bq, 1))
-        slope = outward(w.most_tau * w.k * (w.q * reach + query) / 2)
-        fixed = 0.0 if w.fixed is None else outward(longest(w.fixed, 1) * w.v)
-        each = outward(w.mix.size * (n * (n + 1) * (slope * w.v * reach + w.v)) + fixed)
-        return float(outward(((1.0 if w.skip else 0.0) + w.o * longest(Box.exact(each))) * radius))
+        norm_x = outward(spectral_norm_above(self.X) + radius)
+        query = outward(w.q * norm_x + math.sqrt(n) * norm_above(w.bq, 1))
+        slope = outward(w.most_tau * w.k * (w.q * norm_x + query) / 2)
+        fixed = 0.0 if w.fixed is None else outward(norm_above(w.fixed, 1) * w.v)
+        each = outward(w.mix.size * (n * (n + 1) * (slope * w.v * norm_x + w.v)) + fixed)
+        return float(outward(((1.0 if w.skip else 0.0) + w.o * norm_above(Box.exact(each))) * radius))
 
     def _t1(self, radius: float) -> float:
         lam = self.lam(radius).max(-1)
-        each = self.w.mix.size * lam * self._move(radius, self.mu) * outward(self.norm_cv + radius * self.w.v)
-        return float(outward(self.zeta * radius + self.w.o * longest(Box.exact(each))))
+        each = (
+            self.w.mix.size
+            * lam
+            * self._upper_logit_change(radius, self.mu)
+            * outward(self.norm_cv + radius * self.w.v)
+        )
+        return float(outward(self.zeta * radius + self.w.o * norm_above(Box.exact(each))))
 
     def _t2(self, radius: float) -> float:
         assert self.derivative_norm is not None
-        w, s, lam = self.w, self._move(radius, self.mu), self.lam(radius).max(-1)
+        w, s, lam = self.w, self._upper_logit_change(radius, self.mu), self.lam(radius).max(-1)
         product = self.lam_clean * w.most_tau * radius * radius * w.B * self.norm_cv
         each = outward(w.mix.size * (product + _SECOND * s * s * self.norm_cv + lam * s * radius * w.v))
-        return float(outward(self.derivative_norm * radius + w.o * longest(Box.exact(each))))
+        return float(outward(self.derivative_norm * radius + w.o * norm_above(Box.exact(each))))
 
     def lam(self, radius: float) -> Array:
-        """The steepest softmax per head and row when every logit moves in its box.
+        """A bound on the norm of the softmax Jacobian per head and row, over all logits within reach.
 
-        `min(1/2, pbar, 2 (1 - plow))`: the most probability that any key can have, and the least of the likeliest.
+        `min(1/2, pbar, 2 (1 - plow))`: the largest probability of any key, and the smallest of the likeliest.
         """
         return self._lam(radius, self.w.B)
 
@@ -78,7 +83,11 @@ class Attention(AttentionNorms):
         heads, n = self.S.shape[:2]
         if n == 1:
             return np.zeros((heads, 1))
-        a, b, both = longest(self.centered_a, 2), longest(self.b, 2), longest(self.centered_a + self.b, 2)
+        a, b, both = (
+            norm_above(self.centered_a, 2),
+            norm_above(self.b, 2),
+            norm_above(self.centered_a + self.b, 2),
+        )
         B = norm[:, None, None]
         s = radius * np.sqrt(a[:, None, :] ** 2 + b[:, :, None] ** 2) + B * radius * radius / 2
         own = radius * both + B[..., 0] * radius * radius
@@ -89,18 +98,22 @@ class Attention(AttentionNorms):
         top = high.max(-1, keepdims=True)
         ups, downs = np.exp(high - top), np.exp(low - top)
         others = np.maximum(downs.sum(-1, keepdims=True) * (1 - 1e-12) - downs * (1 + 1e-12), 0.0)
-        shares = np.divide(ups, ups + others, out=np.zeros_like(ups), where=ups > 0)
+        probabilities = np.divide(ups, ups + others, out=np.zeros_like(ups), where=ups > 0)
         first = self.S.mid.argmax(-1)[..., None] == np.arange(n)
-        kept = np.where(first, downs, 0.0).sum(-1) * (1 - 1e-12)
-        lost = np.where(first, 0.0, ups).sum(-1) * (1 + 1e-12) + 1e-290  # what underflows; `kept` is above e^-600
-        best = np.minimum(outward(shares.max(-1)), outward(2 * lost / (kept + lost)))
+        likeliest_bound = np.where(first, downs, 0.0).sum(-1) * (1 - 1e-12)
+        others_bound = (
+            np.where(first, 0.0, ups).sum(-1) * (1 + 1e-12) + 1e-290
+        )  # for underflow; `likeliest_bound` is above e^-600
+        best = np.minimum(
+            outward(probabilities.max(-1)), outward(2 * others_bound / (likeliest_bound + others_bound))
+        )
         wide = s.max(-1) >= 300
         return np.minimum(np.where(wide, 0.5, best), 0.5)
 
     # The adjoint ------------------------------------------------------------------------------------------------
 
     def vjp(self, g: Box) -> tuple[Box, Remainder]:
-        """Back through P V and the softmax; g has a class per row."""
+        """Backward through P V and the softmax; g has one class per row."""
         w = self.w
         mix = w.mix[:, None, None]
         G = g[:, None] @ w.Wo.T  # other head token head_dim
@@ -114,34 +127,34 @@ class Attention(AttentionNorms):
 
     def _remainder(self, G: Box, M: Box, K: Box) -> Remainder:
         w, mix = self.w, self.w.mix.size
-        norm_k = spectral(K)
+        norm_k = spectral_norm_above(K)
         N = G @ w.Wv.T * w.mix[:, None, None]
-        norm_n = np.minimum(spectral(N), outward(spectral(G) * w.v * mix))
+        norm_n = np.minimum(spectral_norm_above(N), outward(spectral_norm_above(G) * w.v * mix))
         rows = outward((M.mid + M.rad).max(-1) - (M.mid - M.rad).min(-1))
-        centered = outward(_SECOND * longest(M - M.mean(-1, True), 3))
+        centered = outward(_SECOND * norm_above(M - M.mean(-1, True), 3))
         product = outward((w.most_tau * norm_k * w.B).sum(1))
-        steepest = np.minimum(outward(rows / 4), centered)
+        max_weights = np.minimum(outward(rows / 4), centered)
         form = None
         if self.X.shape[0] * self.X.shape[1] <= FORMED:
-            form = np.array([self._form(K[r], N[r], steepest[r]) for r in range(len(steepest))])
+            form = np.array([self._form(K[r], N[r], max_weights[r]) for r in range(len(max_weights))])
 
         def terms(radius: float) -> dict[str, Array]:
-            lam, s = self.lam(radius), self._move(radius, self.mu)
+            lam, s = self.lam(radius), self._upper_logit_change(radius, self.mu)
             weights = np.minimum(outward(lam * rows / 2), centered)
-            bent, most = weights.max(-1), lam.max(-1)
+            curvature, max_lam = weights.max(-1), lam.max(-1)
             found = {
                 "product": np.asarray(outward(product * radius * radius)),
-                "curvature": np.asarray(outward((bent * s * s).sum(-1))),
-                "values": np.asarray(outward((outward(most * s * radius) * norm_n).sum(-1))),
+                "curvature": np.asarray(outward((curvature * s * s).sum(-1))),
+                "values": np.asarray(outward((outward(max_lam * s * radius) * norm_n).sum(-1))),
             }
             if form is None:
                 return found
-            part = np.divide(weights, steepest, out=np.zeros_like(weights), where=steepest > 0)
+            part = np.divide(weights, max_weights, out=np.zeros_like(weights), where=max_weights > 0)
             part = np.minimum(outward(np.maximum(part, 2 * lam).max((-1, -2))), 1.0)
             beta = w.most_tau * w.B
-            fourth = (bent * beta**2).sum(-1)
-            third = 2 * np.sqrt((bent * (w.most_tau * self.mu) ** 2).sum(-1) * fourth)
-            third = third + (most * beta * norm_n).sum(-1)
+            fourth = (curvature * beta**2).sum(-1)
+            third = 2 * np.sqrt((curvature * (w.most_tau * self.mu) ** 2).sum(-1) * fourth)
+            third = third + (max_lam * beta * norm_n).sum(-1)
             whole = part * form + (1 - part) * product + third * radius + fourth * radius * radius
             together = outward(outward(whole) * radius * radius)
             better = together < sum(found.values())
@@ -160,14 +173,14 @@ class Attention(AttentionNorms):
         center = Box.exact(np.eye(n)) - Box.exact(1.0) / float(n)
         total = product = Box.exact(np.zeros((n * d, n * d)))
         for head, L in enumerate(unstack(self._logit_operator(self.centered_a, True))):
-            a, b = longest(self.centered_a[head]), longest(self.b[head], 1)
-            size, reach = longest(N[head], 1), self.w.most_tau * np.sqrt(a * a + b * b)
-            alpha = np.where((size > 0) & (reach > 0), size / np.where(reach > 0, reach, 1.0), 1.0)
+            a, b = norm_above(self.centered_a[head]), norm_above(self.b[head], 1)
+            size, logit_rate = norm_above(N[head], 1), self.w.most_tau * np.sqrt(a * a + b * b)
+            alpha = np.where((size > 0) & (logit_rate > 0), size / np.where(logit_rate > 0, logit_rate, 1.0), 1.0)
             alpha = np.clip(alpha, 1e-100, 1e100)
             scale = Box.exact(np.repeat(outward(weights[head] + alpha / 4), n)[:, None])
             total = total + L.T @ (L * scale) * (self.w.tau * self.w.tau)
             values = N[head].T @ (N[head] * Box.exact(outward(0.25 / alpha)[:, None]))
             total = total + kronecker(center, values)
             product = product + kronecker(K[head], self.w.Wq[head] @ self.w.Wk[head].T) * self.w.tau
-        both = (total + product, total - product)  # either sign of the product may make a margin fall
-        return max(largest_eigenvalue((matrix + matrix.T) * 0.5) for matrix in both)
+        both = (total + product, total - product)  # the product may have either sign
+        return max(eigenvalue_above((matrix + matrix.T) * 0.5) for matrix in both)

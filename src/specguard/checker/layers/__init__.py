@@ -1,1 +1,1 @@
-"""Every layer but attention as the checker bounds it, in NumPy boxes."""
+"""The checker's rules of every layer except attention."""

@@ -1,4 +1,4 @@
-"""An activation behind a matrix, and MaxMin behind one, in boxes."""
+"""Activations and MaxMin, jointly with the linear map before them, in boxes."""
 
 import math
 from dataclasses import dataclass
@@ -7,25 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from specguard.checker.enclosure import Array, Box, joined, longest, outward, spectral
+from specguard.checker.enclosure import Array, Box, concatenate, norm_above, outward, spectral_norm_above
 from specguard.checker.layers.curves import Curve
 from specguard.checker.node import Remainder, Terms
 
 
 @dataclass(frozen=True)
 class Map:
-    """The matrix before an activation, or none."""
+    """The linear map before an activation; the identity if W is None."""
 
     W: Box | None
     b: Box
 
     @cached_property
     def norm(self) -> float:
-        return 1.0 if self.W is None else float(spectral(self.W))
+        return 1.0 if self.W is None else float(spectral_norm_above(self.W))
 
     @cached_property
     def rows(self) -> Any:
-        return 1.0 if self.W is None else longest(self.W, 1)
+        return 1.0 if self.W is None else norm_above(self.W, 1)
 
     def __call__(self, x: Box) -> Box:
         return x if self.W is None else x @ self.W.T + self.b
@@ -45,25 +45,25 @@ class Neurons:
 
     @property
     def output(self) -> Box:
-        return self.H.through(self.phi.value, self.phi.steepest, self.phi.scale)
+        return self.H.apply(self.phi.value, self.phi.max_slope, self.phi.scale)
 
     def propagate(self, radius: float, method: str) -> float:
-        return float(outward(outward(self.phi.steepest * self.map.norm) * radius))
+        return float(outward(outward(self.phi.max_slope * self.map.norm) * radius))
 
     def vjp(self, g: Box) -> tuple[Box, Remainder]:
         smooth = math.isfinite(self.phi.curvature)
         slope = (
-            self.H.through(self.phi.slope, self.phi.curvature) if smooth else Box.exact(self.phi.slope(self.H.mid))
+            self.H.apply(self.phi.slope, self.phi.curvature) if smooth else Box.exact(self.phi.slope(self.H.mid))
         )
-        return self.map.back(g * slope), self._bend(g.size) if smooth else self._kink(g.size)
+        return self.map.back(g * slope), self._curvature_term(g.size) if smooth else self._kink_term(g.size)
 
-    def _bend(self, g: Array) -> Remainder:
-        """`1/2 ||W^T diag(|g| kappa) W|| r^2`, kappa the curvature within reach of every neuron."""
+    def _curvature_term(self, g: Array) -> Remainder:
+        """`1/2 ||W^T diag(|g| kappa) W|| r^2`, kappa the largest curvature that every neuron can reach."""
 
         def terms(radius: float) -> Terms:
-            reach = outward(self.map.rows * radius + self.H.rad)
-            low, high = np.maximum(np.abs(self.H.mid) - reach, 0.0), outward(np.abs(self.H.mid) + reach)
-            weights = outward(g * self.phi.bend(low, high))
+            radii = outward(self.map.rows * radius + self.H.rad)
+            low, high = np.maximum(np.abs(self.H.mid) - radii, 0.0), outward(np.abs(self.H.mid) + radii)
+            weights = outward(g * self.phi.curvature_on(low, high))
             most = outward(weights.max(-1) * self.map.norm**2)
             if self.map.W is not None:
                 sizes = self.map.W.size
@@ -72,20 +72,20 @@ class Neurons:
 
         return terms
 
-    def _kink(self, g: Array) -> Remainder:
+    def _kink_term(self, g: Array) -> Remainder:
         distance = np.abs(self.H.mid) - outward(self.H.rad)
-        return lambda radius: {"kink": crossing(g, distance, self.map.rows, self.map.norm, radius)}
+        return lambda radius: {"kink": kink_loss(g, distance, self.map.rows, self.map.norm, radius)}
 
 
-def crossing(g: Array, distance: Array, rates: Any, norm: float, radius: float) -> Array:
-    """`norm r ||g_S||`, S the entries that reach their kink."""
-    held = np.where(distance <= outward(rates * radius), g, 0.0)
-    return np.asarray(outward(norm * radius * longest(Box.exact(held), 1)))
+def kink_loss(g: Array, distance: Array, rates: Any, norm: float, radius: float) -> Array:
+    """`norm r ||g_S||`, S the entries that can reach their kink."""
+    crossing = np.where(distance <= outward(rates * radius), g, 0.0)
+    return np.asarray(outward(norm * radius * norm_above(Box.exact(crossing), 1)))
 
 
 @dataclass(frozen=True)
 class MaxMin:
-    """Pairs i and i + half in order of size, the larger first."""
+    """Pairs i and i + half, the larger first."""
 
     map: Map
     H: Box
@@ -114,10 +114,10 @@ class MaxMin:
         first = Box(np.where(swapped, lower.mid, upper.mid), np.where(swapped, lower.rad, upper.rad))
         second = Box(np.where(swapped, upper.mid, lower.mid), np.where(swapped, upper.rad, lower.rad))
         gap = np.abs(a.mid - b.mid) - outward(a.rad + b.rad + 1e-15 * np.abs(a.mid - b.mid))
-        between = math.sqrt(2) if self.map.W is None else longest(self.map.W[:half] - self.map.W[half:], 1)
-        steep, weight = outward(math.sqrt(2) * self.map.norm), (upper - lower).size
+        rates = math.sqrt(2) if self.map.W is None else norm_above(self.map.W[:half] - self.map.W[half:], 1)
+        norm, weight = outward(math.sqrt(2) * self.map.norm), (upper - lower).size
         if self.map.W is not None:
-            steep = min(steep, float(spectral(self.map.W[:half] - self.map.W[half:])))
-        return self.map.back(joined([first, second], -1)), lambda radius: {
-            "kink": crossing(weight, gap, between, steep, radius)
+            norm = min(norm, float(spectral_norm_above(self.map.W[:half] - self.map.W[half:])))
+        return self.map.back(concatenate([first, second], -1)), lambda radius: {
+            "kink": kink_loss(weight, gap, rates, norm, radius)
         }

@@ -1,4 +1,4 @@
-"""Affine maps in boxes: linear layers, patches, resizing, tokens put before others."""
+"""Affine maps in boxes: linear layers, patches, resizing, prepended tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from fractions import Fraction
 
 import numpy as np
 
-from specguard.checker.enclosure import Array, Box, joined, outward, spectral
+from specguard.checker.enclosure import Array, Box, concatenate, outward, spectral_norm_above
 from specguard.checker.node import Maker, Remainder
 
 
 @dataclass(frozen=True)
 class Linear:
-    """Any affine map: its output, its norm from above, its transpose."""
+    """An affine map: its output, an upper bound on its norm, its transpose."""
 
     output: Box
     norm: float
@@ -28,7 +28,7 @@ class Linear:
 
 def linear(W: Box, b: Box) -> Maker:
     """`x W^T + b` on the last axis."""
-    norm = float(spectral(W))
+    norm = float(spectral_norm_above(W))
     return lambda x: Linear(x @ W.T + b, norm, lambda g: g @ W)
 
 
@@ -37,15 +37,18 @@ def diagonal(factor: Box, shift: Box) -> Maker:
     return lambda x: Linear(x * factor + shift, float(factor.size.max()), lambda g: g * factor)
 
 
-def unchanged(x: Box) -> Linear:
+def identity(x: Box) -> Linear:
     return Linear(x, 1.0, lambda g: g)
 
 
 def patches(W: Box, b: Box, mean: Box, std: Box) -> Maker:
-    """`(x - mean) / std` cut into squares side by side, each times a matrix: W is out x channel x side x side."""
+    """`(x - mean) / std` cut into patches, each times a matrix: W is out x channel x side x side."""
     side = W.shape[-1]
     scaled = W / std
-    flat, norm = scaled.moved(lambda a: a.reshape(len(a), -1)), float(spectral(scaled.moved(_rows)))
+    flat, norm = (
+        scaled.rearrange(lambda a: a.reshape(len(a), -1)),
+        float(spectral_norm_above(scaled.rearrange(_rows))),
+    )
 
     def at(x: Box) -> Linear:
         shape = x.shape
@@ -61,8 +64,8 @@ def patches(W: Box, b: Box, mean: Box, std: Box) -> Maker:
             whole[:, :, : down * side, : right * side] = a.reshape(len(a), shape[0], down * side, right * side)
             return whole
 
-        output = (x - mean).moved(cut) @ flat.T + b
-        return Linear(output, norm, lambda g: (g @ flat).moved(back))
+        output = (x - mean).rearrange(cut) @ flat.T + b
+        return Linear(output, norm, lambda g: (g @ flat).rearrange(back))
 
     return at
 
@@ -76,14 +79,14 @@ def resize(new: int) -> Maker:
 
     def at(x: Box) -> Linear:
         R, C = (_interpolation(old, new) for old in x.shape[-2:])
-        norm = float(outward(spectral(R) * spectral(C)))
+        norm = float(outward(spectral_norm_above(R) * spectral_norm_above(C)))
         return Linear(R @ x @ C.T, norm, lambda g: R.T @ g @ C)
 
     return at
 
 
 def _interpolation(old: int, new: int) -> Box:
-    """Rows of two weights, rational numbers rounded once."""
+    """The interpolation matrix: two weights per row, rational numbers rounded once."""
     matrix = np.zeros((new, old))
     for row in range(new):
         place = min(max(Fraction((2 * row + 1) * old, 2 * new) - Fraction(1, 2), Fraction(0)), Fraction(old - 1))
@@ -94,11 +97,11 @@ def _interpolation(old: int, new: int) -> Box:
     return Box(matrix, 2.0**-52 * matrix)
 
 
-def prepended(token: Box) -> Maker:
-    """Tokens in front, the same for every image."""
-    return lambda x: Linear(joined([token, x], 0), 1.0, lambda g: g[:, token.shape[0] :])
+def prepend_tokens(token: Box) -> Maker:
+    """Prepend tokens, the same for every image."""
+    return lambda x: Linear(concatenate([token, x], 0), 1.0, lambda g: g[:, token.shape[0] :])
 
 
-def flattened(x: Box) -> Linear:
+def flatten(x: Box) -> Linear:
     shape = x.shape
-    return Linear(x.moved(np.ravel), 1.0, lambda g: g.moved(lambda a: a.reshape(len(a), *shape)))
+    return Linear(x.rearrange(np.ravel), 1.0, lambda g: g.rearrange(lambda a: a.reshape(len(a), *shape)))

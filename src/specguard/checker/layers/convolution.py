@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from specguard.checker.enclosure import Box, joined, outward, spectral
+from specguard.checker.enclosure import Box, concatenate, outward, spectral_norm_above
 from specguard.checker.layers.affine import Linear, linear
 from specguard.checker.node import Maker
 
@@ -13,7 +13,8 @@ from specguard.checker.node import Maker
 def token_convolution(kernels: list[tuple[Box, Box]], W: Box, b: Box) -> Maker:
     """Convolutions along the tokens, group by group, zero beyond the ends, then a linear map.
 
-    The norm of one is at most that of the circulant convolution on enough points, `max_m ||sum_k W_k z_m^k||`.
+    The norm of a convolution is at most that of the circulant convolution on enough points,
+    `max_m ||sum_k W_k z_m^k||`.
     """
     out = linear(W, b)
 
@@ -23,16 +24,18 @@ def token_convolution(kernels: list[tuple[Box, Box]], W: Box, b: Box) -> Maker:
         for kernel, bias in kernels:
             group = slice(begin, begin + kernel.shape[1])
             slices.append(group)
-            parts.append(_along(x[:, group], kernel) + bias)
+            parts.append(_convolve(x[:, group], kernel) + bias)
             begin = group.stop
             norm = max(norm, _circulant_norm(kernel, tokens))
-        last = out(joined(parts, 1))
+        last = out(concatenate(parts, 1))
         assert isinstance(last, Linear)
 
         def transpose(g: Box) -> Box:
             g = last.transpose(g)
-            turned = [kernel.moved(lambda a: a[:, :, ::-1].swapaxes(0, 1)) for kernel, _ in kernels]
-            return joined([_along(g[..., s], k) for s, k in zip(_outputs(kernels), turned, strict=True)], -1)
+            flipped = [kernel.rearrange(lambda a: a[:, :, ::-1].swapaxes(0, 1)) for kernel, _ in kernels]
+            return concatenate(
+                [_convolve(g[..., s], k) for s, k in zip(_outputs(kernels), flipped, strict=True)], -1
+            )
 
         return Linear(last.output, float(outward(norm * last.norm)), transpose)
 
@@ -44,11 +47,11 @@ def _outputs(kernels: list[tuple[Box, Box]]) -> list[slice]:
     return [slice(int(a), int(b)) for a, b in itertools.pairwise(ends)]
 
 
-def _along(x: Box, kernel: Box) -> Box:
+def _convolve(x: Box, kernel: Box) -> Box:
     """`y_t = sum_k x_{t + k - center} W_k^T`."""
     width, tokens = kernel.shape[2], x.shape[-2]
     half = width // 2
-    wide = x.moved(lambda a: np.pad(a, [(0, 0)] * (a.ndim - 2) + [(half, half), (0, 0)]))
+    wide = x.rearrange(lambda a: np.pad(a, [(0, 0)] * (a.ndim - 2) + [(half, half), (0, 0)]))
     total = Box.exact(0.0)
     for k in range(width):
         total = total + wide[..., k : k + tokens, :] @ kernel[:, :, k].T
@@ -62,6 +65,6 @@ def _circulant_norm(kernel: Box, tokens: int) -> float:
     for m in range(points // 2 + 1):
         angle = 2 * math.pi / points * ((m * np.arange(width)) % points)
         real, imaginary = ((kernel * Box(wave(angle), np.full(width, 1e-13))).sum(2) for wave in (np.cos, np.sin))
-        whole = joined([joined([real, -imaginary], 1), joined([imaginary, real], 1)], 0)
-        largest = max(largest, float(spectral(whole)))
+        whole = concatenate([concatenate([real, -imaginary], 1), concatenate([imaginary, real], 1)], 0)
+        largest = max(largest, float(spectral_norm_above(whole)))
     return largest

@@ -1,4 +1,4 @@
-"""Activations as curves: their values and slopes in boxes, and the steepest and the most curved they get."""
+"""Activations: values, slopes, and bounds on slope and curvature."""
 
 import math
 from collections.abc import Callable
@@ -14,20 +14,20 @@ from specguard.checker.enclosure import Array
 class Curve:
     """An elementwise function: value, slope, the largest slope, the largest curvature (infinite at a kink).
 
-    `second` is the size of the second derivative and `peaks` are the places |x| where it is largest nearby, so that
-    over an interval it is largest at one of them or at an end. Without it, the largest curvature serves everywhere.
+    `second` is the absolute second derivative and `peaks` are its local maxima in |x|, so its maximum over an
+    interval is at one of them or at an end. If `second` is None, the largest curvature serves everywhere.
     """
 
     value: Callable[[Array], Array]
     slope: Callable[[Array], Array]
-    steepest: float
+    max_slope: float
     curvature: float
     scale: float = 1.0
     second: Callable[[Array], Array] | None = None
     peaks: tuple[float, ...] = (0.0,)
 
-    def bend(self, low: Array, high: Array) -> Array:
-        """The largest size of the second derivative over `low <= |x| <= high`."""
+    def curvature_on(self, low: Array, high: Array) -> Array:
+        """The largest absolute second derivative over `low <= |x| <= high`."""
         if self.second is None:
             return np.full_like(low, self.curvature)
         places = [low, high, *(np.clip(peak, low, high) for peak in self.peaks)]

@@ -1,30 +1,30 @@
-"""Pools in boxes: the tokens that the head reads."""
+"""Pooling layers in boxes."""
 
 import math
 
 import numpy as np
 
-from specguard.checker.enclosure import Array, Box, outward, spectral
+from specguard.checker.enclosure import Array, Box, outward, spectral_norm_above
 from specguard.checker.layers.affine import Linear
 from specguard.checker.node import Maker
 
 
 def first_token(x: Box) -> Linear:
     def transpose(g: Box) -> Box:
-        return g.moved(lambda a: np.pad(a[:, None], ((0, 0), (0, x.shape[0] - 1), (0, 0))))
+        return g.rearrange(lambda a: np.pad(a[:, None], ((0, 0), (0, x.shape[0] - 1), (0, 0))))
 
     return Linear(x[0], 1.0, transpose)
 
 
 def mean_token(skip: int) -> Maker:
-    """The mean of the tokens behind the first few."""
+    """The mean of all tokens after the first `skip`."""
 
     def at(x: Box) -> Linear:
         count = x.shape[0] - skip
 
         def transpose(g: Box) -> Box:
             each = g / float(count)
-            return each.moved(lambda a: np.pad(np.repeat(a[:, None], count, 1), ((0, 0), (skip, 0), (0, 0))))
+            return each.rearrange(lambda a: np.pad(np.repeat(a[:, None], count, 1), ((0, 0), (skip, 0), (0, 0))))
 
         return Linear(x[skip:].mean(0), float(outward(1 / math.sqrt(count))), transpose)
 
@@ -40,13 +40,13 @@ def first_tokens(count: int) -> Maker:
         def back(a: Array) -> Array:
             return np.pad(a.reshape(len(a), count, d), ((0, 0), (0, n - count), (0, 0)))
 
-        return Linear(x[:count].moved(np.ravel), 1.0, lambda g: g.moved(back))
+        return Linear(x[:count].rearrange(np.ravel), 1.0, lambda g: g.rearrange(back))
 
     return at
 
 
 def class_and_mean(skip: int) -> Maker:
-    """The class token and the mean of n tokens, of which it may be one: the norm of a 2 x 2 matrix."""
+    """The class token and the mean of n tokens, which may include it."""
 
     def at(x: Box) -> Linear:
         tokens, count = x.shape[0], x.shape[0] - skip
@@ -56,8 +56,8 @@ def class_and_mean(skip: int) -> Maker:
         output = A @ x
 
         def transpose(g: Box) -> Box:
-            return A.T @ g.moved(lambda a: a.reshape(len(a), 2, -1))
+            return A.T @ g.rearrange(lambda a: a.reshape(len(a), 2, -1))
 
-        return Linear(output.moved(np.ravel), float(spectral(A)), transpose)
+        return Linear(output.rearrange(np.ravel), float(spectral_norm_above(A)), transpose)
 
     return at
