@@ -404,7 +404,7 @@ def test_settings_and_books_of_types_of_their_own_are_refused(reader):
         reader(model)
     model = vit()
     model.__dict__["_modules"] = Books(model._modules)
-    with pytest.raises(ConfigError, match="keeps its modules in something else"):
+    with pytest.raises(ConfigError, match="stores its modules in something other"):
         reader(model)
     model = vit()
     nn.utils.parametrizations.weight_norm(model.head)

@@ -204,7 +204,7 @@ def test_every_tensor_is_within_its_slack_and_every_norm_above_the_exact_one(kin
     for number, h in enumerate(exact_heads):
         for name in ("q", "k", "v", "P"):
             assert within(
-                getattr(node, name)[0, number], getattr(h, name), getattr(node, f"slack_{name}")[0, number]
+                getattr(node, name)[0, number], getattr(h, name), getattr(node, f"error_{name}")[0, number]
             ), name
         off = abs(like(node.S[0, number], h.S) - h.S).max()
         assert off <= mpf(float(node.logit_error[0, number])), "logits"

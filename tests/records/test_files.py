@@ -22,6 +22,7 @@ import specguard as package
 from helpers import companions
 from helpers.sample_runs import sample_run
 from helpers.studies import STUDIES
+from specguard.cli.source import Source
 from specguard.data import cifar10, image_folder, sst2, svhn
 from specguard.data.lazy_images import LazyImages
 from specguard.errors import RunError, SpecGuardError

@@ -324,7 +324,7 @@ def test_what_is_no_file_is_not_waited_for(run):
         os.mkfifo(run / name)
     found = read_run(run, "a")
     assert found.attacks == ()
-    assert sum("is no file" in problem for problem in found.problems) == 3
+    assert sum("not a file" in problem for problem in found.problems) == 3
 
 
 def test_other_json_files_of_a_user_are_none_of_its_business(run):

@@ -620,7 +620,7 @@ PLANTED = {
     "the softmax's constant": (attention, "upper_softmax_slope", half),
     "T1": (tightened, "upper_t1", half),
     "spectral norms of activations": (attention, "upper_spectral", half),
-    "sqrt 2": (output_radius, "at_the_output", lambda old: lambda p, radii: MarginLoss(
+    "sqrt 2": (output_radius, "output_loss", lambda old: lambda p, radii: MarginLoss(
         radii.out[..., None, :].expand(p.margins.shape), {})),
     "a curvature": (activations, "Activation", lambda old: lambda *a, **k: old(*a[:3], a[3] / 2, *a[4:], **k)),
 }  # fmt: skip
@@ -777,7 +777,7 @@ def test_a_summary_of_an_earlier_version_that_says_more_or_something_else_is_an_
 def test_probabilistic_certificates_of_an_earlier_version_are_refused(earlier):
     path = earlier / "certification.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"failure_probability": 1e-3}))
-    with pytest.raises(RunError, match="probability"):
+    with pytest.raises(RunError, match="probabilistic"):
         verified(earlier / "records.jsonl")
 
 

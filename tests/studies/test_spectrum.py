@@ -688,7 +688,7 @@ def test_a_planted_study_that_keeps_half_a_batch_is_noticed(tmp_path, finished, 
     """The start of the iteration belongs to the batch: its rest alone would end with other digits."""
     lines = (finished(QUICK) / "records.jsonl").read_bytes().splitlines(keepends=True)
     folder = unfinished(tmp_path / "study", finished(QUICK), b"".join(lines[:3]))
-    monkeypatch.setattr(Ledger, "whole", lambda ledger, begin: begin in ledger.records)
+    monkeypatch.setattr(Ledger, "is_complete", lambda ledger, begin: begin in ledger.records)
     assert difference(folder, outcome(finished(QUICK))) is not None
 
 

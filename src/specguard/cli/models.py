@@ -1,11 +1,14 @@
 """`specguard models`: the models that can be trained by name, from a table that a test compares with the models."""
 
-from importlib.resources import files
+from pathlib import Path
 
 import msgspec
 from rich.table import Column, Table
 
 from specguard.cli.console import out
+from specguard.records.files import read_file
+
+_LARGEST = 2**20
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,4 +38,4 @@ def models_command() -> None:
 
 def model_table() -> list[ModelRow]:
     """The rows of models.json, which `make tables` writes: counting weights takes torch."""
-    return msgspec.json.decode((files("specguard.cli") / "models.json").read_bytes(), type=list[ModelRow])
+    return msgspec.json.decode(read_file(Path(__file__).with_name("models.json"), _LARGEST), type=list[ModelRow])

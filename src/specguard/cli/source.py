@@ -24,8 +24,7 @@ from specguard.models.source import Kind, native_size
 from specguard.models.zoo import timm_statistics
 from specguard.nn import Classifier, Network, TextEncoder, ViT, weights_fingerprint
 from specguard.records import io
-from specguard.records.files import check_below
-from specguard.records.store import checks_beside
+from specguard.records.files import check_below, checks_beside
 
 
 @dataclass(frozen=True)

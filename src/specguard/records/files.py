@@ -195,6 +195,11 @@ def check_below(run: Path, folder: Path) -> Path:
     return folder
 
 
+def checks_beside(run: Path) -> Path:
+    """The folder of the checks of a run's certificates: beside the run, which no check writes to."""
+    return run.with_name(f"{run.name}.checks")
+
+
 def _not_a_folder(path: Path) -> RunError:
     return RunError(f"{path} is a link or not a folder, and nothing is written through it")
 

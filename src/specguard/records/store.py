@@ -154,11 +154,6 @@ def record_start(folder: Path, device: "torch.device", processes: int = 1) -> No
     starts.append([environment(device, processes)])
 
 
-def checks_beside(run: Path) -> Path:
-    """The folder of the checks of a run's certificates: beside the run, which no check writes to."""
-    return run.with_name(f"{run.name}.checks")
-
-
 def old_version(folder: Path) -> str:
     """`; it was started by version 0.0.9, and this is 0.2.0` where the versions differ, else nothing."""
     for start in RecordFile(folder / "environment.jsonl", Environment).read()[:1]:

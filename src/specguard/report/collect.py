@@ -17,7 +17,7 @@ from specguard.records.attack import AttackSummary
 from specguard.records.base import Environment
 from specguard.records.certificate import CertificateSummary
 from specguard.records.check import CheckSummary
-from specguard.records.files import file_lines, reading
+from specguard.records.files import checks_beside, file_lines, reading
 from specguard.records.io import LARGEST_LINES, each_record, read_json, read_record
 from specguard.records.legacy import (
     OLD_STUDIES,
@@ -32,7 +32,6 @@ from specguard.records.sensitivity import SensitivitySummary
 from specguard.records.shards import STUDY
 from specguard.records.smoothing import SmoothSummary
 from specguard.records.spectrum import SpectrumRecord, SpectrumSummary
-from specguard.records.store import checks_beside
 from specguard.records.study import SUMMARY
 from specguard.records.training import EpochRecord, ModelRecord, TrainingSummary
 from specguard.report.certified_images import read_certified_images

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from specguard.records import attack, certificate, sensitivity, smoothing, spectrum
 from specguard.records.base import About, BallRecord
+from specguard.records.files import folder_below
 from specguard.records.io import write_record
 from specguard.records.study import Summary
 from specguard.report.run import FoundAttack, FoundCertificates, FoundSpectrum, FoundStudy, Run
@@ -44,8 +45,8 @@ def write_example_run(folder: Path) -> Path:
     """
     for study in example_run().studies:
         assert isinstance(study.summary, Summary)
-        (folder / study.place).mkdir(parents=True)
-        write_record(folder / study.place / "summary.json", study.summary)
+        place = folder_below(folder, *study.place.split("/"))
+        write_record(place / "summary.json", study.summary)
     return folder
 
 
