@@ -9,6 +9,9 @@ import torch
 from hypothesis import settings
 
 from helpers.commandline import Command, Ended
+from typecheck import check_each_shape_once
+
+check_each_shape_once()  # before anything imports the package
 
 # For such small models, threads that wait for each other on a busy machine are all the time it takes; so for the
 # workers of xdist and the processes that tests start.
