@@ -85,9 +85,13 @@ def test_what_is_not_decided_by_the_shape_of_one_value_is_checked_at_every_call(
 
 
 def test_functions_without_shapes_are_left_as_they_are():
-    def plain(x: int, y: "str" = "") -> Tensor:
+    def plain(x: int, y: "str", z: "of_nothing_yet") -> Tensor:
         return torch.ones(x)
 
-    del plain.__annotations__["y"]
+    def written_as_text(x: 'Float[Tensor, "n"]') -> Tensor:
+        return x
+
     assert checked(plain, tensors) is plain
+    with pytest.raises(TypeCheckError):
+        checked(written_as_text, tensors)(torch.ones(2, 2))
     assert checked(sums, tensors) is not sums

@@ -44,8 +44,8 @@ def checked(subject: Any, typechecker: Any) -> Any:
         if "__dataclass_fields__" in vars(subject) and not hasattr(subject.__init__, "__wrapped__"):
             subject.__init__ = checked(subject.__init__, typechecker)
         return subject
-    hints = getattr(subject, "__annotations__", {})
-    if not any(isinstance(hint, str) or _has_shape(hint) for hint in hints.values()):
+    hints = {name: _evaluated(hint, subject) for name, hint in getattr(subject, "__annotations__", {}).items()}
+    if not any(map(_has_shape, hints.values())):
         return subject
     whole = _jaxtyped(subject, typechecker=typechecker)
     kinds = {parameter.kind for parameter in inspect.signature(subject).parameters.values()}
@@ -53,18 +53,16 @@ def checked(subject: Any, typechecker: Any) -> Any:
         return whole
     if inspect.isgeneratorfunction(subject) or not all(map(_is_decided_by_its_shape, hints.values())):
         return whole
-    return _once_per_shape(subject, whole, typechecker)
+    return _once_per_shape(subject, hints, whole, typechecker)
 
 
 def _once_per_shape(
-    function: Callable[..., Any], whole: Callable[..., Any], typechecker: Any
+    function: Callable[..., Any], hints: dict[str, Any], whole: Callable[..., Any], typechecker: Any
 ) -> Callable[..., Any]:
     """`function` where its arguments and result have been seen before, else `whole`, which checks them."""
     names = list(inspect.signature(function).parameters)
-    shaped = [
-        (names.index(n), n) for n, hint in function.__annotations__.items() if n != "return" and _has_shape(hint)
-    ]
-    of_result = _has_shape(function.__annotations__.get("return"))
+    shaped = [(names.index(n), n) for n, hint in hints.items() if n != "return" and _has_shape(hint)]
+    of_result = _has_shape(hints.get("return"))
     arguments_seen, seen, results = set[Key](), set[Key](), list[Any]()
 
     @wraps(function)
@@ -99,13 +97,21 @@ def _key(values: Iterable[Any]) -> Key:
 
 def _is_decided_by_its_shape(hint: object) -> bool:
     """Whether two values of the same type, dtype and shape either both satisfy the annotation, or neither does."""
-    if isinstance(hint, str):
-        return False
     if isinstance(hint, type) and issubclass(hint, AbstractArray):
         return "{" not in hint.dim_str  # a size that is an attribute of another argument
     if get_origin(hint) in (Union, UnionType):
         return all(part is NoneType or _is_decided_by_its_shape(part) for part in get_args(hint))
     return not _has_shape(hint)
+
+
+def _evaluated(hint: object, function: Callable[..., Any]) -> object:
+    """What a string stands for; where that is not there yet, anything, as jaxtyping has it."""
+    if not isinstance(hint, str):
+        return hint
+    try:
+        return eval(hint, getattr(function, "__globals__", {}))  # noqa: S307 - the package's own source
+    except Exception:  # noqa: BLE001 - whatever the reason
+        return Any
 
 
 def _has_shape(hint: object) -> bool:
