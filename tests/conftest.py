@@ -18,7 +18,12 @@ check_each_shape_once()  # before anything imports the package
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
-os.fsync = lambda descriptor: None  # no machine loses its power here; tests of requests put their own in its place
+
+def fsync(descriptor: int) -> None:
+    """No machine loses its power here; tests of requests to the file system wrap it, and see each of them."""
+
+
+os.fsync = fsync
 
 settings.register_profile("deterministic", derandomize=True, deadline=None, max_examples=50, database=None)
 settings.load_profile("deterministic")
