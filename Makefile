@@ -9,7 +9,7 @@ demo: .venv/.core
 	$(BIN)/specguard demo
 
 test: .venv/.dev
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # A browser for the tests of the report, where it can be installed; without one they are skipped, and say so.
 browser:

@@ -9,11 +9,21 @@ import torch
 from hypothesis import settings
 
 from helpers.commandline import Command, Ended
+from typecheck import check_each_shape_once
+
+check_each_shape_once()  # before anything imports the package
 
 # For such small models, threads that wait for each other on a busy machine are all the time it takes; so for the
 # workers of xdist and the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+
+
+def fsync(descriptor: int) -> None:
+    """No machine loses its power here; tests of requests to the file system wrap it, and see each of them."""
+
+
+os.fsync = fsync
 
 settings.register_profile("deterministic", derandomize=True, deadline=None, max_examples=50, database=None)
 settings.load_profile("deterministic")

@@ -59,6 +59,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], Training]] = {
             checkpoint_steps=1,
         ),
     ),
+    "adamw alone": ({}, Training(epochs=3, batch=32, optimizer=AdamW(lr=1e-2), checkpoint_steps=2)),
     "sgd without momentum, epochs only": (
         {"pool": "mean"},
         Training(epochs=3, batch=32, optimizer=SGD(lr=0.1, momentum=0.0), clip=None, seed=5),
@@ -142,7 +143,7 @@ def dying_at(call: int) -> Callable[[Progress], None]:
     return watch
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("settings", [name for name in SETTINGS if name != "adamw alone"])
 def test_a_run_killed_after_any_step_ends_like_an_uninterrupted_one(tmp_path, settings, uninterrupted):
     found = {}
     for call in itertools.count(1):
@@ -240,18 +241,21 @@ class _Handle:
 def deaths_at_every_request(
     monkeypatch, folder: Path, expected: dict[str, object]
 ) -> Iterator[tuple[str, str | None]]:
-    """For every moment of death, in order: what was going on, and what differs after resuming."""
+    """For every moment of death, in order: what was going on, and what differs after resuming.
+
+    Requests are the same whatever a step computes; deaths after every step are tried with all that it can compute.
+    """
     for last in itertools.count(1):
         run = folder / str(last)
         with monkeypatch.context() as patch:
             disk = Disk(patch, last)
             try:
-                start(run, "adamw")
+                start(run, "adamw alone")
             except Death:
                 pass
             else:
                 return
-        yield disk.death.replace(str(run), ""), difference(run, "adamw", expected)
+        yield disk.death.replace(str(run), ""), difference(run, "adamw alone", expected)
         shutil.rmtree(run)
 
 
@@ -259,7 +263,7 @@ def deaths_at_every_request(
 def test_a_run_killed_at_any_request_to_the_file_system_ends_like_an_uninterrupted_one(
     tmp_path, monkeypatch, uninterrupted
 ):
-    found = list(deaths_at_every_request(monkeypatch, tmp_path, uninterrupted("adamw")))
+    found = list(deaths_at_every_request(monkeypatch, tmp_path, uninterrupted("adamw alone")))
     assert len(found) > 80
     assert {what.split()[0] for what, _ in found} == {"write", "fsync", "replace", "rename", "rmtree"}
     assert [(what, wrong) for what, wrong in found if wrong] == []
@@ -404,7 +408,7 @@ def test_records_of_the_time_after_the_checkpoint_that_are_not_removed_are_notic
 
 
 def test_files_written_in_place_are_noticed(tmp_path, monkeypatch, uninterrupted):
-    expected = uninterrupted("adamw")
+    expected = uninterrupted("adamw alone")
 
     def in_place(path: Path, content: bytes) -> None:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as handle:
@@ -417,7 +421,7 @@ def test_files_written_in_place_are_noticed(tmp_path, monkeypatch, uninterrupted
 
 
 def test_checkpoints_written_in_place_are_noticed(tmp_path, monkeypatch, uninterrupted):
-    expected = uninterrupted("adamw")
+    expected = uninterrupted("adamw alone")
 
     def in_place(run: Path, step: int, tensors: dict[str, torch.Tensor], state: base.Json) -> None:
         folder = run / "checkpoints" / f"{step:08d}"

@@ -521,10 +521,17 @@ def test_a_summary_that_does_not_say_what_its_records_say_is_an_error(study, key
     assert not (study / "checked" / "summary.json").exists()
 
 
+@pytest.fixture(scope="module")
+def of_two_images(tmp_path_factory) -> Path:
+    """The quickest study to check: the summary comes after the proofs."""
+    settings = msgspec.structs.replace(QUICK, methods=("local",))
+    return certified(tmp_path_factory.mktemp("two") / "study", settings, split=data(2)).parent
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        lambda summary: summary["clean"].update(count=5),
+        lambda summary: summary["clean"].update(count=2),
         lambda summary: summary["clean"].update(interval95=[0.9, 1.0]),
         lambda summary: summary["study"]["settings"].update(radii=[0.001, 0.3]),
         lambda summary: summary.update(n=4),
@@ -539,13 +546,21 @@ def test_a_summary_that_does_not_say_what_its_records_say_is_an_error(study, key
         lambda summary: summary.clear(),
     ],
 )
-def test_a_summary_that_contradicts_itself_or_says_more_than_its_records_is_an_error(study, change):
+def test_a_summary_that_contradicts_itself_or_says_more_than_its_records_is_an_error(
+    of_two_images, tmp_path, change
+):
+    study = shutil.copytree(of_two_images, tmp_path / "study")
     summary = json.loads((study / "summary.json").read_text())
     change(summary)
     (study / "summary.json").write_text(json.dumps(summary))
     with pytest.raises(SoundnessError, match=r"study/summary\.json (is malformed|does not hold)"):
-        verified(study / "records.jsonl")
+        verified(study / "records.jsonl", split=data(2))
     assert not (study / "checked" / "summary.json").exists()
+
+
+def test_an_honest_summary_of_two_images_is_right(of_two_images, tmp_path):
+    study = shutil.copytree(of_two_images, tmp_path / "study")
+    assert verified(study / "records.jsonl", split=data(2))[0].n == 2
 
 
 def test_a_summary_is_compared_when_a_check_is_resumed_too(study):
