@@ -271,7 +271,7 @@ VERBS: dict[str, tuple[tuple[str, ...], str]] = {
         "RUN/*/new/records.jsonl",
     ),
     "check": (
-        ("check", "RUN/proofs/records.jsonl", "--model", "RUN", "--out", "new"),
+        ("check", "RUN/proofs/records.jsonl", "--model", "RUN", "--out", "RUN/new"),
         "RUN/new/study.json",
     ),
     "demo": (("demo", "--run", "NEW", "--epochs", "200"), "NEW/plain/metrics.jsonl"),

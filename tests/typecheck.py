@@ -92,7 +92,7 @@ def _once_per_shape(
 
 def _key(values: Iterable[Any]) -> Key:
     """All of a few values that annotations are about; of objects without a shape, the type."""
-    return tuple((type(v), v.dtype, tuple(v.shape)) if hasattr(v, "shape") else (type(v),) for v in values)
+    return tuple((type(v), getattr(v, "dtype", None), tuple(getattr(v, "shape", ()))) for v in values)
 
 
 def _is_decided_by_its_shape(hint: object) -> bool:
