@@ -11,7 +11,7 @@ LINES = {"certify_timm.py": 40, "msvp_in_your_script.py": 60, "train_attack_cert
 SAYS = {
     "certify_timm.py": ["image 0: no change of up to", "most is lost by"],
     "msvp_in_your_script.py": ["epoch 2: loss", "largest singular value of q, k and v:"],
-    "train_attack_certify_report.py": ["0 both, of 60", "report in runs/example/report.html"],
+    "train_attack_certify_report.py": [" unknown, of 60", "report in runs/example/report.html"],
 }
 
 
