@@ -45,7 +45,8 @@ def main(folder: Path, epochs: int = 4) -> None:
     result = run_certify(model, test, run / "proofs", proofs, about=about, device=CPU)
 
     last = result.radii[-1]
-    print(f"{last.certified.count} certified, {last.broken} misclassified under attack, {last.unknown} unknown, of {result.n}")
+    verdicts = f"{last.certified.count} certified, {last.broken} misclassified under attack, {last.unknown} unknown"
+    print(f"{verdicts}, of {result.n}")
     print(f"report in {write_report({'robust': run}, folder / 'report.html')}")
 
 
