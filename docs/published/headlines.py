@@ -67,8 +67,10 @@ def _certificates() -> Iterable[Headline]:
         "cifar10_certified",
         "CIFAR-10, three blocks of attention, certified at l2 36/255",
         interval(cifar10["attention"]["certified"]),
-        f"under PGD {percent(cifar10['attention']['attacked'])}, without attention "
-        f"{percent(cifar10['none']['certified'])}, a linear classifier {percent(cifar10['linear']['certified'])}",
+        f"under PGD {percent(cifar10['attention']['attacked'])}, "
+        f"every attention map at its mean {percent(cifar10['mean']['certified'])}, "
+        f"without attention {percent(cifar10['none']['certified'])}, "
+        f"a linear classifier {percent(cifar10['linear']['certified'])}",
     )
     lofast = _at(read(certified.LOFAST / "3" / "certificates.json"), 0.1)
     reported = certified.REPORTED["reported: LoFAST, 3 layers"][0.1]
@@ -76,7 +78,8 @@ def _certificates() -> Iterable[Headline]:
         "cifar10_lofast",
         "CIFAR-10 in LoFAST's setting, 3 layers, certified at l2 0.1",
         interval(lofast["by"]["local"]),
-        f"LoFAST's bound on the same weights {percent(lofast['by']['lofast'])}, reported in its paper {reported} %",
+        f"LoFAST's bound on the same weights {percent(lofast['by']['lofast'])}, "
+        f"reported in its paper, for its own weights, {reported} %",
     )
     sst2 = certified.sst2_records()
     text, words = _at(sst2["3-0.25-4"], 0.1), _at(sst2["0-0.5-4"], 0.1)

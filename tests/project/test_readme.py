@@ -70,7 +70,7 @@ def test_its_python_code_runs(tmp_path, monkeypatch):
     assert blocks
     for block in blocks:
         exec(block, {})
-    assert (tmp_path / "runs" / "first" / "result.json").exists()
+    assert (tmp_path / "runs" / "python" / "result.json").exists()
 
 
 def test_its_links_to_files_lead_somewhere():

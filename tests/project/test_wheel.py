@@ -79,7 +79,12 @@ def installed(wheel, tmp_path_factory) -> Path:
 def test_the_wheel_holds_every_module_and_nothing_else(wheel):
     assert wheel.name == f"specguard-{__version__}-py3-none-any.whl"
     source = ROOT / "src" / "specguard"
-    files = [*source.rglob("*.py"), *source.glob("report/html/templates/*"), source / "py.typed"]
+    files = [
+        *source.rglob("*.py"),
+        *source.glob("report/html/templates/*"),
+        source / "py.typed",
+        source / "cli" / "models.json",
+    ]
     expected = {f"specguard/{p.relative_to(source)}" for p in files}
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {name for name in names if not name.startswith(f"specguard-{__version__}.dist-info/")} == expected

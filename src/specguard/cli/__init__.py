@@ -27,27 +27,27 @@ _VERBS = {
     "train": _Verb(
         "train",
         "Train a model.",
-        "specguard train --model tiny_smooth --penalty spectral --epochs 60 --run runs/smooth",
+        "specguard train --model tiny_smooth --penalty spectral --spectral 0.03 --epochs 60 --run runs/certifiable",
     ),
     "attack": _Verb(
         "attack",
         "Attack a trained model and measure its robust accuracy.",
-        "specguard attack runs/smooth --norm l2 --radius 0.05,0.1",
+        "specguard attack runs/certifiable --norm l2 --radius 0.05,0.1",
     ),
     "spectrum": _Verb(
         "spectrum",
         "Compute the singular values of every block's Jacobian.",
-        "specguard spectrum runs/plain runs/smooth --images 100 --figure blocks",
+        "specguard spectrum runs/plain runs/certifiable --images 100 --figure blocks",
     ),
     "sensitivity": _Verb(
         "sensitivity",
         "Compare bounds on one attention layer with the largest change found.",
-        "specguard sensitivity runs/smooth --layer 0 --figure layer",
+        "specguard sensitivity runs/certifiable --layer 0 --figure layer",
     ),
     "certify": _Verb(
         "certify",
-        "Certify a trained model: prove where no perturbation changes the class.",
-        "specguard certify runs/smooth --radius 0.05,0.1 --methods local,adjoint",
+        "Certify a trained model: prove for which images no perturbation changes the class.",
+        "specguard certify runs/certifiable --radius 0.05,0.1 --methods local,adjoint",
     ),
     "smooth": _Verb(
         "smooth",
@@ -57,13 +57,13 @@ _VERBS = {
     "check": _Verb(
         "check",
         "Check certificates with the independent checker.",
-        "specguard check runs/smooth/certificates/* --model runs/smooth",
+        "specguard check runs/certifiable/certificates/360-0123abcd --model runs/certifiable",
         shared=False,
     ),
     "report": _Verb(
         "report",
         "Write one self-contained HTML report of runs.",
-        "specguard report runs/plain runs/smooth --out report.html",
+        "specguard report runs/plain runs/certifiable --out report.html",
     ),
     "demo": _Verb(
         "demo",

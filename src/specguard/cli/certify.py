@@ -54,7 +54,7 @@ def certify_command(
     model: ModelGroup,
     given: Given,
 ) -> None:
-    """Certify a trained model: prove at which images no perturbation changes the class.
+    """Certify a trained model: prove for which images no perturbation changes the class.
 
     Started again, it continues where it was.
     """

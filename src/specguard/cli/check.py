@@ -38,9 +38,7 @@ class CheckOutput(Options, frozen=True):
     """Where the results go."""
 
     out: Annotated[str | None, setting("folder for the results")] = None
-    resume: Annotated[
-        bool, setting("continue an earlier check, and take its results on disk for right", "--resume")
-    ] = False
+    resume: Annotated[bool, setting("continue an earlier check, and trust its results on disk", "--resume")] = False
 
 
 @command

@@ -1,4 +1,4 @@
-"""`--config FILE.toml`: options of a command from a file; what stands on the command line goes before."""
+"""`--config FILE.toml`: options of a command from a file; the command line takes precedence."""
 
 import tomllib
 from difflib import get_close_matches
@@ -10,7 +10,7 @@ import typer
 from specguard.errors import ConfigError
 from specguard.records.files import read_file, reading
 
-CONFIG_HELP = "options from a TOML file, as epochs = 5; the command line goes before it"
+CONFIG_HELP = "options from a TOML file, as epochs = 5; the command line takes precedence"
 _LARGEST = 2**20
 
 

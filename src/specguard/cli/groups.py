@@ -12,7 +12,7 @@ Kind = Literal["timm", "torchvision", "hf"]  # of libraries that models come fro
 DATA = ("digits", "cifar10", "cifar100", "svhn", "folder", "sst2")
 DATA_HELP = f"data set: {', '.join(DATA)}, or a folder of images itself, with `train` and `val`"
 RUN_HELP = "directory of a finished training run, or a model: timm:NAME, torchvision:NAME, hf:FOLDER"
-IMAGES, DEVICE, OUTPUT, ELSEWHERE = "Images", "Computation", "Output", "Models that are no runs"
+IMAGES, DEVICE, OUTPUT, ELSEWHERE = "Images", "Computation", "Output", "Models from elsewhere"
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
 
@@ -33,9 +33,11 @@ class DataOptions(Options, frozen=True):
 
 
 class ModelOptions(Options, frozen=True):
-    """What a model that is no run needs to be loaded."""
+    """What a model from elsewhere needs to be loaded."""
 
-    weights: Annotated[Path | None, setting(".safetensors or .pt file with the weights of timm:NAME")] = None
+    weights: Annotated[
+        Path | None, setting(".safetensors or .pt file with the weights of timm:NAME or torchvision:NAME")
+    ] = None
     classes: Annotated[int | None, setting("number of classes", ge=1)] = None
     image_size: Annotated[int | None, setting("size of the images that the model takes, in pixels", ge=1)] = None
     mean: Annotated[str | None, setting("mean of its pixels in [0, 1], per channel, with commas")] = None

@@ -4,6 +4,7 @@
 `save_pretrained` of transformers leaves it. Nothing is ever downloaded.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -15,7 +16,7 @@ from specguard.cli.groups import DataOptions, ModelOptions, source_kind
 from specguard.cli.names import folder_within, named_data, run_data, used_root
 from specguard.cli.options import number
 from specguard.data import AnyData, Data, Text
-from specguard.errors import ConfigError
+from specguard.errors import ConfigError, RunError
 from specguard.models import ModelSource, from_run
 from specguard.models.embedding import IMAGENET_MEAN, IMAGENET_STD
 from specguard.models.load import Fitted
@@ -74,6 +75,11 @@ def load_source(name: str, options: ModelOptions, data: DataOptions) -> Source:
     if source_kind(name) is None:
         run = Path(name)
         _refuse(options, "a run directory")
+        if not any(os.path.lexists(run / file) for file in ("model.json", "run.json", "model.safetensors")):
+            raise RunError(
+                f"{name} is no training run: it has no model.json; other models are named timm:NAME, "
+                "torchvision:NAME or hf:FOLDER"
+            )
         model = from_run(run)
         loaded = run_data(run, model, data.data, data.data_root, data.verify_data)
         return Source(run.resolve().name, _trained_name(run), model, loaded, run, run)
