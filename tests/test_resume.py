@@ -444,8 +444,10 @@ OPTIONS = [
 
 
 def process(run: Path, *options: str) -> subprocess.Popen[str]:
+    """A training in a process of its own, which hears Ctrl-C even where these tests run in the background."""
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); import specguard.cli; "
     return subprocess.Popen(
-        [sys.executable, "-m", "specguard", "train", "--run", str(run), *options],
+        [sys.executable, "-c", f"{code}specguard.cli.main()", "train", "--run", str(run), *options],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
