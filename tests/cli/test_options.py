@@ -16,10 +16,10 @@ import typer
 from typer.testing import CliRunner
 
 from helpers.commandline import contents
-from specguard import cli
 from specguard.cli import app
 from specguard.cli.groups import ModelOptions
 from specguard.cli.options import Given, Options, command, options_of
+from specguard.cli.verbs import VERBS as CLI_VERBS
 from specguard.errors import ConfigError
 from specguard.records.attack import AttackSettings
 from specguard.records.base import setting
@@ -30,7 +30,7 @@ from specguard.records.sensitivity import SensitivitySettings
 from specguard.records.smoothing import SmoothSettings
 from specguard.records.spectrum import SpectrumSettings
 
-VERBS = tuple(cli._VERBS)
+VERBS = tuple(CLI_VERBS)
 SETTINGS = (AttackSettings, CertifySettings, SmoothSettings, SpectrumSettings, SensitivitySettings, CheckSettings)
 
 
@@ -53,7 +53,7 @@ def test_every_option_says_what_it_means_and_every_verb_has_an_example(verb):
 @pytest.mark.parametrize("verb", VERBS)
 def test_an_example_of_the_help_is_a_command_line_that_is_understood(verb):
     """Every word of it is an option, a value or an argument of the command."""
-    words = cli._VERBS[verb].example.split()[2:]
+    words = CLI_VERBS[verb].example.split()[2:]
     found = command_of(verb)
     context = typer.Context(found, info_name=verb, resilient_parsing=True)
     found.parse_args(context, list(words))
@@ -158,7 +158,9 @@ def test_every_kind_of_field_is_filled():
         (("--size", "nan"), "--size must be finite, not nan"),
         (("--maybe", "1.5"), "--maybe must be at most 1, not 1.5"),
         (("--radius", "0.1,x"), "--radius or --curve takes a number"),
-        (("--kinds", "one,three"), "--kinds: 'three' is unknown; choose all or among one, two"),
+        (("--kinds", "one,three"), "--kinds: 'three' is unknown; choose all, alone, or among one, two"),
+        (("--count", "9" * 400), "--count takes a number of at most 62 bits"),
+        (("--kinds", "all,one"), "choose all, alone"),
         (("--depth", "10"), "--depth must be at most 9, not 10"),
     ],
 )
@@ -187,7 +189,7 @@ def test_option_names_of_one_command_are_all_different():
 def test_no_command_repeats_a_default_of_its_settings():
     """A default stands in the struct alone: no parameter of a command has one that is not a name's."""
     for verb in VERBS:
-        function = getattr(importlib.import_module(f"specguard.cli.{cli._VERBS[verb].module}"), f"{verb}_command")
+        function = getattr(importlib.import_module(f"specguard.cli.{CLI_VERBS[verb].module}"), f"{verb}_command")
         work = inspect.unwrap(function)
         assert all(
             p.default in (inspect.Parameter.empty, None) for p in inspect.signature(work).parameters.values()
@@ -241,7 +243,10 @@ BAD_FILES = {
     "a flag for a number": (b"images = true", "images takes a number or a text"),
     "a date": (b"images = 1979-05-27", "images takes a number or a text"),
     "a list for one value": (b"images = [1]", "images takes one value"),
-    "a table of tables": (b"[[certify]]\nimages = 1", "certify must be a table"),
+    "a table of tables": (b"[[certify]]\nimages = 1", "has no option 'certify'"),
+    "a table of nobody": (b"[cetrify]\nimages = 1", "has no option 'cetrify'"),
+    "a number of many bits": (b"seed = 0x" + b"f" * 5000, "64 bits"),
+    "a null character": (b'out = "a\\u0000b"', "null characters"),
     "beyond a limit": (b"batch = 0", "--batch must be at least 1"),
     "control characters": (b'"\\u001b[31m" = 1', "has no option"),
     "too large": (b"#" * 2**21, "bytes"),

@@ -1,7 +1,6 @@
 """The command line: the only place where names become objects. A command is imported when it is called."""
 
 import sys
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
@@ -9,83 +8,16 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from specguard.cli.console import err, flushed_output, interruptible_afterwards, out, silence
+from specguard.cli.verbs import OLD_FLAGS, OLD_VERBS, VERBS
 from specguard.errors import SpecGuardError
 from specguard.version import __version__
-
-
-@dataclass(frozen=True)
-class _Verb:
-    """A command: its module, one line of help, an example, whether several processes can share its work."""
-
-    module: str
-    summary: str
-    example: str
-    shared: bool = True
-
-
-_VERBS = {
-    "train": _Verb(
-        "train",
-        "Train a model.",
-        "specguard train --model tiny_smooth --penalty spectral --spectral 0.03 --epochs 60 --run runs/certifiable",
-    ),
-    "attack": _Verb(
-        "attack",
-        "Attack a trained model and measure its robust accuracy.",
-        "specguard attack runs/certifiable --norm l2 --radius 0.05,0.1",
-    ),
-    "spectrum": _Verb(
-        "spectrum",
-        "Compute the singular values of every block's Jacobian.",
-        "specguard spectrum runs/plain runs/certifiable --images 100 --figure blocks",
-    ),
-    "sensitivity": _Verb(
-        "sensitivity",
-        "Compare bounds on one attention layer with the largest change found.",
-        "specguard sensitivity runs/certifiable --layer 0 --figure layer",
-    ),
-    "certify": _Verb(
-        "certify",
-        "Certify a trained model: prove for which images no perturbation changes the class.",
-        "specguard certify runs/certifiable --radius 0.05,0.1 --methods local,adjoint",
-    ),
-    "smooth": _Verb(
-        "smooth",
-        "Certify the model under noise, with a failure probability.",
-        "specguard smooth runs/plain --sigma 0.25 --samples 10000",
-    ),
-    "check": _Verb(
-        "check",
-        "Check certificates with the independent checker.",
-        "specguard check runs/certifiable/certificates/360-0123abcd --model runs/certifiable",
-        shared=False,
-    ),
-    "report": _Verb(
-        "report",
-        "Write one self-contained HTML report of runs.",
-        "specguard report runs/plain runs/certifiable --out report.html",
-    ),
-    "demo": _Verb(
-        "demo",
-        "Train, attack and certify ViTs on real digits, and write a report.",
-        "specguard demo --run runs/demo",
-        shared=False,
-    ),
-    "models": _Verb("models", "List the models that can be trained by name.", "specguard models"),
-}
-# Spellings of version 0.2, which still work in this version.
-_OLD_VERBS = {"verify-certificates": "check"}
-_OLD_FLAGS = {
-    "certify": {"--families": "--methods", "--cascade": "--stop-early", "--no-cascade": "--no-stop-early"},
-    "train": {"--clean-share": "--clean-fraction"},
-}
 
 
 class _Command(TyperCommand):
     """A command that takes the flags of the version before, with a warning."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        known = _OLD_FLAGS.get(str(ctx.info_name), {})
+        known = OLD_FLAGS.get(OLD_VERBS.get(str(ctx.info_name), str(ctx.info_name)), {})
         for place, word in enumerate(args):
             flag, equals, value = word.partition("=")
             if word == "--":
@@ -100,24 +32,24 @@ class _Verbs(TyperGroup):
     """Commands by name: listed by their summaries, and imported when one is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(_VERBS)
+        return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        verb = _VERBS.get(_OLD_VERBS.get(cmd_name, cmd_name))
+        verb = VERBS.get(OLD_VERBS.get(cmd_name, cmd_name))
         return None if verb is None else TyperCommand(cmd_name, help=verb.summary)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        self.commands = {name: self.get_command(ctx, name) for name in _VERBS}  # which a misspelled name is near to
+        self.commands = {name: self.get_command(ctx, name) for name in VERBS}  # which a misspelled name is near to
         name, listed, rest = super().resolve_command(ctx, args)
         return name, None if name is None or listed is None else _command(name), rest
 
 
 def _command(name: str) -> Any:
     """The command of that name, made from its function."""
-    if name in _OLD_VERBS:
-        _warn_of_old(name, _OLD_VERBS[name])
-        name = _OLD_VERBS[name]
-    verb = _VERBS[name]
+    if name in OLD_VERBS:
+        _warn_of_old(name, OLD_VERBS[name])
+        name = OLD_VERBS[name]
+    verb = VERBS[name]
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     with interruptible_afterwards():
         function = getattr(import_module(f"specguard.cli.{verb.module}"), f"{name}_command")
@@ -146,7 +78,7 @@ def top(
         out.print(f"specguard {__version__}")
         raise typer.Exit
     verb = context.invoked_subcommand
-    if verb is not None and not _VERBS[_OLD_VERBS.get(verb, verb)].shared:
+    if verb is not None and not VERBS[OLD_VERBS.get(verb, verb)].shared:
         import_module("specguard.cli.launch").only_one_process(verb)
 
 

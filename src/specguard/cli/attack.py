@@ -20,9 +20,9 @@ class AttackOptions(Options, frozen=True):
     attack: Annotated[tuple[AttackName, ...], setting("attacks")] = ()
     suite: Annotated[SuiteName | None, setting("several attacks at once")] = None
     norm: Annotated[Norm, setting("norm of the perturbations")] = "linf"
-    radii: Annotated[tuple[Size, ...], setting("their radii, in pixels of [0, 1], such as 8/255", "--radius")] = (
-        8 / 255,
-    )
+    radii: Annotated[
+        tuple[Size, ...], setting("their radii, in pixels of [0, 1], such as 8/255", "--radius", ordered=True)
+    ] = (8 / 255,)
     steps: Annotated[int | None, setting("steps of the attacks named by --attack", ge=1)] = None
     step_size: Annotated[float | None, setting("their step size, in pixels of [0, 1]")] = None
     restarts: Annotated[int | None, setting("their random restarts", ge=1)] = None

@@ -38,7 +38,7 @@ class CheckOutput(Options, frozen=True):
     """Where the results go."""
 
     out: Annotated[str | None, setting("folder for the results")] = None
-    resume: Annotated[bool, setting("continue an earlier check, and trust its results on disk", "--resume")] = False
+    resume: Annotated[bool, setting("continue an earlier check, and trust its results on disk")] = False
 
 
 @command
@@ -66,9 +66,13 @@ def check_command(
     source = load_source(options.model, elsewhere, data)
     split = stated_samples(claimed.study.about, source.data)
     folder = source.beside(f"{count}-{settings_hash([str(records.resolve()), settings.seed])}", output.out)
+    earlier = source.place / "verification"
+    if earlier.is_dir() and not output.resume and output.out is None:
+        err.print(f"{earlier} holds checks of an earlier version, which are not continued", soft_wrap=True)
     err.print(f"{records}: {count} records, results in {folder}", soft_wrap=True)
-    arguments = [word for word in sys.argv[1:] if word != "--resume"]
-    advice = f"continue with: {shlex.join(['specguard', *arguments, '--resume'])}"
+    verb, *arguments = sys.argv[1:] or ["check"]
+    again = [] if output.resume else ["--resume"]
+    advice = f"continue with: {shlex.join(['specguard', verb, *again, *arguments])}"
     with interruptible(advice), plain_warnings(), study_bar("images") as watch:
         result, believed = run_check(
             claimed,

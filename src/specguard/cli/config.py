@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from specguard.cli.verbs import OLD_VERBS, VERBS
 from specguard.errors import ConfigError
 from specguard.records.files import read_file, reading
 
@@ -22,12 +23,11 @@ def read_config(context: typer.Context, path: str | None) -> str | None:
     if path is None or context.resilient_parsing:
         return path
     table = _parsed(Path(path))
-    verb = str(context.info_name)
-    own: Any = table.pop(verb, {})
-    if not isinstance(own, dict):
-        raise ConfigError(f"{path}: {verb} must be a table of options, not {own!r}")
-    whole = {name: value for name, value in table.items() if not isinstance(value, dict)}
-    context.default_map = _defaults(context, {**whole, **own}, path)
+    verb = OLD_VERBS.get(str(context.info_name), str(context.info_name))
+    own: Any = table.pop(verb) if isinstance(table.get(verb), dict) else {}
+    tables = {*VERBS, *OLD_VERBS}
+    whole = {name: value for name, value in table.items() if not (name in tables and isinstance(value, dict))}
+    context.default_map = {**_defaults(context, whole, path), **_defaults(context, own, path)}
     return path
 
 
@@ -62,6 +62,10 @@ def _defaults(context: typer.Context, entries: dict[str, Any], path: str) -> dic
         if isinstance(value, list) is not listed and isinstance(value, list):
             raise ConfigError(f"{path}: {name} takes one value, not a list")
         values = value if isinstance(value, list) else [value]
+        if any(isinstance(each, int) and each.bit_length() > 64 for each in values):
+            raise ConfigError(f"{path}: {name} takes a number of at most 64 bits")
+        if any(isinstance(each, str) and "\0" in each for each in values):
+            raise ConfigError(f"{path}: {name} takes a text without null characters")
         if any(
             isinstance(each, bool) is not flag or not isinstance(each, bool | int | float | str) for each in values
         ):

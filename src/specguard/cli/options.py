@@ -39,6 +39,7 @@ class Option:
     default: Any  # inspect.Parameter.empty where there is none
     flags: tuple[str, ...]
     help: str
+    ordered: bool = False  # whether several values stay in the order given
 
     @property
     def name(self) -> str:
@@ -80,15 +81,19 @@ class Option:
         texts = [text.strip() for word in words for text in word.split(",")]
         if get_origin(item) is Literal:
             known = get_args(item)
-            if texts == ["all"]:
+            every = "all, alone, or " if self.default == known else ""
+            if every and texts == ["all"]:
                 return known
             if unknown := [text for text in texts if text not in known]:
-                raise ConfigError(f"{self.flag}: {unknown[0]!r} is unknown; choose all or among {', '.join(known)}")
+                raise ConfigError(f"{self.flag}: {unknown[0]!r} is unknown; choose {every}among {', '.join(known)}")
             return tuple(dict.fromkeys(texts))
         limits = next((meta for meta in metas if meta.ge is not None), None)
-        return tuple(sorted({self._within(number(text, self.flag), limits) for text in texts}))
+        found = dict.fromkeys(self._within(number(text, self.flag), limits) for text in texts)
+        return tuple(found if self.ordered else sorted(found))
 
     def _within(self, value: Any, limits: Meta | None) -> Any:
+        if isinstance(value, int) and abs(value) > 2**62:
+            raise ConfigError(f"{self.flag} takes a number of at most 62 bits")
         if limits is None or not isinstance(value, int | float):
             return value
         for limit, holds, words in (
@@ -98,7 +103,7 @@ class Option:
             (limits.lt, operator.lt, "below"),
         ):
             if limit is not None and not holds(value, limit):
-                raise ConfigError(f"{self.flag} must be {words} {limit:g}, not {value:g}")
+                raise ConfigError(f"{self.flag} must be {words} {limit}, not {value}")
         return value
 
 
@@ -175,7 +180,7 @@ def _options(
             yield from _options(kind, path, text, msgspec.structs.asdict(default))
         elif flags != ("",):
             limits = next((m for m in metas if {m.ge, m.gt, m.le, m.lt} != {None}), None)
-            yield Option(path, kind, limits, default, flags, text)
+            yield Option(path, kind, limits, default, flags, text, said.extra["ordered"])
 
 
 def _metavar(option: Option) -> str | None:

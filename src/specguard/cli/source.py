@@ -60,7 +60,12 @@ class Source:
         if chosen is not None:
             return any_folder(chosen)
         place = self.place.resolve()
-        return check_below(place.parent, checks_beside(place) / name)
+        if not place.name:
+            raise ConfigError(f"nothing lies beside {place}; name a folder with --out")
+        beside = checks_beside(place)
+        if os.path.lexists(beside / "run.json") or os.path.lexists(beside / "result.json"):
+            raise RunError(f"{beside} is a run itself; name a folder for the check with --out")
+        return check_below(place.parent, beside / name)
 
 
 def any_folder(chosen: str) -> Path:

@@ -36,7 +36,7 @@ def changed_fields(record: dict[str, Any], changes: list[str], from_data: tuple[
             raise ConfigError(f"the model's {name} comes from the data and cannot be set")
         try:
             changed[name] = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             changed[name] = text
     return changed
 

@@ -21,18 +21,19 @@ Name = Annotated[str, Meta(max_length=10_000)]
 Description = dict[str, Any]  # an object of the library: its type's name and its fields, see `store.described`
 
 
-def setting(text: str, *flags: str, **limits: Any) -> Meta:
+def setting(text: str, *flags: str, ordered: bool = False, **limits: Any) -> Meta:
     """What a setting means, for readers of its schema and of the command line, whose option is made from it.
 
     Args:
         text: The meaning in a few words.
         flags: Names of the option, where they are not `--` and the name of the field; "" makes none.
+        ordered: Whether several values stay in the order given; otherwise they are sorted.
         limits: Limits on the value, as `msgspec.Meta` takes them.
 
     Returns:
         An annotation for the field of a struct.
     """
-    return Meta(description=text, extra={"flags": flags}, **limits)
+    return Meta(description=text, extra={"flags": flags, "ordered": ordered}, **limits)
 
 
 SeedSetting = Annotated[Seed, setting("seed of all random numbers")]

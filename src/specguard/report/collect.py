@@ -189,8 +189,12 @@ class _Reader:
 
     def _beside(self) -> Iterator[Path]:
         """The folders of the checks of this run."""
-        place = checks_beside(self.run.resolve())
-        return iter(()) if place.is_symlink() or not place.is_dir() else _folders(place)
+        run = self.run.resolve()
+        if not run.name:
+            return iter(())
+        place = checks_beside(run)
+        known = any(os.path.lexists(place / name) for name in (_RUN, _RESULT))
+        return iter(()) if known or os.path.islink(place) or not os.path.isdir(place) else _folders(place)
 
     def model(self) -> ModelRecord | None:
         path = self.run / _MODEL

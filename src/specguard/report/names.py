@@ -23,7 +23,8 @@ def path_text(path: Path, above: Path) -> str:
     try:
         shown = str(path.relative_to(above))
     except ValueError:
-        shown = str(path)
+        beside = path.is_relative_to(above.resolve().parent)
+        shown = f"../{path.relative_to(above.resolve().parent)}" if beside else str(path)
     return shorten(readable(shown))
 
 
