@@ -263,7 +263,7 @@ def test_a_radius_in_pixels_is_not_warned_of(specguard, run):
 REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "attack and suite": ("--attack pgd --suite quick", ("--attack", "--suite")),
     "unknown attack": ("--attack deepfool", ("deepfool", "pgd", "autoattack")),
-    "no attack": ("--attack=", ("choose all or among",)),
+    "no attack": ("--attack=", ("choose among",)),
     "steps without attack": ("--steps 3", ("--steps", "without --attack")),
     "step size without attack": ("--step-size 0.1", ("--step-size", "without --attack")),
     "restarts without attack": ("--restarts 2", ("--restarts", "without --attack")),
