@@ -1,5 +1,8 @@
 """Errors that a user can fix. Each message is one sentence, which the command line prints before exiting with 2."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class SpecGuardError(Exception):
     """The base class of all errors caused by the input, not by a defect of the package."""
@@ -35,3 +38,9 @@ class SoundnessError(SpecGuardError):
 
 class AttackError(SpecGuardError):
     """A model that cannot be attacked: its output is not logits, is not finite, or has no gradients."""
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the known one that it is near to, or nothing."""
+    near = get_close_matches(name, list(known), 1)
+    return f"; did you mean {near[0]!r}?" if near else ""

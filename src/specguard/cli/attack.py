@@ -50,7 +50,7 @@ def attack_command(
     Started again, it continues where it was.
     """
     from specguard.cli.launch import chosen_shard, own_device, print_pending
-    from specguard.cli.samples import choice, chosen_samples, hint_at_first
+    from specguard.cli.samples import chosen_samples, study_folder
     from specguard.cli.source import load_source
     from specguard.data import Dataset
     from specguard.records.io import write_json
@@ -65,11 +65,9 @@ def attack_command(
     split = chosen_samples(source.data, data, None)
     about = about_study(source.model, source.data, split)
     plan = attack_study(suite, balls, settings, about)
-    folder, of_first = (
-        output.out or source.folder(f"attacks/{_folder_name(plan, [len(split), *more])}", None)
-        for more in (choice(split), [])
+    folder = output.out or study_folder(
+        split, lambda *samples: source.folder(f"attacks/{_folder_name(plan, list(samples))}", None)
     )
-    hint_at_first(folder, of_first, split)
     target = own_device(device.device)
     err.print(f"{run} on {len(split)} images, {target}, records in {folder}", markup=False, soft_wrap=True)
     with study_progress("batches") as watch:

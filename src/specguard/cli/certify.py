@@ -60,7 +60,7 @@ def certify_command(
     """
     from specguard.cli.launch import chosen_shard, own_device, print_pending
     from specguard.cli.names import settings_hash
-    from specguard.cli.samples import choice, chosen_samples, hint_at_first
+    from specguard.cli.samples import chosen_samples, study_folder
     from specguard.cli.source import load_source
     from specguard.data import Data, Dataset
     from specguard.records.study import Pending
@@ -79,15 +79,13 @@ def certify_command(
     verifiers, pictures = _verifiers(options.verifier, source.model), None
     if options.baseline is not None:
         _, pictures = source.of_images("certify --baseline")
-    folder, of_first = (
-        source.folder(
-            f"certificates/{len(split)}-"
-            + settings_hash([settings, len(split), *[verifier.rests_on for verifier in verifiers], *more]),
-            output.out,
-        )
-        for more in (choice(split), [])
+    further = [verifier.rests_on for verifier in verifiers]
+    folder = study_folder(
+        split,
+        lambda n, *subset: source.folder(
+            f"certificates/{n}-{settings_hash([settings, n, *further, *subset])}", output.out
+        ),
     )
-    hint_at_first(folder, of_first, split)
     target, about = own_device(device.device), about_study(source.model, source.data, split)
     err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
     with study_progress("batches") as watch:

@@ -1,14 +1,13 @@
 """`--config FILE.toml`: options of a command from a file; the command line takes precedence."""
 
 import tomllib
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from specguard.cli.verbs import OLD_VERBS, VERBS
-from specguard.errors import ConfigError
+from specguard.errors import ConfigError, suggestion
 from specguard.records.files import read_file, reading
 
 CONFIG_HELP = "options from a TOML file, as epochs = 5; the command line takes precedence"
@@ -53,8 +52,7 @@ def _defaults(context: typer.Context, entries: dict[str, Any], path: str) -> dic
     for name, value in entries.items():
         parameter = known.get(name.replace("-", "_"))
         if parameter is None:
-            near = get_close_matches(name.replace("-", "_"), known, 1)
-            advice = f"; did you mean {near[0]!r}?" if near else ""
+            advice = suggestion(name.replace("-", "_"), known)
             raise ConfigError(f"{path}: {context.info_name} has no option {name!r}{advice}")
         if parameter.name in found:
             raise ConfigError(f"{path} names the option {parameter.name!r} twice")

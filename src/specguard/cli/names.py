@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from difflib import get_close_matches
 from pathlib import Path
 
 import msgspec
@@ -10,7 +9,7 @@ import msgspec
 from specguard.cli.groups import DATA
 from specguard.cli.text import TEXT_DATA, run_text
 from specguard.data import AnyData, Data, cifar10, cifar100, digits, image_folder, svhn
-from specguard.errors import ConfigError, RunError
+from specguard.errors import ConfigError, RunError, suggestion
 from specguard.nn import Classifier, TextEncoder
 from specguard.records import io
 
@@ -23,8 +22,7 @@ def named_data(name: str, root: Path | None, verify: bool, size: int) -> Data:
         raise ConfigError(f"data {name!r} is text, which only a model of text takes, such as text_small")
     if name not in DATA:
         if not Path(name).is_dir():
-            near = get_close_matches(name, DATA, 1)
-            advice = f"; did you mean {near[0]!r}?" if near else ""
+            advice = suggestion(name, DATA)
             raise ConfigError(f"--data {name!r} is no data set: none of {', '.join(DATA)}, and no folder{advice}")
         if root is not None:
             raise ConfigError(f"--data-root has no effect where --data is itself a folder, {name}")

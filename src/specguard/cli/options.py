@@ -87,8 +87,7 @@ class Option:
             if unknown := [text for text in texts if text not in known]:
                 raise ConfigError(f"{self.flag}: {unknown[0]!r} is unknown; choose {every}among {', '.join(known)}")
             return tuple(dict.fromkeys(texts))
-        limits = next((meta for meta in metas if meta.ge is not None), None)
-        found = dict.fromkeys(self._within(number(text, self.flag), limits) for text in texts)
+        found = dict.fromkeys(self._within(number(text, self.flag), _limits(metas)) for text in texts)
         return tuple(found if self.ordered else sorted(found))
 
     def _within(self, value: Any, limits: Meta | None) -> Any:
@@ -179,8 +178,7 @@ def _options(
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             yield from _options(kind, path, text, msgspec.structs.asdict(default))
         elif flags != ("",):
-            limits = next((m for m in metas if {m.ge, m.gt, m.le, m.lt} != {None}), None)
-            yield Option(path, kind, limits, default, flags, text, said.extra["ordered"])
+            yield Option(path, kind, _limits(metas), default, flags, text, said.extra["ordered"])
 
 
 def _metavar(option: Option) -> str | None:
@@ -254,6 +252,11 @@ def _given(context: typer.Context) -> Given:
     sources = {name: context.get_parameter_source(name) for name in context.params}
     said = ("COMMANDLINE", "DEFAULT_MAP")
     return frozenset(name for name, source in sources.items() if source is not None and source.name in said)
+
+
+def _limits(metas: list[Meta]) -> Meta | None:
+    """Those of the metadata that limit a value."""
+    return next((m for m in metas if {m.ge, m.gt, m.le, m.lt} != {None}), None)
 
 
 def _unwrapped(hint: Any) -> tuple[Any, list[Meta]]:

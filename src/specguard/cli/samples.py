@@ -1,5 +1,6 @@
 """Which test images a command works on, as `--images` and `--first` say."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from specguard.cli.console import err
@@ -15,15 +16,17 @@ def chosen_samples(data: AnyData, options: DataOptions, default: int | None) -> 
     return data.take(count, first=options.first) if isinstance(data, Data) else first_samples(data, count)
 
 
-def choice(split: Split) -> list[object]:
-    """What the name of a study's folder depends on beyond the number of images: nothing for the first."""
-    return [split.subset.record()] if isinstance(split, Dataset) and split.subset is not None else []
+def study_folder(split: Split, place: Callable[..., Path]) -> Path:
+    """The folder of a study of these images, with a hint at that of the first images, if there is one.
 
-
-def hint_at_first(folder: Path, of_first: Path, split: Split) -> None:
-    """Say where a study of the first images lies, if there is one: a subset is studied in a folder of its own."""
+    `place(count, *subset)` is the folder by what its name depends on beside the settings: the number of images and,
+    unless they are the first, which subset they are.
+    """
+    subset = [split.subset.record()] if isinstance(split, Dataset) and split.subset is not None else []
+    folder, of_first = place(len(split), *subset), place(len(split))
     if folder != of_first and of_first.exists():
         err.print(
             f"{of_first} holds the same study of the first {len(split)} images; --first continues it",
             soft_wrap=True,
         )
+    return folder

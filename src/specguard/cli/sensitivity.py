@@ -33,7 +33,7 @@ def sensitivity_command(
     from specguard.cli.figure import check_figure, write_figure
     from specguard.cli.launch import chosen_shard, own_device, print_pending
     from specguard.cli.names import settings_hash
-    from specguard.cli.samples import choice, hint_at_first
+    from specguard.cli.samples import study_folder
     from specguard.cli.source import load_source
     from specguard.records.study import Pending
     from specguard.report import sensitivity_figure, sensitivity_tables, subset_lines
@@ -44,15 +44,12 @@ def sensitivity_command(
     source = load_source(run, model, data)
     network, loaded = source.of_images("sensitivity")
     split = loaded.take(data.images or _IMAGES, first=data.first)
-    folder, of_first = (
-        source.folder(
-            f"sensitivity/{settings.layer}-{len(split)}-{settings_hash([settings, len(split), *more])}",
-            output.out,
-            "sensitivity",
-        )
-        for more in (choice(split), [])
+    folder = study_folder(
+        split,
+        lambda n, *subset: source.folder(
+            f"sensitivity/{settings.layer}-{n}-{settings_hash([settings, n, *subset])}", output.out, "sensitivity"
+        ),
     )
-    hint_at_first(folder, of_first, split)
     about = about_study(network, loaded, split)
     err.print(f"{run} on {len(split)} images, {target}, result in {folder}", soft_wrap=True)
     with study_progress("pieces") as watch:

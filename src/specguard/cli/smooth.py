@@ -35,7 +35,7 @@ def smooth_command(
     """
     from specguard.cli.launch import chosen_shard, own_device, print_pending
     from specguard.cli.names import settings_hash
-    from specguard.cli.samples import choice, chosen_samples, hint_at_first
+    from specguard.cli.samples import chosen_samples, study_folder
     from specguard.cli.source import load_source
     from specguard.data import Dataset
     from specguard.records.study import Pending
@@ -47,11 +47,10 @@ def smooth_command(
     network, loaded = source.of_images("smooth")
     split = chosen_samples(loaded, data, _IMAGES)
     assert isinstance(split, Dataset)
-    folder, of_first = (
-        source.folder(f"smoothing/{len(split)}-{settings_hash([settings, len(split), *more])}", output.out)
-        for more in (choice(split), [])
+    folder = study_folder(
+        split,
+        lambda n, *subset: source.folder(f"smoothing/{n}-{settings_hash([settings, n, *subset])}", output.out),
     )
-    hint_at_first(folder, of_first, split)
     target = own_device(device.device)
     err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
     with study_progress("images") as watch:

@@ -59,13 +59,10 @@ class Source:
         """Where the results of a check go: beside the run, which a check leaves as it is."""
         if chosen is not None:
             return any_folder(chosen)
-        place = self.place.resolve()
-        if not place.name:
-            raise ConfigError(f"nothing lies beside {place}; name a folder with --out")
-        beside = checks_beside(place)
-        if os.path.lexists(beside / "run.json") or os.path.lexists(beside / "result.json"):
-            raise RunError(f"{beside} is a run itself; name a folder for the check with --out")
-        return check_below(place.parent, beside / name)
+        place = checks_beside(self.place)
+        if place is None:
+            raise RunError(f"no check can be written beside {self.place}; name a folder for it with --out")
+        return check_below(place.parent, place / name)
 
 
 def any_folder(chosen: str) -> Path:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +30,7 @@ from specguard.records.study import Pending, Watcher
 if TYPE_CHECKING:  # the help of a command is printed without importing torch
     import torch
 
+    from specguard.cli.source import Source
     from specguard.data import Dataset
     from specguard.nn import Network, ViT
 
@@ -114,8 +116,7 @@ def _studies(
     output: SpectrumOutput,
     model: ModelOptions,
 ) -> list[_Study]:
-    from specguard.cli.names import settings_hash
-    from specguard.cli.samples import choice, chosen_samples, hint_at_first
+    from specguard.cli.samples import chosen_samples, study_folder
     from specguard.cli.source import load_source
     from specguard.data import Dataset
     from specguard.models import untrained
@@ -131,14 +132,16 @@ def _studies(
         start: Any = None if source.run is None else untrained(source.run)
         split = chosen_samples(loaded, data, _IMAGES)
         assert isinstance(split, Dataset)
-        folder, of_first = (
-            source.folder(f"spectrum/{len(split)}-{settings_hash([settings, len(split), *more])}", output.out)
-            for more in (choice(split), [])
-        )
-        hint_at_first(folder, of_first, split)
+        folder = study_folder(split, partial(_folder, source, settings, output.out))
         about = about_study(network, loaded, split)
         studies.append(_Study(label, network, start, split, loaded.classes, about, folder))
     return studies
+
+
+def _folder(source: "Source", settings: SpectrumSettings, chosen: str | None, count: int, *subset: object) -> Path:
+    from specguard.cli.names import settings_hash
+
+    return source.folder(f"spectrum/{count}-{settings_hash([settings, count, *subset])}", chosen)
 
 
 def _analyze(

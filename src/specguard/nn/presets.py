@@ -1,10 +1,9 @@
 """Named models: SpecFormer's backbones, those of the Cauchy paper, small ones for digits, certifiable ones."""
 
 from dataclasses import replace
-from difflib import get_close_matches
 from types import MappingProxyType
 
-from specguard.errors import ConfigError
+from specguard.errors import ConfigError, suggestion
 from specguard.nn.certifiable import CertifiableConfig
 from specguard.nn.vit import ViTConfig
 
@@ -141,7 +140,7 @@ def preset(name: str, **changes: object) -> ViTConfig:
         2
     """
     if name not in PRESETS:
-        near = get_close_matches(name, (*PRESETS, *CERTIFIABLE), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; choose one of {', '.join((*PRESETS, *CERTIFIABLE))}"
+        known = (*PRESETS, *CERTIFIABLE)
+        hint = suggestion(name, known) or f"; choose one of {', '.join(known)}"
         raise ConfigError(f"model {name!r} is unknown{hint}")
     return replace(PRESETS[name], **changes)  # type: ignore[arg-type]

@@ -195,9 +195,16 @@ def check_below(run: Path, folder: Path) -> Path:
     return folder
 
 
-def checks_beside(run: Path) -> Path:
-    """The folder of the checks of a run's certificates: beside the run, which no check writes to."""
-    return run.with_name(f"{run.name}.checks")
+def checks_beside(run: Path) -> Path | None:
+    """The folder of the checks of a run's certificates: beside the run, which no check writes to.
+
+    None where there is no such place: beside the root of all folders, or where another run has that name.
+    """
+    run = run.resolve()
+    if not run.name:
+        return None
+    place = run.with_name(f"{run.name}.checks")
+    return None if any(os.path.lexists(place / name) for name in ("run.json", "result.json")) else place
 
 
 def _not_a_folder(path: Path) -> RunError:

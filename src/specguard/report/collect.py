@@ -189,12 +189,8 @@ class _Reader:
 
     def _beside(self) -> Iterator[Path]:
         """The folders of the checks of this run."""
-        run = self.run.resolve()
-        if not run.name:
-            return iter(())
-        place = checks_beside(run)
-        known = any(os.path.lexists(place / name) for name in (_RUN, _RESULT))
-        return iter(()) if known or os.path.islink(place) or not os.path.isdir(place) else _folders(place)
+        place = checks_beside(self.run)
+        return iter(()) if place is None or os.path.islink(place) else _folders(place)
 
     def model(self) -> ModelRecord | None:
         path = self.run / _MODEL
