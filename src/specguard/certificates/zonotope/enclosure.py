@@ -1,0 +1,195 @@
+"""The zonotope: an enclosure of an activation that knows which entries move together.
+
+For an activation of any shape, tokens first, the set of values that perturbations can reach is enclosed by
+
+    center + sum_s G_s xi_s + sum_s E_s eta_s + fresh * eta' + slack * beta,
+
+`||xi||_2 <= 1` for the `balls` first generators and `|eta_s|, |eta'_i|, |beta_i| <= 1`. Generators of a linf ball of
+inputs count among the error symbols, which have the same range. Three kinds of error symbols save memory:
+
+`shared`  one symbol per generator, for all tokens
+`local`   one symbol per generator *and token*: generator s moves token i by `E_s[i] eta_{s, i}`. Layers that treat
+          every token alone need not tell the two kinds apart; `expand` makes shared symbols of local ones
+`fresh`   one symbol per entry: errors of an activation, before the next map mixes them
+
+`slack` is independent in every entry too, but it is never carried as symbols: rounding.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from specguard.certificates.node import up
+from specguard.linalg import UNIT, gamma, round_up
+
+Runs = tuple[tuple[str, int], ...]  # names of the layers that made error symbols, with how many each, in order
+
+
+@dataclass(frozen=True)
+class Zonotope:
+    """An enclosure of an activation, for a batch of images.
+
+    Args:
+        center: the center, one tensor per image.
+        generators: of the l2 ball of inputs (`balls` many), then of shared, then of local symbols.
+        fresh: half widths of symbols of their own, one per entry; None for none.
+        slack: half widths of rounding errors.
+        balls: number of generators with `||xi||_2 <= 1`.
+        shared: where shared error symbols come from, and how many.
+        local: where local error symbols come from, and how many per token.
+        source: the layer whose errors are `fresh`.
+    """
+
+    center: Float[Tensor, "batch *shape"]
+    generators: Float[Tensor, "batch symbol *shape"]
+    fresh: Float[Tensor, "batch *shape"] | None
+    slack: Float[Tensor, "batch *shape"]
+    balls: int
+    shared: Runs
+    local: Runs
+    source: str = ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.center.shape[1:])
+
+    @cached_property
+    def magnitude(self) -> Tensor:
+        """`sum_s |G_s| + sum_s |E_s| + fresh`: what errors of computed generators are relative to."""
+        sizes = torch.linalg.vector_norm(self.generators, 1, dim=1)
+        return round_up(sizes if self.fresh is None else sizes + self.fresh, self.generators.shape[1] + 4)
+
+    @cached_property
+    def reach(self) -> Tensor:
+        """The largest deviation of every entry from the center, rounded up."""
+        rest = self.slack if self.fresh is None else self.slack + self.fresh
+        return up(upper_range(self.generators, self.balls) + rest)
+
+    def symbols(self) -> tuple[int, int]:
+        """The numbers of shared and of local error symbols."""
+        return sum(count for _, count in self.shared), sum(count for _, count in self.local)
+
+
+def upper_range(generators: Float[Tensor, "batch symbol *functional"], balls: int) -> Tensor:
+    """`sup |sum_s a_s xi_s + sum_s a_s eta_s| = ||a_ball||_2 + ||a_error||_1` of functionals a, rounded up."""
+    count = generators.shape[1]
+    error = torch.linalg.vector_norm(generators[:, balls:], 1, dim=1)
+    if not balls:
+        return round_up(error, count + 4)
+    ball = torch.linalg.vector_norm(generators[:, :balls], 2, dim=1)
+    # Squares of entries below 1e-154 vanish; there are at most 2^53 of them.
+    return round_up(ball + 1e-140 + error, count + 8)
+
+
+def rearrange(z: Zonotope, move: Callable[[Tensor], Tensor]) -> Zonotope:
+    """Move or drop entries: `move` takes tensors with one leading axis, batch or batch and symbol together."""
+    generators = move(z.generators.flatten(0, 1)).unflatten(0, z.generators.shape[:2])
+    fresh = None if z.fresh is None else move(z.fresh)
+    return replace(z, center=move(z.center), generators=generators, fresh=fresh, slack=move(z.slack))
+
+
+def lift(z: Zonotope) -> Zonotope:
+    """Carry `fresh` errors as generators, so that a map can follow them: as many local ones as entries per token."""
+    if z.fresh is None:
+        return z
+    tokens = z.center.shape[1] if z.center.ndim > 2 else 1
+    each = z.fresh.reshape(len(z.fresh), tokens, -1)
+    rows = torch.diag_embed(each).transpose(1, 2)  # batch, entry, token, entry
+    rows = rows.reshape(len(rows), -1, *z.center.shape[1:])
+    return append(replace(z, fresh=None), rows, z.source)
+
+
+def append(z: Zonotope, rows: Float[Tensor, "batch symbol *shape"], source: str) -> Zonotope:
+    """Add local error symbols."""
+    generators = torch.cat([z.generators, rows], 1)
+    return replace(z, generators=generators, local=(*z.local, (source, rows.shape[1])))
+
+
+def expand(z: Zonotope) -> Zonotope:
+    """Make shared symbols of the local ones: `tokens` of each. The order is kept."""
+    if not z.local:
+        return z
+    if z.center.ndim == 2:  # no axis of tokens: one token
+        return replace(z, shared=(*z.shared, *z.local), local=())
+    tokens, count = z.center.shape[1], z.symbols()[1]
+    local = z.generators[:, -count:]
+    own = torch.zeros(len(local), count, tokens, *local.shape[2:], dtype=local.dtype, device=local.device)
+    index = torch.arange(tokens, device=local.device)
+    own[:, :, index, index] = local
+    generators = torch.cat([z.generators[:, :-count], own.flatten(1, 2)], 1)
+    moved = tuple((source, number * tokens) for source, number in z.local)
+    return replace(z, generators=generators, shared=(*z.shared, *moved), local=())
+
+
+def add(z: Zonotope, other: Zonotope, scale: float = 1.0) -> Zonotope:
+    """`z + scale other`, where `other` was computed from z: its symbols begin with those of z, which cancel.
+
+    z has no fresh errors: they were lifted before the branch began.
+    """
+    assert z.fresh is None
+    if other.shared[: len(z.shared)] != z.shared or not other.local[: len(z.local)] == z.local:
+        z = expand(z)
+    shared, local = z.symbols()
+    more_shared = other.symbols()[0] - shared
+    generators = other.generators * scale
+    begin = z.balls + shared
+    generators[:, :begin] += z.generators[:, :begin]
+    if local:
+        at = begin + more_shared
+        generators[:, at : at + local] += z.generators[:, begin:]
+    center = z.center + scale * other.center
+    fresh = None if other.fresh is None else up(abs(scale) * other.fresh)
+    magnitude = z.magnitude + abs(scale) * other.magnitude + center.abs() + abs(scale) * other.center.abs()
+    slack = up(z.slack + abs(scale) * other.slack + gamma(4) * magnitude)
+    return replace(other, center=center, generators=generators, fresh=fresh, slack=slack)
+
+
+def fold(z: Zonotope, budget: int) -> Zonotope:
+    """Keep the `budget` heaviest shared symbols; fold the rest into one fresh symbol per entry.
+
+    Guarantee: an enclosure of z: `|sum_s E_s eta_s| <= sum_s |E_s|` entrywise, for the folded symbols.
+    """
+    shared = z.symbols()[0]
+    if shared <= budget:
+        return z
+    begin = z.balls
+    weights = torch.linalg.vector_norm(z.generators[:, begin : begin + shared].flatten(2), 1, dim=2)
+    order = weights.argsort(1, descending=True, stable=True)
+    kept, dropped = order[:, :budget].sort(1).values, order[:, budget:]
+    errors = z.generators[:, begin : begin + shared]
+
+    def pick(which: Tensor) -> Tensor:
+        index = which.reshape(*which.shape, *[1] * (errors.ndim - 2)).expand(-1, -1, *errors.shape[2:])
+        return errors.gather(1, index)
+
+    folded = round_up(pick(dropped).abs().sum(1), shared + 4)
+    generators = torch.cat([z.generators[:, :begin], pick(kept), z.generators[:, begin + shared :]], 1)
+    fresh = folded if z.fresh is None else up(z.fresh + folded)
+    return replace(z, generators=generators, fresh=fresh, shared=(("kept", budget),))
+
+
+def check_finite(z: Zonotope, where: str) -> Zonotope:
+    return z
+
+
+def scaled(z: Zonotope, factor: Tensor, error: Tensor | float = 0.0) -> Zonotope:
+    """Multiply every entry by the exact factor, of which `factor` is computed to a relative `error`.
+
+    `factor` has the batch as its first axis or broadcasts over it.
+    """
+    size = factor.abs()
+    center = z.center * factor
+    magnitude = (z.magnitude + z.center.abs()) * size
+    fresh = None if z.fresh is None else up(z.fresh * size)
+    slack = up(z.slack * size * (1 + error) + (2 * UNIT + error) * magnitude)
+    generators = z.generators * (factor.unsqueeze(1) if factor.ndim == z.center.ndim else factor)
+    return replace(z, center=center, generators=generators, fresh=fresh, slack=slack)
+
+
+def vector(*values: Any) -> tuple[Any, ...]:
+    return values

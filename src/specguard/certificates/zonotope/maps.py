@@ -1,0 +1,66 @@
+"""Affine layers on zonotopes: the same map for center and generators, its absolute values for errors."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from specguard.certificates.node import up
+from specguard.certificates.zonotope.enclosure import Zonotope, append, expand, lift, rearrange
+from specguard.linalg import UNIT, gamma
+
+
+def linear(
+    z: Zonotope, W: Float[Tensor, "out in_"], bias: Float[Tensor, " out"], error: float = 0.0
+) -> Zonotope:
+    """`x W^T + bias` on the last axis; `error` bounds the relative error of the entries of W.
+
+    Fresh errors become local symbols: entry j of a token moves its output along column j of W.
+    """
+    A, count = W.abs(), W.shape[1]
+    center = z.center @ W.mT + bias
+    size = (z.magnitude + z.center.abs() + z.slack) @ A.mT + bias.abs()
+    slack = up(z.slack @ A.mT * (1 + gamma(count + 8)) + (gamma(count + 8) + 2 * error) * size)
+    generators = z.generators @ W.mT
+    plain = replace(z, center=center, generators=generators, fresh=None, slack=slack)
+    if z.fresh is None:
+        return plain
+    rows = (z.fresh.unsqueeze(-2) * W).movedim(-1, 1)  # batch, in, ..., out
+    if z.center.ndim <= 3:
+        return append(plain, rows, z.source)
+    raise NotImplementedError
+
+
+def mixing(
+    z: Zonotope,
+    apply: Callable[[Tensor], Tensor],
+    sizes: Callable[[Tensor], Tensor],
+    bias: Tensor,
+    terms: int,
+) -> Zonotope:
+    """A map that mixes tokens: `apply` is linear, `sizes` has the absolute values of its entries.
+
+    Both take tensors with one leading axis. Sums have `terms` addends.
+    """
+    z = expand(lift(z))
+    center = apply(z.center) + bias
+    size = sizes(z.magnitude + z.center.abs() + z.slack) + bias.abs()
+    slack = up(sizes(z.slack) * (1 + gamma(terms + 8)) + gamma(terms + 8) * size)
+    generators = apply(z.generators.flatten(0, 1)).unflatten(0, z.generators.shape[:2])
+    return replace(z, center=center, generators=generators, slack=slack)
+
+
+def shifted(z: Zonotope, bias: Tensor) -> Zonotope:
+    """`x + bias`."""
+    center = z.center + bias
+    return replace(z, center=center, slack=up(z.slack + 2 * UNIT * center.abs()))
+
+
+def prepended(z: Zonotope, token: Float[Tensor, "one token dim"]) -> Zonotope:
+    """The tokens behind new ones, which do not move."""
+    count = token.shape[1]
+    moved = rearrange(z, lambda x: torch.nn.functional.pad(x, (0, 0, count, 0)))
+    center = torch.cat([token.expand(len(z.center), -1, -1), z.center], 1)
+    return replace(moved, center=center)
