@@ -28,6 +28,8 @@ from specguard.certificates.layers import (
     sll,
 )
 from specguard.certificates.node import Rule, check_magnitude
+from specguard.certificates.zonotope import rules as enclosures
+from specguard.certificates.zonotope.rules import ENCLOSURES, Enclosure
 from specguard.errors import ConfigError
 from specguard.nn import (
     SLL,
@@ -68,10 +70,11 @@ from specguard.nn.settings import number
 
 @dataclass(frozen=True)
 class Leaf:
-    """A layer with its rule."""
+    """A layer with its rule, and with its rule for zonotopes, if there is one."""
 
     name: str
     rule: Rule
+    enclosure: Enclosure | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ class Program:
 class _Entry:
     maker: Maker
     children: tuple[type[nn.Module], ...]
+    enclosure: enclosures.Maker | None
 
 
 _RULES: dict[type[nn.Module], _Entry] = {}
@@ -116,7 +120,13 @@ _PAIRS: dict[tuple[type[nn.Module], type[nn.Module]], Callable[[Any, Any], Rule]
 _SEQUENCES = (ViT, Block, Network, nn.Sequential)
 
 
-def register_rule(layer: type[nn.Module], maker: Maker, *, children: tuple[type[nn.Module], ...] = ()) -> None:
+def register_rule(
+    layer: type[nn.Module],
+    maker: Maker,
+    *,
+    children: tuple[type[nn.Module], ...] = (),
+    enclosure: enclosures.Maker | None = None,
+) -> None:
     """Register the rule of a layer type, so that models with such layers can be certified.
 
     The rule applies to this exact type, not to subclasses, and later changes of its functions are refused. Test it
@@ -126,6 +136,8 @@ def register_rule(layer: type[nn.Module], maker: Maker, *, children: tuple[type[
         layer: the type of layer, a subclass of `nn.Module`.
         maker: `maker(layer)` returns the rule of one layer: a function from a point, in float64, to a `Node`.
         children: exact types of the submodules that the rule reads; any other submodule is refused.
+        enclosure: `enclosure(layer)` returns the rule of one layer for zonotopes, an `Enclosure`; without it, the
+            method `zonotope` refuses models with such layers.
 
     Raises:
         ConfigError: if the type has a rule already.
@@ -148,7 +160,7 @@ def register_rule(layer: type[nn.Module], maker: Maker, *, children: tuple[type[
     if layer in _RULES or layer in _SEQUENCES or layer is Residual:
         raise ConfigError(f"there is a rule for {layer.__name__} already")
     trust_types(layer, *children)
-    _RULES[layer] = _Entry(maker, children)
+    _RULES[layer] = _Entry(maker, children, enclosure)
 
 
 def program(model: nn.Module) -> Program:
@@ -213,7 +225,9 @@ def _steps(name: str, layer: nn.Module) -> tuple[Step, ...]:
         return (*_input_check(name, layer), *_sequence(name, _children(name, layer)))
     if kind is Residual:
         return (_residual(name, layer),)  # type: ignore[arg-type]
-    return (Leaf(name, _rule(name, layer)),)
+    entry = _find_entry(name, layer)
+    enclosure = None if entry.enclosure is None else entry.enclosure(layer)
+    return (Leaf(name, _make(name, entry.maker, layer), enclosure),)
 
 
 def _sequence(name: str, layers: list[tuple[str, nn.Module]]) -> tuple[Step, ...]:
@@ -227,7 +241,8 @@ def _sequence(name: str, layers: list[tuple[str, nn.Module]]) -> tuple[Step, ...
         if pair is not None and following is not None:
             for each_name, each in layers[position : position + 2]:
                 _find_entry(each_name, each)
-            steps.append(Leaf(layers[position + 1][0], _make(layers[position + 1][0], pair, layer, following)))
+            name = layers[position + 1][0]
+            steps.append(Leaf(name, _make(name, pair, layer, following), enclosures.pair(layer, following)))
             position += 2
         else:
             steps.extend(_steps(inner_name, layer))
@@ -243,7 +258,8 @@ def _residual(name: str, layer: Residual) -> Step:
     if len(nontrivial) == 1 and type(nontrivial[0][1]) in _ATTENTION:
         for each in branch:
             _find_entry(*each)
-        return Leaf(nontrivial[0][0], _make(nontrivial[0][0], attention, nontrivial[0][1], scale))
+        inner_name, inner = nontrivial[0]
+        return Leaf(inner_name, _make(inner_name, attention, inner, scale), enclosures.attention(inner, scale))  # type: ignore[arg-type]
     return Skip(name, scale, _steps(f"{name}.branch", layer.branch))
 
 
@@ -271,11 +287,7 @@ def _input_check(name: str, layer: nn.Module) -> tuple[Step, ...]:
         shape = layer.shape
     else:
         return ()
-    return (Leaf(_join(name, "input"), affine.fixed_shape(shape)),)
-
-
-def _rule(name: str, layer: nn.Module) -> Rule:
-    return _make(name, _find_entry(name, layer).maker, layer)
+    return (Leaf(_join(name, "input"), affine.fixed_shape(shape), enclosures.IDENTITY),)
 
 
 def _find_entry(name: str, layer: nn.Module) -> _Entry:
@@ -336,9 +348,9 @@ _ACTIVATIONS: dict[type[nn.Module], Callable[[Any], curves.Activation]] = {
     Squareplus: curves.squareplus,
 }
 for _kind, _maker, _inner in _LAYERS:
-    register_rule(_kind, _maker, children=_inner)
+    register_rule(_kind, _maker, children=_inner, enclosure=ENCLOSURES[_kind])
 for _kind, _function in _ACTIVATIONS.items():
-    register_rule(_kind, activations.activation(_function))
+    register_rule(_kind, activations.activation(_function), enclosure=ENCLOSURES[_kind])
     _PAIRS[nn.Linear, _kind] = activations.after_linear(activations.activation(_function))
 _PAIRS[nn.Linear, MaxMin] = activations.after_linear(activations.max_min)
 _PAIRS[nn.Linear, GatedUnit] = activations.after_linear(gated.gated_unit)

@@ -69,7 +69,7 @@ def attention(layer: AnyAttention, residual: float | None = None) -> Rule:
     scale = 1.0 if residual is None else residual
     bo = bias_of(out)
     Wo = out.weight.detach().mT.reshape(heads, dim // heads, dim)
-    mix, fixed, error = _mixture(layer)
+    mix, fixed, error = mixture_of(layer)
     logits = layer.bias.detach() if isinstance(layer, SkipAttention) and layer.bias is not None else None
     if logits is not None and logits.shape[0] != heads:
         raise ConfigError(f"its positions are for {logits.shape[0]} heads, not {heads}")
@@ -88,7 +88,7 @@ def attention(layer: AnyAttention, residual: float | None = None) -> Rule:
     return at
 
 
-def _mixture(layer: AnyAttention) -> tuple[Tensor, Callable[[int], Tensor] | None, float]:
+def mixture_of(layer: AnyAttention) -> tuple[Tensor, Callable[[int], Tensor] | None, float]:
     """The weight of the softmax in P for every head, the rest of P, and the relative error of the rest."""
     ones = layer.out.weight.detach().new_ones(layer.heads)
     if type(layer) is SkipAttention:

@@ -117,6 +117,12 @@ def layer_scale(layer: LayerScale) -> Rule:
 
 def batch_norm(layer: TokenBatchNorm) -> Rule:
     """Batch normalization with stored statistics."""
+    factor, bias, shift = batch_norm_terms(layer)
+    return _diagonal(factor, bias - shift, roundings=8, addends=(bias, shift))
+
+
+def batch_norm_terms(layer: TokenBatchNorm) -> tuple[Tensor, Tensor, Tensor]:
+    """`factor`, `bias` and `shift` of `factor x + bias - shift`, each right to a few roundings."""
     norm = layer.norm
     if norm.running_mean is None or norm.running_var is None:
         raise ConfigError("batch normalization without stored statistics depends on the batch")
@@ -126,8 +132,7 @@ def batch_norm(layer: TokenBatchNorm) -> Rule:
     if not (variance > 0).all():
         raise ConfigError("batch normalization needs variances above zero")
     factor = weight / variance.sqrt()
-    shift = norm.running_mean * factor
-    return _diagonal(factor, bias - shift, roundings=8, addends=(bias, shift))
+    return factor, bias, norm.running_mean * factor
 
 
 def _diagonal(factor: Tensor, shift: Tensor, roundings: int, addends: tuple[Tensor, ...] = ()) -> Rule:
@@ -184,7 +189,7 @@ def resize(layer: Resize) -> Rule:
     def at(x: Tensor) -> Affine:
         if x.ndim != 4:
             raise ConfigError(f"it takes images, not points of shape {tuple(x.shape[1:])}")
-        R, C = (_interpolation(side, size, x) for side in x.shape[-2:])
+        R, C = (interpolation(side, size, x) for side in x.shape[-2:])
         sizes = [float(length(A[None])[0]) for A in (R, C)]
         entry = gamma(64 + 8 * max(x.shape[-2:]))  # of the matrices: positions are computed from the old side
         norm = upper_norm(R) * upper_norm(C) + 3 * entry * math.prod(sizes)
@@ -194,7 +199,7 @@ def resize(layer: Resize) -> Rule:
     return at
 
 
-def _interpolation(old: int, new: int, like: Tensor) -> Tensor:
+def interpolation(old: int, new: int, like: Tensor) -> Tensor:
     """The matrix of linear interpolation from `old` to `new` points."""
     eye = torch.eye(old, dtype=like.dtype, device=like.device)
     return interpolate(eye[None], new, mode="linear", align_corners=False)[0].mT

@@ -30,7 +30,7 @@ def token_convolution(layer: TokenConvolution) -> Rule:
         tokens, parts = x.shape[1], []
         error = x.new_zeros(len(x))
         for W, b, size, group in zip(kernels, biases, sizes, x.chunk(len(kernels), 2), strict=True):
-            parts.append(_windows(group, W.shape[2]) @ W.flatten(1).mT + b)
+            parts.append(windows(group, W.shape[2]) @ W.flatten(1).mT + b)
             magnitude = math.sqrt(W.shape[2]) * length(group) * size + math.sqrt(tokens) * float(upper_length(b))
             error = error + product_error(W[0].numel(), magnitude)
         norm = max(_convolution_norm(W, tokens) for W in kernels)
@@ -50,14 +50,14 @@ def token_convolution(layer: TokenConvolution) -> Rule:
     return at
 
 
-def _windows(x: Tensor, width: int) -> Tensor:
+def windows(x: Tensor, width: int) -> Tensor:
     """The entries of the neighbors of every token, channels first, zero beyond the ends."""
     return pad(x, (0, 0, width // 2, width // 2)).unfold(-2, width, 1).flatten(-2)
 
 
 def _transpose(g: Tensor, W: Tensor) -> Tensor:
     """The transpose of a convolution: the convolution with the flipped kernel."""
-    return _windows(g, W.shape[2]) @ W.flip(2).transpose(0, 1).flatten(1).mT
+    return windows(g, W.shape[2]) @ W.flip(2).transpose(0, 1).flatten(1).mT
 
 
 def _convolution_norm(W: Float[Tensor, "out in width"], tokens: int) -> float:

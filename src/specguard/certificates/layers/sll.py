@@ -81,11 +81,16 @@ def residual(layer: SLL) -> Rule:
     before = nn.utils.skip_init(nn.Linear, W.shape[1], W.shape[0], dtype=W.dtype, device=W.device)
     before.weight, before.bias = layer.weight, layer.bias
     before_map, phi = linear_map(before), ACTIVATIONS[type(layer.activation)](layer.activation)
-    relative_error = _relative_error(layer)
-    B = -2 * (W / layer.scale().detach()[:, None]).mT
+    B, relative_error = second_map(layer)
     B_error = float(up((relative_error + 4 * UNIT) * length(B[None]))[0])
     norm = upper_norm(B)
     return lambda x: SLLNode(x, Neurons(before_map.at(x), before_map, phi), B, norm, B_error)
+
+
+def second_map(layer: SLL) -> tuple[Float[Tensor, "dim hidden"], float]:
+    """B as computed, and a bound on the relative error of its entries but for 4 roundings."""
+    relative_error = _relative_error(layer)
+    return -2 * (layer.weight.detach() / layer.scale().detach()[:, None]).mT, relative_error
 
 
 def _relative_error(layer: SLL) -> float:

@@ -18,14 +18,13 @@ inputs count among the error symbols, which have the same range. Three kinds of 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from specguard.certificates.node import up
-from specguard.linalg import UNIT, gamma, round_up
+from specguard.linalg import gamma, round_up
 
 Runs = tuple[tuple[str, int], ...]  # names of the layers that made error symbols, with how many each, in order
 
@@ -129,11 +128,13 @@ def expand(z: Zonotope) -> Zonotope:
 def add(z: Zonotope, other: Zonotope, scale: float = 1.0) -> Zonotope:
     """`z + scale other`, where `other` was computed from z: its symbols begin with those of z, which cancel.
 
-    z has no fresh errors: they were lifted before the branch began.
+    z has no fresh errors: they were lifted before the branch began. A branch may drop the last tokens.
     """
     assert z.fresh is None
-    if other.shared[: len(z.shared)] != z.shared or not other.local[: len(z.local)] == z.local:
+    if other.shared[: len(z.shared)] != z.shared or other.local[: len(z.local)] != z.local:
         z = expand(z)
+    if (tokens := other.center.shape[1]) < z.center.shape[1]:
+        z = rearrange(z, lambda x: x[:, :tokens])
     shared, local = z.symbols()
     more_shared = other.symbols()[0] - shared
     generators = other.generators * scale
@@ -171,25 +172,3 @@ def fold(z: Zonotope, budget: int) -> Zonotope:
     generators = torch.cat([z.generators[:, :begin], pick(kept), z.generators[:, begin + shared :]], 1)
     fresh = folded if z.fresh is None else up(z.fresh + folded)
     return replace(z, generators=generators, fresh=fresh, shared=(("kept", budget),))
-
-
-def check_finite(z: Zonotope, where: str) -> Zonotope:
-    return z
-
-
-def scaled(z: Zonotope, factor: Tensor, error: Tensor | float = 0.0) -> Zonotope:
-    """Multiply every entry by the exact factor, of which `factor` is computed to a relative `error`.
-
-    `factor` has the batch as its first axis or broadcasts over it.
-    """
-    size = factor.abs()
-    center = z.center * factor
-    magnitude = (z.magnitude + z.center.abs()) * size
-    fresh = None if z.fresh is None else up(z.fresh * size)
-    slack = up(z.slack * size * (1 + error) + (2 * UNIT + error) * magnitude)
-    generators = z.generators * (factor.unsqueeze(1) if factor.ndim == z.center.ndim else factor)
-    return replace(z, center=center, generators=generators, fresh=fresh, slack=slack)
-
-
-def vector(*values: Any) -> tuple[Any, ...]:
-    return values

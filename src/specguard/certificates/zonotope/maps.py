@@ -19,6 +19,8 @@ def linear(
 
     Fresh errors become local symbols: entry j of a token moves its output along column j of W.
     """
+    if z.center.ndim > 3:  # an entry of `fresh` is not one of a token's
+        z = lift(z)
     A, count = W.abs(), W.shape[1]
     center = z.center @ W.mT + bias
     size = (z.magnitude + z.center.abs() + z.slack) @ A.mT + bias.abs()
@@ -28,34 +30,44 @@ def linear(
     if z.fresh is None:
         return plain
     rows = (z.fresh.unsqueeze(-2) * W).movedim(-1, 1)  # batch, in, ..., out
-    if z.center.ndim <= 3:
-        return append(plain, rows, z.source)
-    raise NotImplementedError
+    return append(plain, rows, z.source)
 
 
 def mixing(
     z: Zonotope,
     apply: Callable[[Tensor], Tensor],
     sizes: Callable[[Tensor], Tensor],
-    bias: Tensor,
     terms: int,
+    bias: Tensor | float = 0.0,
 ) -> Zonotope:
     """A map that mixes tokens: `apply` is linear, `sizes` has the absolute values of its entries.
 
-    Both take tensors with one leading axis. Sums have `terms` addends.
+    Both take tensors with one leading axis. Sums have `terms` addends, or the map is right to as many roundings.
     """
     z = expand(lift(z))
     center = apply(z.center) + bias
-    size = sizes(z.magnitude + z.center.abs() + z.slack) + bias.abs()
-    slack = up(sizes(z.slack) * (1 + gamma(terms + 8)) + gamma(terms + 8) * size)
+    size = sizes(z.magnitude + z.center.abs() + z.slack) + abs(bias)
     generators = apply(z.generators.flatten(0, 1)).unflatten(0, z.generators.shape[:2])
-    return replace(z, center=center, generators=generators, slack=slack)
+    return replace(z, center=center, generators=generators, slack=up(sizes(z.slack) + gamma(terms + 16) * size))
 
 
 def shifted(z: Zonotope, bias: Tensor) -> Zonotope:
     """`x + bias`."""
     center = z.center + bias
     return replace(z, center=center, slack=up(z.slack + 2 * UNIT * center.abs()))
+
+
+def diagonal(z: Zonotope, factor: Tensor, shift: Tensor, sizes: Tensor) -> Zonotope:
+    """`factor x + shift` entrywise, factor right to 24 roundings and shift to 24 of `sizes`."""
+    size = factor.abs()
+    magnitude = size * (z.magnitude + z.center.abs() + z.slack) + sizes
+    return replace(
+        z,
+        center=z.center * factor + shift,
+        generators=z.generators * factor,
+        fresh=None if z.fresh is None else up(z.fresh * size * (1 + gamma(24))),
+        slack=up(z.slack * size + gamma(32) * magnitude),
+    )
 
 
 def prepended(z: Zonotope, token: Float[Tensor, "one token dim"]) -> Zonotope:

@@ -1,96 +1,148 @@
 """LayerNorm, RMSNorm and projections on zonotopes: tokens scaled by a function of their own length.
 
-With a the centered center of a token, delta its deviation, `t = a . delta`, `N^2 = R^2 + |a|^2`, `v = 2 t + |delta|^2`,
-exactly
+With a the center of a token (centered for LayerNorm), delta its deviation, `t = a . delta`, `N^2 = R^2 + |a|^2` and
+`v = 2 t + |delta|^2`, exactly
 
     (a + delta) / sqrt(R^2 + |a + delta|^2) = a / N + (delta / N - a t / N^3) + (a + delta) alpha - delta t / N^3,
     alpha = -|delta|^2 / (2 N^3) + (3 / 8) v^2 zeta^(-5/2),      zeta between N^2 and N^2 + v.
+
+alpha lies in `[-L^2 / (2 N^3), 3/8 max((2 T)^2 least^(-5/2), (2 T + L^2)^2 N^(-5))]` for `|t| <= T`, `|delta| <= L` and
+`least = max(R^2, N^2 - 2 T)`. Its middle is one more slope, its half width one error symbol along a, and one per entry
+of delta. Where that is wider than the unit ball, which contains every value, the box around it takes its place.
 """
 
+from dataclasses import replace
+
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from specguard.certificates.attention.norms import upper_spectral
 from specguard.certificates.node import up
 from specguard.certificates.zonotope.enclosure import Zonotope, append, lift, upper_range
 from specguard.linalg import UNIT, gamma, round_up, upper_length
-from dataclasses import replace
+
+_SQUARINGS = 8  # of Gram iteration
 
 
-def upper_deviation(z: Zonotope) -> Tensor:
+def upper_deviation(z: Zonotope) -> Float[Tensor, "batch token"]:
     """Upper bounds on the l2 length of every token's deviation, the smaller of two.
 
     `||reach||_2`, and `sigma(G) + |E eta| + |slack|` with `|E eta|^2 <= lmax(sum_s E_s E_s^T / |E_s|) sum_s |E_s|`.
     """
     by_entry = upper_length(z.reach)
-    generators = z.generators.movedim(1, -2)  # batch, ..., symbol, channel
-    ball, error = generators[..., : z.balls, :], generators[..., z.balls :, :]
     total = upper_length(z.slack if z.fresh is None else z.slack + z.fresh)
     if z.balls:
-        total = total + upper_spectral(ball, 8)
-    if error.shape[-2]:
-        sizes = upper_length(error)
-        weighted = error / torch.where(sizes > 0, sizes, 1.0).sqrt()[..., None]
-        # The relative errors of the weights are 4 u; those of the norm are in its bound.
-        largest = upper_spectral(weighted, 8).square() * (1 + 16 * UNIT)
-        total = total + torch.minimum((largest * sizes.sum(-1)).sqrt() * (1 + gamma(sizes.shape[-1] + 8)), round_up(sizes.sum(-1), sizes.shape[-1] + 8))
+        total = total + upper_spectral(z.generators[:, : z.balls].movedim(1, -2), _SQUARINGS)
+    if z.generators.shape[1] > z.balls:
+        total = total + _upper_error_length(z.generators[:, z.balls :].movedim(1, -2))
     return torch.minimum(by_entry, up(total))
+
+
+def _upper_error_length(E: Float[Tensor, "*token symbol channel"]) -> Float[Tensor, "*token"]:
+    """`sup |sum_s E_s eta_s|_2`.
+
+    By Cauchy-Schwarz with weights `m_s = |E_s|`, `|sum_s E_s eta_s|^2 <= lmax(sum_s E_s E_s^T / m_s) sum_s m_s`, for
+    any positive m.
+    """
+    count = E.shape[-2]
+    sizes = torch.linalg.vector_norm(E, dim=-1)
+    sizes = torch.where(sizes > 1e-150, sizes, 1e-150)
+    weighted = E / sizes.sqrt()[..., None]  # entries to 3 u: that is a part of the factor
+    total = round_up(sizes.sum(-1) * (1 + gamma(E.shape[-1] + 8)), count + 8)
+    return up(upper_spectral(weighted, _SQUARINGS) * total.sqrt() * (1 + 8 * UNIT))
 
 
 def centered(z: Zonotope) -> Zonotope:
     """Tokens without the means of their entries."""
-    def without_mean(x: Tensor) -> Tensor:
-        return x - x.mean(-1, keepdim=True)
-
+    width = z.center.shape[-1]
     size = z.magnitude + z.center.abs()
-    count = z.center.shape[-1]
-    slack = z.slack + z.slack.mean(-1, keepdim=True) + gamma(count + 8) * (size + size.mean(-1, keepdim=True))
-    return replace(z, center=without_mean(z.center), generators=without_mean(z.generators), slack=up(slack))
+    slack = z.slack + z.slack.mean(-1, keepdim=True) + gamma(width + 8) * (size + size.mean(-1, keepdim=True))
+    return replace(
+        z,
+        center=z.center - z.center.mean(-1, keepdim=True),
+        generators=z.generators - z.generators.mean(-1, keepdim=True),
+        slack=up(slack),
+    )
 
 
-def scaled_token(z: Zonotope, R: float, stretch: float, gain: Tensor, shift: Tensor, *, center: bool, source: str) -> Zonotope:
-    """`gain stretch R c / sqrt(R^2 + |c|^2) + shift` with c the token, centered or not."""
+def smooth_projection(z: Zonotope, R: float, source: str) -> Zonotope:
+    """`c / sqrt(R^2 + |c|^2)` of every vector c along the last axis; R right to a few roundings."""
     z = lift(z)
-    if center:
-        z = centered(z)
-    a = z.center
-    # R is right to a few roundings; N^2 to (d + 8) of them.
-    size = a.square().sum(-1) + R * R
-    N = size.sqrt()
-    relative = gamma(2 * a.shape[-1] + 32)
-    N_low, square_low = N * (1 - relative), size * (1 - relative)
-    t = (z.generators * a.unsqueeze(1)).sum(-1)
-    t_error = (a.abs() * (z.slack + gamma(a.shape[-1] + 4) * z.magnitude)).sum(-1)
-    T = up(upper_range(t, z.balls) + t_error * (1 + gamma(a.shape[-1] + 4)))
+    a, width = z.center, z.center.shape[-1]
+    relative = gamma(2 * width + 32)
+    square = a.square().sum(-1) + R * R
+    N = square.sqrt()
+    N_low, square_low = N * (1 - relative), square * (1 - relative)
+    along = (z.generators * a.unsqueeze(1)).sum(-1)
+    along_error = (a.abs() * (z.slack + gamma(width + 4) * z.magnitude)).sum(-1)
+    T = up(upper_range(along, z.balls) + along_error * (1 + gamma(width + 4)))
     L = upper_deviation(z)
-    v_high = up(2 * T + L.square())
     least = torch.maximum(square_low - 2 * T * (1 + 4 * UNIT), torch.full_like(T, R * R * (1 - relative)))
-    high = up(0.375 * torch.maximum((2 * T).square() * least.pow(-2.5), v_high.square() * square_low.pow(-2.5)))
-    low = up(L.square() / (2 * N_low * square_low))
+    most = torch.maximum((2 * T).square() * least.pow(-2.5), (2 * T + L.square()).square() * square_low.pow(-2.5))
+    high, low = up(0.375 * most), up(L.square() / (2 * N_low * square_low))
     middle, half = (high - low) / 2, up((high + low) / 2)
-    factor = 1 / N + middle
-    rate = t / (size * N).unsqueeze(1)
-    generators = z.generators * factor[:, None, ..., None] - a.unsqueeze(1) * rate[..., None]
-    output = a * factor[..., None]
-    along = a * half[..., None]
+    factor, rate = 1 / N + middle, along / (square * N).unsqueeze(1)
     cross = up(half + T / (N_low * square_low))
-    fresh = up(z.reach * cross[..., None])
-    # The linear part of the slack and of rounding errors of generators, entrywise: |D f| <= 1 / N + a a^T / N^3.
-    error = z.slack + gamma(a.shape[-1] + 16) * z.magnitude
-    spread = (error * a.abs()).sum(-1) / (size * N)
-    slack = error * (1 / N + middle.abs())[..., None] + a.abs() * spread[..., None]
-    own = relative * (a.abs() / N[..., None] + a.abs() * (T / (size * N) + middle.abs())[..., None] + z.reach * (1 / N + middle.abs())[..., None])
-    slack = up((slack + own) * (1 + relative))
-    result = replace(z, center=output, generators=generators, fresh=up(fresh + slack), slack=torch.zeros_like(slack), source=source)
-    result = append(result, along.unsqueeze(1), source)
-    return affine(result, gain * (stretch * R), shift)
+    # The linear part of the slack and of the rounding of generators, entrywise: `|Df| <= I / N + |a| |a|^T / N^3`.
+    error = z.slack + gamma(width + 16) * z.magnitude
+    spread = (error * a.abs()).sum(-1) / (square * N)
+    size = 1 / N + middle.abs()
+    rounding = a.abs() * (size + half + T / (square * N))[..., None] + z.reach * size[..., None]
+    fresh = z.reach * cross[..., None] + error * size[..., None] + a.abs() * spread[..., None] + relative * rounding
+    fresh = up(fresh * (1 + relative))
+    # Every value has length at most 1, and entries at most `|a_i + delta_i| / sqrt(least)`.
+    box = up(torch.minimum((a.abs() + z.reach) / least.sqrt()[..., None], torch.ones_like(a)))
+    wide = ~(fresh.sum(-1) + a.abs().sum(-1) * half < box.sum(-1))  # also where NaN
+    kept = ~wide[..., None]
+    generators = z.generators * factor[:, None, ..., None] - a.unsqueeze(1) * rate[..., None]
+    result = replace(
+        z,
+        center=torch.where(kept, a * factor[..., None], 0.0),
+        generators=torch.where(kept.unsqueeze(1), generators, 0.0),
+        fresh=torch.where(kept, fresh, box),
+        slack=torch.zeros_like(a),
+        source=source,
+    )
+    return append(result, _one_each(torch.where(kept, a * half[..., None], 0.0)), source)
 
 
-def affine(z: Zonotope, factor: Tensor, shift: Tensor) -> Zonotope:
-    """`factor x + shift` entrywise, both right to a few roundings."""
-    size = factor.abs()
-    center = z.center * factor + shift
-    magnitude = size * (z.magnitude + z.center.abs()) + shift.abs()
-    fresh = None if z.fresh is None else up(z.fresh * size)
-    slack = up(z.slack * size + gamma(16) * magnitude)
-    return replace(z, center=center, generators=z.generators * factor, fresh=fresh, slack=slack)
+def hard_projection(z: Zonotope, R: float, source: str) -> Zonotope:
+    """`c / max(R, |c|)` of every token.
+
+    Inside the ball it is `c / R`, outside `c / |c|`, the smooth projection with R = 0; where it may be both,
+    `c (s_low + s_high) / 2` with `|c| (s_high - s_low) / 2` left out, `[s_low, s_high]` the range of `1 / max(R, |c|)`.
+    """
+    z = lift(z)
+    a = z.center
+    size = upper_length(a)
+    least = size * (1 - gamma(a.shape[-1] + 8)) - upper_deviation(z) * (1 + 4 * UNIT)
+    most = up(size + upper_deviation(z))
+    outside, inside = least > R, most <= R
+    s_high = torch.full_like(size, 1 / R)
+    s_low = torch.where(inside, s_high, 1 / most.clamp(min=R))
+    middle, half = (s_high + s_low) / 2, up((s_high - s_low) / 2 + 4 * UNIT * s_high)
+    scaled_fresh = up(
+        (a.abs() + z.reach) * half[..., None]
+        + (z.slack + gamma(8) * (z.magnitude + a.abs())) * middle[..., None] * (1 + 8 * UNIT)
+    )
+    far = smooth_projection(z, 0.0, source)
+    added = far.generators.shape[1] - z.generators.shape[1]
+    scaled = z.generators * middle[:, None, ..., None]
+    scaled = torch.cat([scaled, scaled.new_zeros(len(scaled), added, *scaled.shape[2:])], 1)
+    beyond = outside[..., None]
+    assert far.fresh is not None
+    return replace(
+        far,
+        center=torch.where(beyond, far.center, a * middle[..., None]),
+        generators=torch.where(beyond.unsqueeze(1), far.generators, scaled),
+        fresh=torch.where(beyond, far.fresh, scaled_fresh),
+    )
+
+
+def _one_each(along: Float[Tensor, "batch *token channel"]) -> Float[Tensor, "batch symbol *token channel"]:
+    """One local symbol per vector: of a token, or of every head of a token."""
+    if along.ndim < 4:
+        return along.unsqueeze(1)
+    heads = torch.eye(along.shape[2], dtype=along.dtype, device=along.device)
+    return torch.einsum("bnhc,gh->bgnhc", along, heads)

@@ -1,0 +1,94 @@
+"""The enclosure of a network's output, layer by layer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from specguard.certificates.rules import Leaf, Step
+from specguard.certificates.zonotope.ball import Pixels
+from specguard.certificates.zonotope.enclosure import Zonotope, add, fold, lift
+from specguard.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Output:
+    """The enclosure of a network's output; it says nothing about images that are `lost`, whose bounds overflowed."""
+
+    zonotope: Zonotope
+    lost: Bool[Tensor, " batch"]
+
+
+def enclose(steps: Sequence[Step], z: Pixels, budget: int | None = None) -> Output:
+    """The enclosure of the output of a program for the images and balls of z.
+
+    Between the steps, that is outside of residual branches, at most `budget` shared error symbols are kept.
+
+    Raises:
+        ConfigError: if a layer has no rule for enclosures.
+    """
+    lost = torch.zeros(len(z.images), dtype=torch.bool, device=z.images.device)
+    result, lost = _walk(steps, z, None, budget, lost)
+    return Output(result if isinstance(result, Zonotope) else result.materialized(), lost)
+
+
+def _walk(
+    steps: Sequence[Step], z: Pixels | Zonotope, last: int | None, budget: int | None, lost: Tensor
+) -> tuple[Pixels | Zonotope, Tensor]:
+    """Go through `steps`; layers behind them read the `last` first tokens, or all."""
+    for step, first in zip(steps, _read_behind(steps, last), strict=True):
+        if isinstance(step, Leaf):
+            enclosure = step.enclosure
+            if enclosure is None:
+                raise ConfigError(
+                    f"{step.name or 'the model'} has no rule for zonotopes; register_rule(..., enclosure=) adds one"
+                )
+            if isinstance(z, Pixels) and not enclosure.of_pixels:
+                z = z.materialized()
+            z = enclosure.apply(z, step.name, first)
+        else:
+            z = lift(z.materialized() if isinstance(z, Pixels) else z)
+            branch, lost = _walk(step.branch, z, first, None, lost)
+            assert isinstance(branch, Zonotope)
+            z = add(z, branch, step.scale)
+        if isinstance(z, Zonotope):
+            z, lost = _without_overflow(z, lost)
+            z = z if budget is None else fold(z, budget)
+    return z, lost
+
+
+def _read_behind(steps: Sequence[Step], last: int | None) -> list[int | None]:
+    """For every step, how many first tokens of its output are read by those behind it; None for all."""
+    found: list[int | None] = []
+    for step in reversed(steps):
+        found.append(last)
+        last = _read_before(step, last)
+    return found[::-1]
+
+
+def _read_before(step: Step, last: int | None) -> int | None:
+    """How many first tokens of its input a step reads, if `last` of its output are read."""
+    if isinstance(step, Leaf):
+        reads = None if step.enclosure is None else step.enclosure.reads
+        return last if reads == "each token alone" else reads if isinstance(reads, int) else None
+    for inner in reversed(step.branch):
+        last = _read_before(inner, last)
+    return last
+
+
+def _without_overflow(z: Zonotope, lost: Tensor) -> tuple[Zonotope, Tensor]:
+    """Zeros in place of enclosures with entries that are not finite."""
+    finite = z.reach.flatten(1).isfinite().all(1) & z.center.flatten(1).isfinite().all(1)
+    if finite.all():
+        return z, lost
+
+    def kept(x: Tensor) -> Tensor:
+        return torch.where(finite.view(-1, *[1] * (x.ndim - 1)), x, 0.0)
+
+    fresh = None if z.fresh is None else kept(z.fresh)
+    zeros = replace(
+        z, center=kept(z.center), generators=kept(z.generators), fresh=fresh, slack=kept(z.slack)
+    )
+    return zeros, lost | ~finite
