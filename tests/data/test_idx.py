@@ -1,8 +1,10 @@
 """MNIST and Fashion-MNIST from small files in the idx format: big-endian sizes, then bytes in row order."""
 
 import gzip
+import os
 import struct
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -223,3 +225,21 @@ def test_checksums_are_those_of_each_unpacked_file(root, monkeypatch, name, pack
 def test_the_two_data_sets_have_eight_different_checksums():
     assert list(idx._MNIST) == list(idx._FASHION_MNIST) == NAMES
     assert len({*idx._MNIST.values(), *idx._FASHION_MNIST.values()}) == 8
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("loader", "first", "statistics"),
+    [
+        (mnist, [7, 2, 1, 0, 4, 1, 4, 9, 5, 9], (0.1307, 0.3081)),
+        (fashion_mnist, [9, 2, 1, 1, 6, 1, 4, 6, 5, 7], (0.2860, 0.3530)),
+    ],
+)
+def test_the_official_files_pass_their_checksums_and_hold_what_everyone_knows(loader, first, statistics):
+    folder = Path(os.environ["SPECGUARD_DATA"]) / loader.__name__
+    if not folder.is_dir():
+        pytest.skip(f"SPECGUARD_DATA holds no {loader.__name__}")
+    data = loader(folder)
+    assert (len(data.train), len(data.test), data.shape) == (60_000, 10_000, (1, 28, 28))
+    assert data.test.labels[:10].tolist() == first
+    assert data.pixel_statistics() == ((statistics[0],), (statistics[1],))
