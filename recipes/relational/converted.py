@@ -32,12 +32,21 @@ def huggingface_vit(seed: int = 0) -> Network:
     """Hugging Face's ViTForImageClassification with two blocks, with the initial weights of transformers."""
     from transformers import ViTConfig, ViTForImageClassification
 
-    sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = ViTConfig(image_size=32, patch_size=8, num_labels=10, **sizes)
+    config: Any = ViTConfig(
+        image_size=32,
+        patch_size=8,
+        hidden_size=64,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_labels=10,
+    )
     return _converted("huggingface_vit", ViTForImageClassification, seed, config)
 
 
-def _converted(name: str, library_model: Callable[..., nn.Module], seed: int, *args: Any, **settings: Any) -> Network:
+def _converted(
+    name: str, library_model: Callable[..., nn.Module], seed: int, *args: Any, **settings: Any
+) -> Network:
     with torch.random.fork_rng(devices=[]):  # the libraries draw from the global generator
         torch.manual_seed(seed)
         return convert(library_model(*args, **settings), name=name, mean=_MEAN, std=_STD)

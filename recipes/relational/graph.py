@@ -72,7 +72,7 @@ class Graph:
         node = self._makers.get(value)
         return "input" if node is None else node.op_type
 
-    def inputs(self, value: str, operation: str, count: int | None, **settings: Any) -> tuple[str, ...]:
+    def inputs(self, value: str, operation: str, count: int | None, /, **settings: Any) -> tuple[str, ...]:
         """The inputs of the operation that makes `value`, with exactly these settings."""
         node = self._node(value, operation)
         found = dict(_DEFAULTS.get(operation, {})) | {
@@ -108,7 +108,9 @@ class Graph:
         found = self.constants.get(name)
         if found is None or found.dtype != np.float32:
             raise self.refused(f"{name!r} is not a constant of float32")
-        if len(found.shape) != len(shape) or any(n not in (m, None) for m, n in zip(found.shape, shape, strict=True)):
+        if len(found.shape) != len(shape) or any(
+            n not in (m, None) for m, n in zip(found.shape, shape, strict=True)
+        ):
             sizes = " x ".join("any" if size is None else str(size) for size in shape) or "a single number"
             raise self.refused(f"{name!r} has shape {found.shape}, not {sizes}")
         if name in self._read:

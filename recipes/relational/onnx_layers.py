@@ -31,7 +31,7 @@ class Layer:
 
 
 def read_vit(graph: Graph, mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[ViTConfig, Tensors]:
-    """The config and the state of a `ViT` that computes the graph after normalizing pixels with `mean` and `std`."""
+    """The config and weights of a `ViT` that computes the graph after normalizing pixels with `mean` and `std`."""
     normalized, weight, bias = graph.inputs(graph.output, "Gemm", 3, transB=1)
     head = graph.constant(weight, None, None)
     dim = head.shape[1]
@@ -135,9 +135,8 @@ def _attention(graph: Graph, value: str, dim: int) -> Layer:
     (scaled,) = graph.inputs(probabilities, "Softmax", 1, axis=3)
     logits, scale = graph.with_constant(scaled, "Mul")
     q, k = graph.inputs(logits, "MatMul", 2)
-    orders = {"q": [0, 2, 1, 3], "k": [0, 2, 3, 1], "v": [0, 2, 1, 3]}
     maps, sizes = [], []
-    for (name, order), heads_of in zip(orders.items(), (q, k, v), strict=True):
+    for heads_of, order in ((q, [0, 2, 1, 3]), (k, [0, 2, 3, 1]), (v, [0, 2, 1, 3])):
         (divided,) = graph.inputs(heads_of, "Transpose", 1, perm=order)
         flat, divided_sizes = graph.inputs(divided, "Reshape", 2)
         maps.append(_linear(graph, flat, dim, dim))
