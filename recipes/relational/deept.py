@@ -29,7 +29,7 @@ from specguard.nn import (
 
 _DIM, _HEADS, _HEAD_DIM, _HIDDEN, _PATCH, _SIDE = 64, 4, 64, 128, 7, 4
 _ATTENTION, _MLP = "transformer.layers.0.0.fn", "transformer.layers.0.1.fn"
-_PUBLISHED = MappingProxyType(
+PUBLISHED = MappingProxyType(
     {
         "cls_token": (1, 1, _DIM),
         "pos_embedding": (1, _SIDE**2 + 1, _DIM),
@@ -101,10 +101,10 @@ def _norm() -> dict[str, nn.Module]:
 def _published(file: Path) -> dict[str, Tensor]:
     """The tensors of the file in float64; it must hold exactly those that are published."""
     tensors = load_weights(file)
-    for name in sorted(tensors.keys() | _PUBLISHED.keys()):
+    for name in sorted(tensors.keys() | PUBLISHED.keys()):
         found = tuple(tensors[name].shape) if name in tensors else "nothing"
-        if found != _PUBLISHED.get(name, "nothing"):
-            wanted = _PUBLISHED.get(name, "nothing")
+        if found != PUBLISHED.get(name, "nothing"):
+            wanted = PUBLISHED.get(name, "nothing")
             raise CheckpointError(f"{file} is not DeepT's network for MNIST: {name!r} is {found}, not {wanted}")
     return {name: tensor.double() for name, tensor in tensors.items()}
 
