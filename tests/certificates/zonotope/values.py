@@ -87,5 +87,6 @@ def drawn(center: Tensor, generator: torch.Generator, *, balls: int, shared: int
     count = balls + shared + local
     generators = draw(count, *center.shape[1:]) / max(1, count)
     fresh = draw(*center.shape[1:]).abs() / 10 if local else None
-    runs = ((("a", 1), ("b", shared - 1)) if shared > 1 else ()), ((("c", local),) if local else ())
-    return Zonotope(center.double(), generators, fresh, draw(*center.shape[1:]).abs() / 10, balls, *runs, "d")
+    slack = draw(*center.shape[1:]).abs() / 10
+    own = (("c", local),) if local else ()
+    return Zonotope(center.double(), generators, fresh, slack, balls, (("a", 1), ("b", shared - 1)), own, "d")
