@@ -17,7 +17,7 @@ from certificates.zonotope.values import Symbols, upper
 from specguard.certificates import program
 from specguard.certificates.rules import Program
 from specguard.certificates.zonotope import walk
-from specguard.certificates.zonotope.ball import Region
+from specguard.certificates.zonotope.ball import Pixels, Region
 from specguard.certificates.zonotope.enclosure import Zonotope
 from specguard.certificates.zonotope.walk import Output
 from specguard.nn import materialized, unfuse_attention
@@ -138,5 +138,15 @@ def check_contains(
     """No value of the layer over z lies outside of its enclosure."""
     out = through(program(layer), z, budget)
     found = outside(function_of(layer), Symbols(z), out, generator)
+    assert found <= 0, f"a value is outside of its enclosure by {found:.2g} of the range"
+    return out
+
+
+def check_images(
+    layer: nn.Module, images: Tensor, region: Region, generator: torch.Generator, budget: int | None = None
+) -> Output:
+    """No output of the layer over balls around images lies outside of its enclosure."""
+    out = walk.enclose(program(layer).steps, Pixels(images, region), budget)
+    found = outside(function_of(layer), Perturbed(images, region), out, generator)
     assert found <= 0, f"a value is outside of its enclosure by {found:.2g} of the range"
     return out
