@@ -78,16 +78,20 @@ class Form:
 
 def taxicab(rows: Array) -> Array:
     """`sum_s |a_s|` over the last axis, rounded up."""
-    if rows.shape[-1] > _MOST_SYMBOLS:
-        raise ConfigError(f"the checker adds at most {_MOST_SYMBOLS} error symbols, not {rows.shape[-1]}")
-    return np.asarray(outward(np.abs(rows).sum(-1)))
+    return np.asarray(outward(np.abs(_few(rows)).sum(-1)))
 
 
 def euclidean(rows: Array) -> Array:
     """`sqrt(sum_s a_s^2)` over the last axis, rounded up."""
     if not rows.shape[-1]:
         return np.zeros(rows.shape[:-1])
-    return np.asarray(outward(np.sqrt(np.einsum("...s,...s->...", rows, rows)) + _SQUARES))
+    return np.asarray(outward(np.sqrt(np.einsum("...s,...s->...", rows, _few(rows))) + _SQUARES))
+
+
+def _few(rows: Array) -> Array:
+    if rows.shape[-1] > _MOST_SYMBOLS:
+        raise ConfigError(f"the checker adds at most {_MOST_SYMBOLS} symbols, not {rows.shape[-1]}")
+    return rows
 
 
 def lift(z: Form) -> Form:

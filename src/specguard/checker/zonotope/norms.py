@@ -44,9 +44,7 @@ def smooth_projection(z: Form, R2: Box) -> Form:
     wrong = (size * (z.rad + gamma(width) * z.mass)).sum(-1)
     T = outward(euclidean(along[0]) + taxicab(along[1]) + taxicab(along[2]) + outward(wrong))
     L, N2_low, R2_low = length_above(z), (N2.mid - N2.rad) * _DOWN, (R2.mid - R2.rad) * _DOWN
-    # R^2 + |c|^2 is at least R^2, N^2 - 2 |t|, and R^2 + (|a| - |d|)^2.
-    apart = np.maximum(norm_below(Box.exact(a), a.ndim - 1) - L, 0.0) * _DOWN
-    least = np.maximum(np.maximum(R2_low, N2_low - 2 * outward(T)) * _DOWN, (R2_low + apart**2) * _DOWN)
+    least = np.maximum(R2_low, (N2_low - 2 * outward(T)) * _DOWN)  # of R^2 + |c|^2
     known &= least > 0
     safe = np.where(known, least, 1.0)
     both = np.maximum((2 * T) ** 2 * safe**-2.5, (2 * T + L * L) ** 2 * N2_low**-2.5)
@@ -108,6 +106,18 @@ def hard_projection(z: Form, R: float) -> Form:
         np.where(beyond, far.rad, rad),
         z.mixings,
     )
+
+
+def beside(z: Form, other: Form) -> Form:
+    """z and further vectors of the same tokens, without fresh errors; the symbols of z begin with those of `other`."""
+    missing = z.local.shape[-1] - other.local.shape[-1]
+    local = np.concatenate([other.local, np.zeros((*other.shape, missing))], -1)
+    pairs = ((z.ball, other.ball), (z.shared, other.shared), (z.local, local))
+    ball, shared, local = (np.concatenate(pair, 1) for pair in pairs)
+    mid, fresh, rad = (
+        np.concatenate([getattr(z, name), getattr(other, name)], 1) for name in ("mid", "fresh", "rad")
+    )
+    return Form(mid, ball, shared, local, fresh, rad, z.mixings)
 
 
 def _one_each(along: Array) -> Array:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specguard.checker.enclosure import Array, Box, outward
+from specguard.checker.enclosure import Array, outward
 from specguard.checker.zonotope.maps import UNIT
 
 _MOST = 600.0  # exponents beyond this one are cut, on the safe side
@@ -21,13 +21,11 @@ _DOWN = 1 - 2.0**-34
 
 @dataclass(frozen=True)
 class Moved:
-    """The probabilities p of rows of scores, within `wrong` of the exact ones, and bounds on those of moved scores.
+    """Bounds on the probabilities of moved scores, and on what their linear part leaves out.
 
     `low <= pi <= high`, and `-below <= pi - p - (linear part) <= above`, with the exact p.
     """
 
-    p: Array
-    wrong: Array
     low: Array
     high: Array
     below: Array
@@ -49,5 +47,4 @@ def moved_softmax(S: Array, D: Array) -> Moved:
     pairs = np.einsum("...j,...jk,...k->...", high, squares, high) / 2
     variance = outward(np.minimum(pairs, squares.max((-1, -2)) / 4))[..., None]
     away = outward(np.minimum((D * high[..., None, :]).sum(-1), D.max(-1)))
-    p = Box.exact(S).softmax()
-    return Moved(p.mid, p.rad, low, high, outward(high * variance / 2), outward(high * away * away / 2))
+    return Moved(low, high, outward(high * variance / 2), outward(high * away * away / 2))
