@@ -5,7 +5,9 @@
 
 import contextlib
 import copy
+import gzip
 import io
+import itertools
 import json
 import os
 import pickle
@@ -34,7 +36,7 @@ from helpers.studies import CPU, STUDIES, model
 from helpers.studies import data as images_of_studies
 from specguard.cli import main
 from specguard.cli.launch import chosen_shard
-from specguard.data import image_folder, sst2, svhn
+from specguard.data import image_folder, mnist, sst2, svhn
 from specguard.data.unpickle import read_pickle
 from specguard.errors import SpecGuardError
 from specguard.models import from_run, untrained
@@ -198,6 +200,9 @@ def originals(folder: Path) -> Path:
     matrix = {"data": np.zeros((3, 3072), np.uint8), "labels": [0, 1, 2], "filenames": ["a.png"] * 3}
     (folder / "batch").write_bytes(pickle.dumps(matrix, protocol=2))
     savemat(folder / "x.mat", {"X": np.zeros((4, 4, 3, 2), np.uint8), "y": np.array([[1], [10]], np.uint8)})
+    (folder / "idx-images").write_bytes(bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 4, 0, 0, 0, 3, *range(24)]))
+    (folder / "idx-labels").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]))
+    (folder / "idx-images.gz").write_bytes(gzip.compress((folder / "idx-images").read_bytes(), mtime=0))
     torch.save(model().state_dict(), folder / "weights.pth", _use_new_zipfile_serialization=False)
     (folder / "train.tsv").write_bytes(b"sentence\tlabel\na good film\t1\nnot a good one\t0\n")
     for suffix in ("png", "jpg", "webp", "bmp", "ppm"):
@@ -366,6 +371,18 @@ def mat(folder: Path) -> object:
     return svhn(folder, verify=False)
 
 
+def idx(folder: Path) -> object:
+    """The changed file in place of one of the four."""
+    whole = {"images-idx3": ORIGINALS / "idx-images", "labels-idx1": ORIGINALS / "idx-labels"}
+    (file,) = folder.glob("idx-*")
+    kind = "images-idx3" if "images" in file.name else "labels-idx1"
+    for part, each in itertools.product(("train", "t10k"), whole):
+        if (part, each) != ("train", kind):
+            (folder / f"{part}-{each}-ubyte").write_bytes(whole[each].read_bytes())
+    (folder / f"train-{kind}-ubyte{file.suffix}").write_bytes(file.read_bytes())
+    return mnist(folder, verify=False)
+
+
 def sentences(folder: Path) -> object:
     (folder / "dev.tsv").write_bytes((folder / "train.tsv").read_bytes())
     return sst2(folder, 4)
@@ -507,6 +524,10 @@ READERS: dict[str, Reader] = {
         "batch",
         lambda folder: read_pickle(folder / "batch", (folder / "batch").read_bytes()),
     ),
+    **{
+        f"MNIST, {name}": Reader(lambda name=name: changed_bytes((ORIGINALS / name).read_bytes()), name, idx)
+        for name in ("idx-images", "idx-labels", "idx-images.gz")
+    },
     "SVHN": Reader(lambda: changed_bytes((ORIGINALS / "x.mat").read_bytes()), "x.mat", mat),
     **{
         f"a {suffix}": Reader(

@@ -68,6 +68,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "class and mean of one token": (lambda: ClassAndMean(0), (2, 1, 7)),
     "layer scale": (lambda: LayerScale(7, 1.0), TOKENS),
     "batch norm": (batch_norm, TOKENS),
+    "pooled batch norm": (batch_norm, (2, 7)),
     "token convolution": (lambda: TokenConvolution(6, (3, 5, 1)), (2, 5, 6)),
     "layer project": (lambda: LayerProject(2.0), TOKENS),
     "smooth project": (lambda: SmoothProject(1.5), TOKENS),

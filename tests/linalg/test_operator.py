@@ -83,7 +83,7 @@ def block(name: str, dtype: torch.dtype = torch.float64, which: str = "blocks") 
     """The first block of a model of the registry, on the explicit path, and a batch of tokens."""
     cfg = MODELS[name]
     model = unfuse_attention(strewn(ViT(cfg, seeded()), dtype))
-    tokens = cfg.side**2 + (cfg.pool == "class" and which == "blocks")
+    tokens = cfg.side**2 + (cfg.pool != "mean" and which == "blocks")
     return model.get_submodule(which)[0], normal(BATCH, tokens, cfg.dim, seed=3, dtype=dtype)
 
 

@@ -125,6 +125,8 @@ def test_a_config_survives_json(subtests):
         ({"activation": "swish"}, "activation 'swish' is unknown"),
         ({"pool": "max"}, "pool 'max' is unknown"),
         ({"local_blocks": 2}, "local_blocks must lie between 0 and 1, not 2"),
+        ({"local_blocks": 2, "pool": "all"}, "local_blocks must lie between 0 and 1, not 2"),
+        ({"kernels": (3,), "pool": "all"}, "needs pool 'mean'"),
         ({"local_blocks": 3, "pool": "mean"}, "local_blocks must lie between 0 and 2, not 3"),
         ({"norm_eps": 0.0}, "norm_eps must be positive"),
         ({"dim": 60000, "heads": 1, "mlp_ratio": 4.0, "depth": 12}, "too many weights"),
@@ -152,6 +154,7 @@ def test_a_config_that_makes_no_model_is_refused_by_name(change, message):
         {"mean": "0.5"},
         {"mean": [None]},
         {"norm": 3},
+        {"norm_after_pool": 1},
     ],
 )
 def test_a_stored_config_of_the_wrong_type_is_refused(record):
@@ -202,6 +205,25 @@ def test_every_layer_of_a_model_is_of_the_closed_set(model):
         "Attention", "GatedPositionalAttention", "ClassPool", "MeanPool",
     }  # fmt: skip
     assert {type(m).__name__ for m in model.modules()} <= containers | leaves
+
+
+def test_the_mean_of_all_tokens_includes_the_class_token(generator):
+    model = ViT(replace(SMALL, pool="all"), generator).eval()
+    X = torch.randn(1, 10, 21, generator=generator)
+    assert model.positions.table.shape[1] == 10
+    torch.testing.assert_close(model.pool(X), X.sum(1) / 10)
+
+
+def test_a_norm_behind_pooling_reads_one_vector_per_image(generator):
+    config = replace(SMALL, pool="all", norm="batchnorm", norm_after_pool=True)
+    model = ViT(config, generator).train()
+    assert list(model._modules)[-3:] == ["pool", "norm", "head"]
+    seen = []
+    model.norm.register_forward_hook(lambda layer, inputs, output: seen.extend([*inputs, output]))
+    model(torch.rand(5, 2, 6, 6, generator=generator))
+    before, after = seen
+    assert before.shape == (5, 21)
+    torch.testing.assert_close(after.mean(0), torch.zeros(21), rtol=0, atol=1e-5)
 
 
 def test_heads_that_do_not_divide_the_dimension_are_refused_by_the_layer_itself():

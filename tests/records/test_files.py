@@ -23,7 +23,7 @@ from helpers import companions
 from helpers.sample_runs import sample_run
 from helpers.studies import STUDIES
 from specguard.cli.source import Source
-from specguard.data import cifar10, image_folder, sst2, svhn
+from specguard.data import cifar10, image_folder, mnist, sst2, svhn
 from specguard.data.lazy_images import LazyImages
 from specguard.errors import RunError, SpecGuardError
 from specguard.models import from_run
@@ -160,6 +160,8 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "statistics of transformers": ("preprocessor_config.json", huggingface_statistics),
     "CIFAR": ("data_batch_1", lambda folder: cifar10(folder, verify=False)),
     "SVHN": ("train_32x32.mat", lambda folder: svhn(folder, verify=False)),
+    "MNIST": ("train-images-idx3-ubyte", lambda folder: mnist(folder, verify=False)),
+    "packed MNIST": ("train-images-idx3-ubyte.gz", lambda folder: mnist(folder, verify=False)),
     "SST-2": ("train.tsv", sst2),
     "a picture": ("x", pictures),
     "the hash of pictures": ("x.png", lambda folder: LazyImages((folder / "x.png",), 4).digest()),

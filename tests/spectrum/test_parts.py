@@ -98,7 +98,7 @@ def test_every_part_begins_where_the_one_before_it_ends(name, cut):
     value = found["embedding"].step(images)
     close(found["embedding"].at, images)
     for block in named_blocks(model):
-        if block == "blocks.0" and model.config.local_blocks and model.config.pool == "class":
+        if block == "blocks.0" and model.config.local_blocks and model.config.pool != "mean":
             value = model.class_token(value)  # joins here, and belongs to no part
         attention, mlp = found[f"{block}.attention"], found[f"{block}.mlp"]
         close(found[block].at, value)

@@ -12,7 +12,7 @@ from specguard.attacks import PGD, Suite
 from specguard.data import Dataset, digits
 from specguard.errors import RunError
 from specguard.geometry import Ball
-from specguard.nn import Attention, ViT, preset
+from specguard.nn import Attention, ClassPool, MeanPool, ViT, preset
 from specguard.records.attack import AttackRecord, AttackSettings, Gallery, Outcome, Picture
 from specguard.records.files import locked
 from specguard.records.io import RecordFile, read_record, rewrite_records, write_record
@@ -230,6 +230,16 @@ def test_attention_without_preference_is_spread_evenly():
     seen = attention_rollout(model, torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)))
     assert seen is not None
     assert torch.allclose(seen, torch.full_like(seen, 1 / 16), atol=1e-6)
+
+
+def test_attention_is_rolled_out_from_all_tokens_where_the_head_reads_their_mean(model):
+    images = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    built = ViT(replace(model.config, pool="all"), torch.Generator().manual_seed(0)).eval()
+    seen = {}
+    for name, pool in {"all": MeanPool(), "class": ClassPool(), "patches": MeanPool(1)}.items():
+        built.pool = pool
+        seen[name] = attention_rollout(built, images)
+    torch.testing.assert_close(seen["all"], (seen["class"] + 16 * seen["patches"]) / 17)
 
 
 def test_a_class_token_that_joins_late_and_a_model_without_attention():

@@ -8,10 +8,18 @@ import msgspec
 
 from specguard.cli.groups import DATA
 from specguard.cli.text import TEXT_DATA, run_text
-from specguard.data import AnyData, Data, cifar10, cifar100, digits, image_folder, svhn
+from specguard.data import AnyData, Data, cifar10, cifar100, digits, fashion_mnist, image_folder, mnist, svhn
 from specguard.errors import ConfigError, RunError, suggestion
 from specguard.nn import Classifier, TextEncoder
 from specguard.records import io
+
+_LOADERS = {
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "svhn": svhn,
+    "mnist": mnist,
+    "fashion_mnist": fashion_mnist,
+}
 
 
 def named_data(name: str, root: Path | None, verify: bool, size: int) -> Data:
@@ -31,8 +39,7 @@ def named_data(name: str, root: Path | None, verify: bool, size: int) -> Data:
         raise ConfigError(f"data {name!r} needs --data-root, the folder where it lies")
     if name == "folder":
         return image_folder(root, size)
-    loaders = {"cifar10": cifar10, "cifar100": cifar100, "svhn": svhn}
-    return loaders[name](root, verify)
+    return _LOADERS[name](root, verify)
 
 
 def run_data(run: Path, model: Classifier, name: str | None, root: Path | None, verify: bool) -> AnyData:

@@ -4,6 +4,7 @@ from specguard.data.augment import Augmentation
 from specguard.data.cifar import cifar10, cifar100
 from specguard.data.dataset import Data, Dataset
 from specguard.data.digits import digits
+from specguard.data.idx import fashion_mnist, mnist
 from specguard.data.image_folder import image_folder
 from specguard.data.svhn import svhn
 from specguard.data.text import AnyData, Sentences, Split, Text, Vocabulary, sst2
@@ -20,7 +21,9 @@ __all__ = [
     "cifar10",
     "cifar100",
     "digits",
+    "fashion_mnist",
     "image_folder",
+    "mnist",
     "sst2",
     "svhn",
 ]

@@ -3,6 +3,7 @@
 from specguard.linalg.jacobian import exact_row_column, jacobian
 from specguard.linalg.lanczos import SingularTriplets, lower_singular_values
 from specguard.linalg.norms import (
+    eigenvalue_range,
     upper_cholesky,
     upper_eigenvalue,
     upper_frobenius,
@@ -20,6 +21,7 @@ __all__ = [
     "LinearOperator",
     "SingularTriplets",
     "dense_operator",
+    "eigenvalue_range",
     "exact_row_column",
     "gamma",
     "identity",

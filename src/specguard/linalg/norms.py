@@ -202,6 +202,42 @@ def upper_eigenvalue(S: Matrices, excess: float = 1e-3, steps: int = 40) -> Norm
     return round_up(scale * torch.minimum(top, torch.ones_like(top)), 8)
 
 
+def eigenvalue_range(S: Matrices) -> tuple[Norms, Norms]:
+    """`low <= 0 <= high` with `low |x|^2 <= x^T S x <= high |x|^2` for every symmetric S.
+
+    Computed eigenvalues are candidates, verified as in `upper_cholesky`.
+
+    Guarantee: outer bounds, rounding included; the excess is at most 1e-9 of the norm where verification succeeds.
+    Cost: the eigenvalues and two factorizations.
+    Reference: Rump 2006, Theorem 2.3 (verification of positive definiteness).
+
+    Args:
+        S: a stack of square matrices; only their symmetric parts count.
+
+    Returns:
+        Two bounds per matrix.
+
+    Example:
+        >>> import torch
+        >>> from specguard.linalg import eigenvalue_range
+        >>> low, high = eigenvalue_range(torch.diag(torch.tensor([2.0, -5.0]))[None])
+        >>> bool(low <= -5), bool(high >= 2)
+        (True, True)
+    """
+    S = _to_float64(S)
+    scale = upper_frobenius(S)
+    B = S / _replace_zeros(scale)[:, None, None]  # ||B||_F <= 1 + u
+    B = (B + B.mT) / 2  # dividing and adding: two roundings of every entry
+    values = torch.linalg.eigvalsh(B)
+    floor = 1e-9 + 16 * gamma(B.shape[1] + 8) * B.shape[1]  # above the shift of the verification
+    bounds = []
+    for sign, estimate in ((-1.0, -values[:, 0]), (1.0, values[:, -1])):
+        candidate = torch.where(estimate > 0, estimate, 0.0) + floor  # NaN: verification fails, or finds a bound
+        top = _verify_eigenvalue(sign * B, candidate, 1e-9, 4 * UNIT, 1.0)
+        bounds.append(sign * round_up(scale * torch.minimum(top, torch.ones_like(top)), 8))
+    return bounds[0], bounds[1]
+
+
 def _verify_eigenvalue(gram: Tensor, estimate: Tensor, excess: float, error: float, negative: float) -> Tensor:
     """c, at least the largest eigenvalue of every symmetric matrix within `error` of `gram`; 1 if no c is verified.
 

@@ -30,7 +30,7 @@ from specguard.nn.pooling import ClassPool, MeanPool
 
 Norm = Literal["layernorm", "rmsnorm", "batchnorm", "layerproject", "smoothproject", "none"]
 Activation = Literal["gelu", "gelu_tanh", "relu", "softplus", "squareplus"]
-Pool = Literal["class", "mean"]
+Pool = Literal["class", "mean", "all"]
 Config = TypeVar("Config")
 # Far beyond any real model: a config may come from an untrusted file.
 _LARGEST, _DEEPEST, _MOST_WEIGHTS = 2**16, 2**10, 10**11
@@ -51,7 +51,8 @@ class ViTConfig:
         heads: Heads of attention; divides `dim`.
         mlp_ratio: Hidden channels of the feed-forward part, as a multiple of `dim`.
         qkv_bias: Whether queries, keys and values have a bias.
-        pool: What the head reads: the "class" token or the "mean" of all tokens.
+        pool: What the head reads: the "class" token, the "mean" of the patches where there is no such token, or the
+            mean of "all" tokens, the class token among them.
         norm: Normalization: "layernorm", "rmsnorm", "batchnorm", "layerproject", "smoothproject" or "none".
         norm_eps: Epsilon of the normalization.
         activation: "gelu", "gelu_tanh", "relu", "softplus" or "squareplus".
@@ -64,6 +65,7 @@ class ViTConfig:
         std: Standard deviation of the pixels, per channel.
         kernels: Kernel sizes of CoViT, one per group of channels: convolutions along the tokens replace attention.
         resize: Size to which the model resizes its images first; None for no resizing.
+        norm_after_pool: Whether the last normalization follows pooling instead of preceding it.
 
     Example:
         >>> config = ViTConfig(image=8, patch=4, dim=8, depth=1, heads=2)
@@ -92,6 +94,7 @@ class ViTConfig:
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     kernels: tuple[int, ...] = field(default=(), metadata=_ADDED)
     resize: int | None = field(default=None, metadata=_ADDED)
+    norm_after_pool: bool = field(default=False, metadata=_ADDED)
 
     def __post_init__(self) -> None:
         for name in ("image", "patch", "channels", "classes", "dim", "depth", "heads"):
@@ -176,8 +179,8 @@ class ViT(nn.Module):
     def __init__(self, config: ViTConfig, generator: torch.Generator | None = None) -> None:
         super().__init__()
         self.config = config
-        early_token = config.pool == "class" and not config.local_blocks
-        late_token = config.pool == "class" and bool(config.local_blocks)
+        early_token = config.pool != "mean" and not config.local_blocks
+        late_token = config.pool != "mean" and bool(config.local_blocks)
         if config.resize is not None:
             self.resize = Resize(config.resize)
         self.normalise = Normalize(config.mean, config.std)
@@ -190,8 +193,10 @@ class ViT(nn.Module):
         if late_token:
             self.class_token = ClassToken(config.dim)
         self.blocks = nn.Sequential(*(_block(config, False) for _ in range(config.depth - config.local_blocks)))
-        self.norm = _normalization(config, math.sqrt(config.dim))
-        self.pool = ClassPool() if config.pool == "class" else MeanPool()
+        norm, pool = _normalization(config, math.sqrt(config.dim)), _pooling(config)
+        last = {"pool": pool, "norm": norm} if config.norm_after_pool else {"norm": norm, "pool": pool}
+        for name, layer in last.items():
+            self.add_module(name, layer)
         self.head = nn.Linear(config.dim, config.classes)
         _initialize(self, generator)
 
@@ -242,6 +247,10 @@ def _branch(config: ViTConfig, inner: nn.Module, radius: float) -> Residual:
     if config.layer_scale is not None:
         layers["scale"] = LayerScale(config.dim, config.layer_scale)
     return Residual(nn.Sequential(layers), config.residual_scale)
+
+
+def _pooling(config: ViTConfig) -> nn.Module:
+    return ClassPool() if config.pool == "class" else MeanPool()
 
 
 def _normalization(config: ViTConfig, radius: float) -> nn.Module:

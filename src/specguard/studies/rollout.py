@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from specguard.nn import ClassPool, PatchEmbedding, attention_maps
+from specguard.nn import ClassPool, MeanPool, PatchEmbedding, attention_maps
 
 
 @torch.no_grad()
@@ -16,8 +16,8 @@ def attention_rollout(
     """The fraction of attention that every patch receives over all layers.
 
     The maps of a layer are averaged over its heads and with the skip connection, (P + I) / 2, and multiplied over
-    the layers. The result is the row of the class token if the head reads it, and the mean over the patches
-    otherwise.
+    the layers. The result is the row of the class token if the head reads it, the mean over all rows if the head
+    reads the mean of all tokens, and the mean over the patches otherwise.
 
     **Guarantee** none: it is a visualization. **Reference** Abnar and Zuidema 2020.
 
@@ -53,9 +53,17 @@ def attention_rollout(
         rolled = _with_new_tokens(rolled, tokens)
         rolled = (layer.mean(1).float() + _identity(tokens, images)) / 2 @ rolled
     extra = rolled.shape[-1] - rows * columns
-    reads_class = extra > 0 and any(isinstance(layer, ClassPool) for layer in model.modules())
-    seen = rolled[:, 0, extra:] if reads_class else rolled[:, extra:, extra:].mean(1)
-    return seen.unflatten(1, (rows, columns))
+    return rolled[:, _read_tokens(model, extra), extra:].mean(1).unflatten(1, (rows, columns))
+
+
+def _read_tokens(model: nn.Module, extra: int) -> slice:
+    """The tokens that the head reads, behind `extra` ones that are no patches."""
+    for layer in model.modules():
+        if isinstance(layer, ClassPool) and extra:
+            return slice(0, 1)
+        if isinstance(layer, MeanPool):
+            return slice(layer.skip, None)
+    return slice(extra, None)
 
 
 def _keep_grid(grids: list[tuple[int, ...]], layer: nn.Module, inputs: object, output: Tensor) -> None:

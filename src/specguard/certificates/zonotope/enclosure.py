@@ -160,7 +160,7 @@ def fold(z: Zonotope, budget: int) -> Zonotope:
         return z
     begin = z.balls
     weights = torch.linalg.vector_norm(z.generators[:, begin : begin + shared].flatten(2), 1, dim=2)
-    order = weights.argsort(1, descending=True, stable=True)
+    order = weights.argsort(dim=1, descending=True, stable=True)
     kept, dropped = order[:, :budget].sort(1).values, order[:, budget:]
     errors = z.generators[:, begin : begin + shared]
 
