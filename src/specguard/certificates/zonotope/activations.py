@@ -44,7 +44,7 @@ def along_line(z: Zonotope, slope: Tensor, middle: Tensor, half: Tensor, source:
         fresh=up(fresh + rounding),
         slack=torch.zeros_like(center),
         source=source,
-    )
+    ).with_ranges(*(up(size * x) for x in z.ranges))
 
 
 def relu_line(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:

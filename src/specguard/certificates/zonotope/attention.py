@@ -19,7 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specguard.certificates.node import up
-from specguard.certificates.zonotope.enclosure import Zonotope, expand, lift, upper_range
+from specguard.certificates.zonotope.enclosure import Zonotope, upper_range, upper_ranges
+from specguard.certificates.zonotope.folding import mixed
 from specguard.certificates.zonotope.forms import form_range
 from specguard.certificates.zonotope.softmax import softmax_bounds
 from specguard.linalg import UNIT, gamma, round_up
@@ -86,7 +87,7 @@ class Mixture:
 
 def core(z: Zonotope, heads: int, mixture: Mixture | None, source: str, first: int | None) -> Zonotope:
     """`P V` of every head, side by side, for tokens [q | k | v]; with `first`, only of the first queries."""
-    z = expand(lift(z))
+    z = mixed(z)
     n, width = z.center.shape[1], z.center.shape[2] // (3 * heads)
     queries = n if first is None else min(first, n)
     mixture = (Mixture(z.center.new_ones(heads)) if mixture is None else mixture).first(queries)
@@ -172,7 +173,8 @@ def _probabilities(scores: Scores, balls: int) -> Probabilities:
     own = p * E
     total = own.sum(-1, keepdim=True)
     rest = rounding + (1 - p) * E + total - own + gamma(n + 128) * (E + total)
-    x = up(last_range(centered, balls) + rest)
+    ball, error = upper_ranges(centered.movedim(-1, 1), balls)
+    x = up(ball + error + rest)
     apart = up(last_distance(A, balls) + E[..., None, :] + E[..., :, None])
     bounds = softmax_bounds(S, x, apart)
     half_r, middle_r = up((bounds.top + bounds.bottom) / 2), (bounds.top - bounds.bottom) / 2
@@ -185,10 +187,10 @@ def _probabilities(scores: Scores, balls: int) -> Probabilities:
     widest = torch.maximum(bounds.high - p, p - bounds.low)
     second = torch.maximum(bounds.top, bounds.bottom)
     # Beyond the ball's part of L: its error symbols, the errors of scores, and r.
-    rest = up(last_range(centered[..., balls:], 0) + rest)
+    rest = up(error + rest)
     return Probabilities(
         p=p,
-        L=torch.where(flat[..., None], 0.0, p[..., None] * centered),
+        L=torch.where(flat, 0.0, p)[..., None] * centered,
         middle=middle,
         half=half,
         range=up(torch.where(p * x + second < widest, p * x + second, widest) + bounds.error),
@@ -237,11 +239,6 @@ def _bilinear_values(P: Probabilities, v: Part, balls: int) -> tuple[Tensor, Ten
     low, high = form_range(L, V)
     more = up(torch.linalg.vector_norm(L, 2, dim=-1)) @ rest + P.rest @ reach
     return _narrower(middle, half, low, high, round_up(more, 2 * n + 16))
-
-
-def last_range(a: Float[Tensor, "*functional symbol"], balls: int) -> Tensor:
-    """`upper_range` of functionals whose symbols are on the last axis."""
-    return upper_range(a.movedim(-1, 1), balls)
 
 
 def last_distance(a: Float[Tensor, "*stack functional symbol"], balls: int) -> Float[Tensor, "*stack functional other"]:

@@ -34,6 +34,7 @@ class Pixels:
 
     images: Float[Tensor, "batch *shape"]
     region: Region
+    budget: int | None = None  # of error symbols
 
     def interval(self) -> tuple[Tensor, Tensor, Tensor]:
         """Center and half width of every entry's interval under a linf ball, and the rounding of the center."""
@@ -53,10 +54,10 @@ class Pixels:
         if self.region.norm == "l2":
             generators = eye * per_sample(self.region.radius, self.images).unsqueeze(1)
             none = torch.zeros_like(self.images)
-            return Zonotope(self.images, generators, None, none, size, (), ())
+            return Zonotope(self.images, generators, None, none, size, (), (), budget=self.budget)
         center, half, slack = self.interval()
         generators = eye * half.reshape(count, 1, *self.images.shape[1:])
-        return Zonotope(center, generators, None, slack, 0, (("input", size),), ())
+        return Zonotope(center, generators, None, slack, 0, (("input", size),), (), budget=self.budget)
 
 
 def patches(
@@ -98,12 +99,12 @@ def patches(
         row = (error + 4 * UNIT * length(R, 1)) * stretch
         slack = up(slack + per_sample(r, slack) * row)
         return Zonotope(
-            at @ W.mT + bias, generators.flatten(1, 2), None, slack, tokens * R.shape[1], (), ()
+            at @ W.mT + bias, generators.flatten(1, 2), None, slack, tokens * R.shape[1], (), (), budget=z.budget
         )
     each = cut(half, side, stride=side)  # batch, pixel, token
     generators = each[..., None] * scaled.mT.unsqueeze(1)  # batch, pixel, token, dim
     slack = up(slack + 4 * UNIT * (each.mT @ scaled.abs().mT))
-    return Zonotope(at @ W.mT + bias, generators, None, slack, 0, (), (("input", pixels),))
+    return Zonotope(at @ W.mT + bias, generators, None, slack, 0, (), (("input", pixels),), budget=z.budget)
 
 
 def reduced(W: Float[Tensor, "row column"]) -> tuple[Tensor, Tensor, float]:

@@ -13,6 +13,8 @@ inputs count among the error symbols, which have the same range. Three kinds of 
 `fresh`   one symbol per entry: errors of an activation, before the next map mixes them
 
 `slack` is independent in every entry too, but it is never carried as symbols: rounding.
+
+A `budget` of symbols bounds memory: `folding.py` keeps the heaviest.
 """
 
 import math
@@ -21,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from specguard.certificates.node import up
@@ -30,6 +32,22 @@ from specguard.linalg import gamma, round_up
 _PIECE = 2**17  # entries
 
 Runs = tuple[tuple[str, int], ...]  # names of the layers that made error symbols, with how many each, in order
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where the symbols of a run named `KEPT` come from, which differ from image to image.
+
+    Args:
+        names: of layers.
+        index: of every symbol's layer in `names`.
+    """
+
+    names: tuple[str, ...]
+    index: Int[Tensor, "batch symbol"]
+
+
+KEPT = "kept"
 
 
 @dataclass(frozen=True)
@@ -45,6 +63,10 @@ class Zonotope:
         shared: where shared error symbols come from, and how many.
         local: where local error symbols come from, and how many per token.
         source: the layer whose errors are `fresh`.
+        budget: how many error symbols tokens that are mixed may have at most, apart from `held` ones; None for all.
+        held: how many runs of local symbols a residual connection waits for: they are never folded.
+        expanded: how often local symbols became shared ones.
+        kept: where the symbols of runs named `KEPT` come from, in their order.
     """
 
     center: Float[Tensor, "batch *shape"]
@@ -55,6 +77,10 @@ class Zonotope:
     shared: Runs
     local: Runs
     source: str = ""
+    budget: int | None = None
+    held: int = 0
+    expanded: int = 0
+    kept: tuple[Kept, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,7 +89,7 @@ class Zonotope:
     @cached_property
     def magnitude(self) -> Tensor:
         """At least `sum_s |G_s| + sum_s |E_s| + fresh`: what errors of computed generators are relative to."""
-        ball, error = self._ranges
+        ball, error = self.ranges
         sizes = math.sqrt(self.balls) * ball + error  # Cauchy-Schwarz
         return up(sizes if self.fresh is None else sizes + self.fresh)
 
@@ -71,12 +97,18 @@ class Zonotope:
     def reach(self) -> Tensor:
         """The largest deviation of every entry from the center, rounded up."""
         rest = self.slack if self.fresh is None else self.slack + self.fresh
-        ball, error = self._ranges
+        ball, error = self.ranges
         return up(ball + error + rest)
 
     @cached_property
-    def _ranges(self) -> tuple[Tensor, Tensor]:
+    def ranges(self) -> tuple[Tensor, Tensor]:
+        """The parts of every entry's range: of the ball, and of error symbols that are generators."""
         return upper_ranges(self.generators, self.balls)
+
+    def with_ranges(self, ball: Tensor, error: Tensor) -> "Zonotope":
+        """The same, its `ranges` known: upper bounds."""
+        self.__dict__["ranges"] = ball, error
+        return self
 
     def symbols(self) -> tuple[int, int]:
         """The numbers of shared and of local error symbols."""
@@ -134,11 +166,11 @@ def append(z: Zonotope, rows: Float[Tensor, "batch symbol *shape"], source: str)
 
 
 def expand(z: Zonotope) -> Zonotope:
-    """Make shared symbols of the local ones: `tokens` of each. The order is kept."""
+    """Make shared symbols of all local ones: `tokens` of each. The order is kept."""
     if not z.local:
         return z
     if z.center.ndim == 2:  # no axis of tokens: one token
-        return replace(z, shared=(*z.shared, *z.local), local=())
+        return replace(z, shared=(*z.shared, *z.local), local=(), held=0, expanded=z.expanded + 1)
     tokens, count = z.center.shape[1], z.symbols()[1]
     local = z.generators[:, -count:]
     own = torch.zeros(len(local), count, tokens, *local.shape[2:], dtype=local.dtype, device=local.device)
@@ -146,7 +178,9 @@ def expand(z: Zonotope) -> Zonotope:
     own[:, :, index, index] = local
     generators = torch.cat([z.generators[:, :-count], own.flatten(1, 2)], 1)
     moved = tuple((source, number * tokens) for source, number in z.local)
-    return replace(z, generators=generators, shared=(*z.shared, *moved), local=())
+    return replace(
+        z, generators=generators, shared=(*z.shared, *moved), local=(), held=0, expanded=z.expanded + 1
+    )
 
 
 def add(z: Zonotope, other: Zonotope, scale: float = 1.0) -> Zonotope:
@@ -155,7 +189,7 @@ def add(z: Zonotope, other: Zonotope, scale: float = 1.0) -> Zonotope:
     z has no fresh errors: they were lifted before the branch began. A branch may drop the last tokens.
     """
     assert z.fresh is None
-    if other.shared[: len(z.shared)] != z.shared or other.local[: len(z.local)] != z.local:
+    if other.expanded != z.expanded:
         z = expand(z)
     if (tokens := other.center.shape[1]) < z.center.shape[1]:
         z = rearrange(z, lambda x: x[:, :tokens])
@@ -171,28 +205,4 @@ def add(z: Zonotope, other: Zonotope, scale: float = 1.0) -> Zonotope:
     fresh = None if other.fresh is None else up(abs(scale) * other.fresh)
     magnitude = z.magnitude + abs(scale) * other.magnitude + center.abs() + abs(scale) * other.center.abs()
     slack = up(z.slack + abs(scale) * other.slack + gamma(4) * magnitude)
-    return replace(other, center=center, generators=generators, fresh=fresh, slack=slack)
-
-
-def fold(z: Zonotope, budget: int) -> Zonotope:
-    """Keep the `budget` heaviest shared symbols; fold the rest into one fresh symbol per entry.
-
-    Guarantee: an enclosure of z: `|sum_s E_s eta_s| <= sum_s |E_s|` entrywise, for the folded symbols.
-    """
-    shared = z.symbols()[0]
-    if shared <= budget:
-        return z
-    begin = z.balls
-    weights = torch.linalg.vector_norm(z.generators[:, begin : begin + shared].flatten(2), 1, dim=2)
-    order = weights.argsort(dim=1, descending=True, stable=True)
-    kept, dropped = order[:, :budget].sort(1).values, order[:, budget:]
-    errors = z.generators[:, begin : begin + shared]
-
-    def pick(which: Tensor) -> Tensor:
-        index = which.reshape(*which.shape, *[1] * (errors.ndim - 2)).expand(-1, -1, *errors.shape[2:])
-        return errors.gather(1, index)
-
-    folded = round_up(pick(dropped).abs().sum(1), shared + 4)
-    generators = torch.cat([z.generators[:, :begin], pick(kept), z.generators[:, begin + shared :]], 1)
-    fresh = folded if z.fresh is None else up(z.fresh + folded)
-    return replace(z, generators=generators, fresh=fresh, shared=(("kept", budget),))
+    return replace(other, center=center, generators=generators, fresh=fresh, slack=slack, held=z.held)

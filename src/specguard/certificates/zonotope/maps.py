@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specguard.certificates.node import up
-from specguard.certificates.zonotope.enclosure import Zonotope, append, expand, lift, rearrange
+from specguard.certificates.zonotope.enclosure import Zonotope, append, lift, rearrange
+from specguard.certificates.zonotope.folding import mixed
 from specguard.linalg import UNIT, gamma
 
 
@@ -44,7 +45,7 @@ def mixing(
 
     Both take tensors with one leading axis. Sums have `terms` addends, or the map is right to as many roundings.
     """
-    z = expand(lift(z))
+    z = mixed(z)
     center = apply(z.center) + bias
     size = sizes(z.magnitude + z.center.abs() + z.slack) + abs(bias)
     generators = apply(z.generators.flatten(0, 1)).unflatten(0, z.generators.shape[:2])
@@ -67,7 +68,7 @@ def diagonal(z: Zonotope, factor: Tensor, shift: Tensor, sizes: Tensor) -> Zonot
         generators=z.generators * factor,
         fresh=None if z.fresh is None else up(z.fresh * size * (1 + gamma(24))),
         slack=up(z.slack * size + gamma(32) * magnitude),
-    )
+    ).with_ranges(*(up(size * x) for x in z.ranges))
 
 
 def prepended(z: Zonotope, token: Float[Tensor, "one token dim"]) -> Zonotope:

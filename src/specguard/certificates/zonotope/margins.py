@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specguard.certificates.node import up
 from specguard.certificates.zonotope.enclosure import upper_range
+from specguard.certificates.zonotope.folding import sources
 from specguard.certificates.zonotope.walk import Output
 from specguard.linalg import UNIT, gamma
 
@@ -56,7 +57,6 @@ def lower_margins(
     center = of_label(z.center) - of_others(z.center)
     rows = of_label(z.generators) - of_others(z.generators)  # right to one rounding each
     # Two classes of an output with an axis of classes only have one token: local symbols are shared by both.
-    runs = (*z.shared, *z.local)
     assert rows.shape[1] == z.balls + shared + z.symbols()[1]
     width = upper_range(rows, z.balls) * (1 + 4 * UNIT)
     loose = both(z.slack) if z.fresh is None else both(z.slack) + both(z.fresh)
@@ -72,10 +72,12 @@ def lower_margins(
 
     if z.balls:
         count(INPUT, torch.linalg.vector_norm(rows[:, : z.balls], 2, dim=1))
-    at = z.balls
-    for name, symbols in runs:
-        count(name, torch.linalg.vector_norm(rows[:, at : at + symbols], 1, dim=1))
-        at += symbols
+    origin = sources(z)
+    widths = rows.new_zeros(len(rows), len(origin.names), rows.shape[2])
+    index = origin.index.unsqueeze(2).expand(-1, -1, rows.shape[2])
+    widths.scatter_add_(1, index, rows[:, z.balls :].abs())
+    for number, name in enumerate(origin.names):
+        count(name, widths[:, number])
     if z.fresh is not None:
         count(z.source, both(z.fresh))
     return Margins(center, lower, {**parts, ROUNDING: up(both(z.slack) + rounding)})

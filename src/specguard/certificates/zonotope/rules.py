@@ -17,7 +17,8 @@ from specguard.certificates.zonotope import gates, maps, norms
 from specguard.certificates.zonotope.activations import activation
 from specguard.certificates.zonotope.attention import Mixture, core
 from specguard.certificates.zonotope.ball import Pixels, patches
-from specguard.certificates.zonotope.enclosure import Zonotope, add, expand, lift, rearrange
+from specguard.certificates.zonotope.enclosure import Zonotope, add, lift, rearrange
+from specguard.certificates.zonotope.folding import mixed
 from specguard.linalg import UNIT, gamma
 from specguard.nn import (
     SLL,
@@ -127,7 +128,7 @@ def patch_embedding(layer: PatchEmbedding, before: Normalize | None = None) -> E
             return patches(z, W, b, mean, std, side)
         if before is not None:
             z = maps.diagonal(z, 1 / std, -mean / std, (mean / std).abs())
-        cut = rearrange(expand(lift(z)), lambda x: unfold(x, side, stride=side).mT)
+        cut = rearrange(mixed(z), lambda x: unfold(x, side, stride=side).mT)
         return maps.linear(cut, W, b)
 
     return Enclosure(apply, of_pixels=True)
@@ -159,7 +160,7 @@ def positions(layer: Positions) -> Enclosure:
 
 def flatten(layer: nn.Flatten) -> Enclosure:
     """All entries of an image in one row."""
-    return _mixing(lambda z: rearrange(expand(z), lambda x: x.flatten(1)))
+    return _mixing(lambda z: rearrange(mixed(z), lambda x: x.flatten(1)))
 
 
 def token_convolution(layer: TokenConvolution) -> Enclosure:
@@ -176,8 +177,8 @@ def token_convolution(layer: TokenConvolution) -> Enclosure:
     out, b = layer.out.weight.detach(), bias_of(layer.out)
 
     def apply(z: Zonotope) -> Zonotope:
-        mixed = maps.mixing(z, lambda x: convolve(x, weights), lambda x: convolve(x, sizes), terms, bias)
-        return maps.linear(mixed, out, b)
+        groups = maps.mixing(z, lambda x: convolve(x, weights), lambda x: convolve(x, sizes), terms, bias)
+        return maps.linear(groups, out, b)
 
     return _mixing(apply)
 
@@ -189,7 +190,7 @@ def class_pool(layer: ClassPool) -> Enclosure:
 
 def first_tokens(layer: FirstTokens) -> Enclosure:
     """The first tokens in one row."""
-    return _mixing(lambda z: rearrange(expand(z), lambda x: x[:, : layer.count].flatten(1)), reads=layer.count)
+    return _mixing(lambda z: rearrange(mixed(z), lambda x: x[:, : layer.count].flatten(1)), reads=layer.count)
 
 
 def mean_pool(layer: MeanPool) -> Enclosure:
@@ -348,8 +349,9 @@ def attention(layer: Attention | GatedPositionalAttention | SkipAttention, resid
     def apply(z: Zonotope, name: str, first: int | None) -> Zonotope:
         z, tokens = lift(z), z.center.shape[1]
         mixture = Mixture(mix, None if fixed is None else fixed(tokens), bias, error)
-        mixed = core(maps.linear(z, W, b), layer.heads, mixture, name, first)
-        mapped = maps.linear(mixed, W_out, b_out)
+        held = replace(z, held=z.held if residual is None else len(z.local))
+        heads = core(maps.linear(held, W, b), layer.heads, mixture, name, first)
+        mapped = maps.linear(heads, W_out, b_out)
         return mapped if residual is None else add(z, mapped, residual)
 
     return Enclosure(apply)

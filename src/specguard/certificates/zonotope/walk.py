@@ -9,7 +9,8 @@ from torch import Tensor
 
 from specguard.certificates.rules import Leaf, Step
 from specguard.certificates.zonotope.ball import Pixels
-from specguard.certificates.zonotope.enclosure import Zonotope, add, fold, lift
+from specguard.certificates.zonotope.enclosure import Zonotope, add, lift
+from specguard.certificates.zonotope.folding import fold, without_zeros
 from specguard.errors import ConfigError
 
 
@@ -24,21 +25,23 @@ class Output:
 def enclose(steps: Sequence[Step], z: Pixels, budget: int | None = None) -> Output:
     """The enclosure of the output of a program for the images and balls of z.
 
-    Between the steps, that is outside of residual branches, at most `budget` shared error symbols are kept.
+    Layers that mix tokens are given at most `budget` error symbols, and as many of their own residual branch.
 
     Raises:
         ConfigError: if a layer has no rule for enclosures.
     """
     lost = torch.zeros(len(z.images), dtype=torch.bool, device=z.images.device)
-    result, lost = _walk(steps, z, None, budget, lost)
+    result, lost = _walk(steps, replace(z, budget=budget), None, lost, branch=False)
     return Output(result if isinstance(result, Zonotope) else result.materialized(), lost)
 
 
 def _walk(
-    steps: Sequence[Step], z: Pixels | Zonotope, last: int | None, budget: int | None, lost: Tensor
+    steps: Sequence[Step], z: Pixels | Zonotope, last: int | None, lost: Tensor, *, branch: bool
 ) -> tuple[Pixels | Zonotope, Tensor]:
     """Go through `steps`; layers behind them read the `last` first tokens, or all."""
     for step, first in zip(steps, _read_behind(steps, last), strict=True):
+        if isinstance(z, Zonotope) and not branch and _mixes(step):
+            z = fold(without_zeros(z))
         if isinstance(step, Leaf):
             enclosure = step.enclosure
             if enclosure is None:
@@ -50,13 +53,19 @@ def _walk(
             z = enclosure.apply(z, step.name, first)
         else:
             z = lift(z.materialized() if isinstance(z, Pixels) else z)
-            branch, lost = _walk(step.branch, z, first, None, lost)
-            assert isinstance(branch, Zonotope)
-            z = add(z, branch, step.scale)
+            held = replace(z, held=len(z.local))
+            moved, lost = _walk(step.branch, held, first, lost, branch=True)
+            assert isinstance(moved, Zonotope)
+            z = add(z, moved, step.scale)
         if isinstance(z, Zonotope):
             z, lost = _without_overflow(z, lost)
-            z = z if budget is None else fold(z, budget)
     return z, lost
+
+
+def _mixes(step: Step) -> bool:
+    if isinstance(step, Leaf):
+        return step.enclosure is not None and step.enclosure.reads != "each token alone"
+    return any(_mixes(inner) for inner in step.branch)
 
 
 def _read_behind(steps: Sequence[Step], last: int | None) -> list[int | None]:
