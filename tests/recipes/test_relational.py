@@ -1,6 +1,7 @@
 """The networks of the recipe `relational` compute what their files say, and other files get one sentence."""
 
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from specguard.nn import fingerprint
 from specguard.records.io import read_json
 from specguard.records.store import described, write_tensors
 
+CASES = int(os.environ.get("SPECGUARD_FUZZ", "200")) // 4
 MEAN, STD = (0.3,), (0.5,)
 CHANNELS, IMAGE, PATCH, DIM, HEADS, HIDDEN, CLASSES = 1, 8, 4, 21, 3, 11, 6
 HEAD_DIM, TOKENS = DIM // HEADS, (IMAGE // PATCH) ** 2 + 1
@@ -328,6 +330,22 @@ def test_a_file_that_is_no_onnx_graph_gets_one_sentence(content, tmp_path):
         vnncomp_vit(path)
     with pytest.raises(CheckpointError, match="does not exist"):
         vnncomp_vit(tmp_path / "none.onnx")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_damaged_file_is_read_as_its_graph_says_or_gets_one_sentence(seed, tmp_path):
+    random, content, path = np.random.default_rng(seed), model().SerializeToString(), tmp_path / "network.onnx"
+    for _ in range(CASES):
+        damaged = bytearray(content)
+        for place in random.integers(len(damaged), size=random.integers(1, 4)):
+            damaged[place] = random.integers(256)
+        path.write_bytes(damaged)
+        said = ""
+        try:
+            assert vnncomp_vit(path, MEAN, STD).shape == (CHANNELS, IMAGE, IMAGE)
+        except SpecGuardError as error:
+            said = str(error)
+        assert "\n" not in said
 
 
 # DeepT ------------------------------------------------------------------------------------------------------------
