@@ -75,14 +75,12 @@ class Graph:
     def inputs(self, value: str, operation: str, count: int | None, /, **settings: Any) -> tuple[str, ...]:
         """The inputs of the operation that makes `value`, with exactly these settings."""
         node = self._node(value, operation)
-        found = dict(_DEFAULTS.get(operation, {})) | {
-            a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if a.name not in _NO_EFFECT
-        }
-        expected = dict(_DEFAULTS.get(operation, {})) | settings
-        for name in sorted(found.keys() | expected.keys()):
+        defaults = _DEFAULTS.get(operation, {})
+        found = {**defaults, **{a.name: self._value(node, a) for a in node.attribute if a.name not in _NO_EFFECT}}
+        expected = {**defaults, **settings}
+        for name in (*expected, *found):
             if name not in found or name not in expected or found[name] != expected[name]:
-                given = f"has {name} {found[name]}" if name in found else f"has no {name}"
-                raise self.refused(f"the {operation} of {value!r} {given}, not {expected.get(name, 'none')}")
+                raise self.refused(f"the {operation} of {value!r} has an unexpected {name!r}, or lacks it")
         if count is not None and len(node.input) != count:
             raise self.refused(f"the {operation} of {value!r} has {len(node.input)} inputs, not {count}")
         return tuple(node.input)
@@ -168,7 +166,7 @@ class Graph:
     def _setting(self, value: str, operation: str, name: str, kind: int) -> Any:
         for attribute in self._node(value, operation).attribute:
             if attribute.name == name and attribute.type == kind:
-                return onnx.helper.get_attribute_value(attribute)
+                return self._value(self._makers[value], attribute)
         raise self.refused(f"the {operation} of {value!r} has no proper {name}")
 
     def _node(self, value: str, operation: str) -> onnx.NodeProto:
@@ -178,15 +176,23 @@ class Graph:
         return self._makers[value]
 
     def _add_node(self, node: onnx.NodeProto) -> None:
-        made = self._makers.keys() | self.constants.keys() | {self.input}
-        if node.domain or len(node.output) != 1 or node.output[0] in made:
+        if node.domain or len(node.output) != 1 or self._is_made(node.output[0]):
             raise self.refused(f"the operation {node.name!r} is not of ONNX, or does not make one new value")
-        if missing := [name for name in node.input if name not in made]:
+        if missing := [name for name in node.input if not self._is_made(name)]:
             raise self.refused(f"the operation {node.name!r} takes {missing[0]!r}, which is not made before it")
         self._makers[node.output[0]] = node
         if node.op_type == "Constant":
             self._add_constant(node.output[0], self._setting(node.output[0], "Constant", "value", _TENSOR))
             self._read.remove(node.output[0])
+
+    def _is_made(self, name: str) -> bool:
+        return name in self._makers or name in self.constants or name == self.input
+
+    def _value(self, node: onnx.NodeProto, attribute: onnx.AttributeProto) -> Any:
+        try:
+            return onnx.helper.get_attribute_value(attribute)
+        except ValueError:
+            raise self.refused(f"the operation {node.name!r} has a setting of an unknown kind") from None
 
     def _add_constant(self, name: str, tensor: onnx.TensorProto) -> None:
         if name in self.constants or name == self.input:

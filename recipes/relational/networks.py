@@ -20,7 +20,7 @@ __all__ = ["DIGITS", "converted_vit", "deept_mnist", "digits_vit", "initial_vit"
 
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # of VNN-COMP's inputs, which are normalized
 _BALL = Ball("linf", 0.1)
-# Plain as in the demo; adversarial as in the recipe digits_pgd.
+# Plain as in the demo; adversarial with the settings of the recipe digits_pgd.
 DIGITS = MappingProxyType(
     {
         "plain": Training(epochs=30, batch=64, optimizer=AdamW(lr=1e-3)),
