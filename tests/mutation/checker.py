@@ -214,7 +214,7 @@ PATHS: tuple[Mutant, ...] = (
          "a model that is one layer is a row"),
     ),
     *mutants(
-        "checker/rules.py",
+        "checker/weights.py",
         ("rest = Box.exact(1.0) - mix", "rest = Box.exact(1.0 - mix)", "1 - mix is exact",
          "it is rounded once, so that P V and P^T g are off by u |P| |V| and u |P|^T |g| more, and gamma(n) "
          "counts four roundings too many; norms of P are raised by 2^-35 of themselves"),

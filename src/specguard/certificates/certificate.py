@@ -70,10 +70,11 @@ def certify(
         images: a batch of inputs; pixels must lie in [0, 1] if the ball is within the box.
         labels: the class of every image.
         ball: the perturbations, or several balls, which share the passes through the network. An linf ball is
-            certified through the l2 ball around it, sqrt(entries) times as large, except for the first-order term
-            of the adjoint, which is exact for either.
+            certified through the l2 ball around it, sqrt(entries) times as large, except by `zonotope`, which takes
+            the linf ball itself, cut to the box, and for the first-order term of the adjoint, exact for either.
         methods: objects of `certificates.methods` or their names; all by default.
-        search: whether to search the largest certified l2 radius as well, by bisection.
+        search: whether to search the largest certified radius as well: an l2 radius, by bisection; that of
+            `zonotope` is in the norm of the ball, by secants.
         stop_early: run methods from the cheapest to the most expensive, each only on the images and classes not yet
             certified, then the `verifiers`; without a search and without proof records.
         verifiers: external verifiers for what is still open; their certificates are counted separately.
@@ -103,7 +104,8 @@ def certify(
     check_verifiers(tuple(verifiers))
     network, labels = program(model) if isinstance(model, nn.Module) else model, labels.long()
     if stop_early:
-        ordered = tuple(method for method in METHODS if method in chosen)
+        order = [method.name for method in METHODS]
+        ordered = tuple(sorted(chosen, key=lambda method: order.index(method.name)))
         certificates = tuple(
             EarlyStop(network, images, labels, each).run(ordered, tuple(verifiers), skip) for each in balls
         )
@@ -113,5 +115,7 @@ def certify(
 
 
 def _resolve_methods(methods: Sequence[Method | str]) -> tuple[Method, ...]:
-    names = [method if isinstance(method, str) else method.name for method in methods]
-    return named_methods(list(dict.fromkeys(names)))
+    """The methods, once each; an object stands for itself and not for the default of its name."""
+    names = list(dict.fromkeys(method if isinstance(method, str) else method.name for method in methods))
+    given = {method.name: method for method in methods if not isinstance(method, str)}
+    return tuple(given.get(method.name, method) for method in named_methods(names))

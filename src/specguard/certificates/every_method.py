@@ -1,13 +1,14 @@
 """Run every method on every image: bounds for all balls, the largest certified radius, and its proof record."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specguard.certificates.methods import LayerRadii, Method, losses_of
+from specguard.certificates.methods import LayerRadii, Method, NativeMethod, losses_of
+from specguard.certificates.methods.base import where
 from specguard.certificates.prepare import Clock, check_same_function, digest, prepare_problem
 from specguard.certificates.problem import (
     MarginLoss,
@@ -15,12 +16,12 @@ from specguard.certificates.problem import (
     by_class,
     describe,
     l2_radius,
-    largest_entry,
     lower_radius,
 )
 from specguard.certificates.propagate import norms
 from specguard.certificates.rules import Program
 from specguard.certificates.value import Certificate, Norms
+from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.records.certificate import Proof
 
@@ -37,25 +38,27 @@ def certify_all(
     clock, size = Clock(images), images[0].numel()
     with clock.stage("forward"):
         p = prepare_problem(network, images, labels, backward=any(method.needs_backward for method in methods))
+    refused = refusals(methods, p, balls)
     losses: list[dict[str, MarginLoss]] = []
     for ball in balls:
-        layer_radii = LayerRadii(p, torch.full_like(p.margins[0], l2_radius(ball, size)), largest_entry(ball))
+        layer_radii = LayerRadii.of_ball(p, ball)
         at_ball: dict[str, MarginLoss] = {}
         for method in methods:
             with clock.stage(method.name, p):
                 at_ball[method.name] = method.upper_loss(p, layer_radii)
         losses.append(at_ball)
     lower = [{name: p.margins - loss.total for name, loss in at_ball.items()} for at_ball in losses]
+    common = [method for method in methods if not isinstance(method, NativeMethod)]
     largest: dict[str, Tensor] = {}
     proofs: dict[str, list[Proof | None]] = {}
     start = torch.zeros_like(p.margins[0])
-    for method in methods:
+    for method in common:
         with clock.stage(f"{method.name} search", p):
             largest[method.name] = (
                 lower_radius(p, losses_of(method, p), start) if search else torch.zeros_like(p.margins[0])
             )
             start = torch.maximum(start, largest[method.name])
-    for method in methods:
+    for method in common:
         with clock.stage(f"{method.name} proof", p):
             radius = largest[method.name]
             for ball, bounds in zip(balls, lower, strict=True):
@@ -63,31 +66,97 @@ def certify_all(
                 holds = (bounds[method.name] > 0).all(0)
                 radius = torch.where(holds, torch.maximum(radius, certified), radius)
             proofs[method.name] = _proofs(p, losses_of(method, p)(radius), radius)
+    native: dict[Ball, dict[str, _Searched]] = {}
+    for ball in balls:
+        if (kind := _kind(ball)) not in native:
+            native[kind] = {}
+            for method in (method for method in methods if isinstance(method, NativeMethod)):
+                with clock.stage(f"{method.name} search", p):
+                    native[kind][method.name] = _searched(p, method, kind, balls, losses, search)
     within = [torch.full_like(start, l2_radius(ball, size)) for ball in balls]
-    check_same_function(network, images, torch.stack([*within, *largest.values()]).amax(0))
+    found = [
+        torch.sqrt(torch.tensor(float(size))) * radius if kind.norm == "linf" else radius
+        for kind, by_name in native.items()
+        for radius, _ in by_name.values()
+    ]
+    check_same_function(network, images, torch.stack([*within, *largest.values(), *found]).amax(0))
     shared = {
         "model": network.fingerprint,
         "images": tuple(map(digest, images)),
         "labels": labels,
         "predicted": p.predicted,
         "margins": by_class(p, p.margins),
-        "largest": largest,
-        "proofs": tuple(
-            {name: proof for name, found in proofs.items() if (proof := found[i]) is not None}
-            for i in range(len(labels))
-        ),
         "norms": _norms(p, len(labels)),
+        "failures": tuple(dict(refused) for _ in labels) if refused else (),
         "seconds": clock.seconds,
     }
-    return tuple(
-        Certificate(
-            ball=ball,
-            lower={name: by_class(p, value) for name, value in bounds.items()},
-            terms=_explain(p, at_ball, bounds),
-            **shared,  # type: ignore[arg-type]
+    certificates = []
+    for ball, at_ball, bounds in zip(balls, losses, lower, strict=True):
+        own = native[_kind(ball)]
+        radii = {**largest, **{name: radius for name, (radius, _) in own.items()}}
+        proved = {**proofs, **{name: found for name, (_, found) in own.items()}}
+        certificates.append(
+            Certificate(
+                ball=ball,
+                lower={name: by_class(p, value) for name, value in bounds.items()},
+                terms=_explain(p, at_ball, bounds),
+                largest={method.name: radii[method.name] for method in methods},
+                proofs=tuple(
+                    {m.name: proof for m in methods if (proof := proved[m.name][i]) is not None}
+                    for i in range(len(labels))
+                ),
+                **shared,  # type: ignore[arg-type]
+            )
         )
-        for ball, at_ball, bounds in zip(balls, losses, lower, strict=True)
-    )
+    return tuple(certificates)
+
+
+def refusals(methods: Sequence[Method], p: Problem, balls: Sequence[Ball]) -> dict[str, str]:
+    """Why methods cannot be applied to this network, in a sentence by method.
+
+    Raises:
+        ConfigError: if no method is left.
+    """
+    refused: dict[str, str] = {}
+    for method in methods:
+        if isinstance(method, NativeMethod):
+            for norm in dict.fromkeys(ball.norm for ball in balls):
+                if (why := method.refusal(p.network, p.images, norm)) is not None:
+                    refused[method.name] = why
+    if len(refused) == len(methods):
+        raise ConfigError(next(iter(refused.values())))
+    return refused
+
+
+_Searched = tuple[Tensor, list[Proof | None]]  # the largest radii, and their proofs
+
+
+def _kind(ball: Ball) -> Ball:
+    """What balls of the same norm and box share."""
+    return Ball(ball.norm, 0.0, box=ball.box and ball.norm == "linf")
+
+
+def _searched(
+    p: Problem,
+    method: NativeMethod,
+    kind: Ball,
+    balls: tuple[Ball, ...],
+    losses: Sequence[Mapping[str, MarginLoss]],
+    search: bool,
+) -> _Searched:
+    """The largest certified radii in the norm of `kind`, and the proofs at these and at the given radii."""
+    radius = torch.zeros_like(p.margins[0])
+    loss = MarginLoss(torch.full_like(p.margins, torch.inf), {})
+    if search:
+        radius, loss = method.search(p, kind)
+    farthest = radius
+    for ball, at_ball in zip(balls, losses, strict=True):
+        if _kind(ball) == kind:
+            there = at_ball[method.name]
+            better = (p.margins > there.total).all(0) & (ball.radius > farthest)
+            farthest = torch.where(better, ball.radius, farthest)
+            loss = where(better, there, loss)
+    return radius, _proofs(p, loss, farthest)
 
 
 def _proofs(p: Problem, loss: MarginLoss, radius: Float[Tensor, " batch"]) -> list[Proof | None]:

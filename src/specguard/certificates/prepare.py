@@ -30,11 +30,12 @@ def prepare_problem(
 
     Classes that are `proved` already are left out of the backward pass.
     """
-    path, output = forward_pass(network.steps, images.double())
-    _check_same_logits(network, images.double(), output)
+    images = images.double()
+    path, output = forward_pass(network.steps, images)
+    _check_same_logits(network, images, output)
     if output.ndim == 2 and int(labels.max()) >= output.shape[1]:
         raise DataError(f"label {int(labels.max())} is out of range for {output.shape[1]} classes")
-    return problem(path, output, labels, _CLASSES_AT_ONCE if backward else 0, proved)
+    return problem(network, images, path, output, labels, _CLASSES_AT_ONCE if backward else 0, proved)
 
 
 def check_same_function(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specguard.certificates.node import Adjoint, Radius, length, up
 from specguard.certificates.propagate import BackwardPass, LayerAtPoint, Path, Position, Radii, backward_pass, names
+from specguard.certificates.rules import Program
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.linalg import UNIT
@@ -70,9 +71,13 @@ class Problem:
     margins: Float[Tensor, "other batch"]  # as computed, minus the rounding of the difference
     tail: BackwardPass
     whole: Backward | None
+    network: Program
+    images: Float[Tensor, "batch *shape"]
 
 
 def problem(
+    network: Program,
+    images: Float[Tensor, "batch *shape"],
     path: Path,
     output: Float[Tensor, "batch class_"],
     labels: Int[Tensor, " batch"],
@@ -103,8 +108,9 @@ def problem(
     other_classes, margins = other_classes.gather(0, order), margins.gather(0, order)
     g = g.gather(0, order[..., None].expand_as(g))
     whole = Backward(path, g, classes_at_once) if classes_at_once else None
+    predicted, tail_pass = output.argmax(1), backward_pass(tail, g)
     return Problem(
-        path, names(path), labels, output.argmax(1), other_classes, margins, backward_pass(tail, g), whole
+        path, names(path), labels, predicted, other_classes, margins, tail_pass, whole, network, images
     )
 
 

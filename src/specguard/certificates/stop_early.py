@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from specguard.certificates.every_method import refusals
 from specguard.certificates.methods import LayerRadii, Method
 from specguard.certificates.prepare import Clock, check_same_function, digest, prepare_problem
-from specguard.certificates.problem import Problem, by_class, l2_radius, largest_entry
+from specguard.certificates.problem import Problem, by_class, l2_radius
 from specguard.certificates.rules import Program
 from specguard.certificates.value import Certificate
 from specguard.certificates.verifier import Verifier, run_verifier
@@ -34,6 +35,9 @@ class EarlyStop:
         self._problem, self._problem_images = p, torch.arange(len(labels), device=labels.device)
 
     def run(self, methods: tuple[Method, ...], verifiers: tuple[Verifier, ...], skip: Tensor | None) -> Certificate:
+        for name, why in refusals(methods, self._problem, (self.ball,)).items() if methods else ():
+            for failures in self.failures:
+                failures[name] = why
         for method in methods:
             open_images = self._open_images()
             self._record(method.name, open_images, self._bounds_by_method(method, open_images))
@@ -77,8 +81,7 @@ class EarlyStop:
         with self.clock.stage("forward"):
             p = self._problem_for(open_images, method.needs_backward)
         with self.clock.stage(method.name, p):
-            radius = torch.full_like(p.margins[0], l2_radius(self.ball, self.images[0].numel()))
-            loss = method.upper_loss(p, LayerRadii(p, radius, largest_entry(self.ball)))
+            loss = method.upper_loss(p, LayerRadii.of_ball(p, self.ball))
             return by_class(p, p.margins - loss.total)
 
     def _problem_for(self, open_images: Tensor, backward: bool) -> Problem:

@@ -29,14 +29,14 @@ class Certificate:
         margins: `f_y - f_j` at the image, from below; infinite at the label.
         lower: `lower[name][b, j]` bounds `f_y - f_j` from below over all perturbations of image b in the ball;
             infinite at the label, -inf where a method did not run because a cheaper one had excluded the class.
-        largest: by method, the largest certified l2 radius; 0 where nothing is certified, the image is
-            misclassified, or rounding alone could change the verdict.
+        largest: by method, the largest certified l2 radius, or radius in the norm of `ball` by `zonotope`; 0 where
+            nothing is certified, the image is misclassified, or rounding alone could change the verdict.
         terms: for the best method and the class with the smallest margin, the loss of the margin by layer and term.
         proofs: by method, the terms and the radii at all layers at the largest certified radius.
         norms: the norms of layers that the bounds used.
         asked: with early stopping, the number of classes for which a method ran.
         verifiers: by name, what the bounds of an external verifier rest on.
-        failures: why a verifier failed.
+        failures: why a verifier failed, or a method was not applied.
         seconds: by stage, summed over all balls.
         arithmetic: the arithmetic of the bounds.
 
@@ -98,5 +98,5 @@ class Certificate:
 
     @property
     def radius(self) -> Float[Tensor, " batch"]:
-        """The largest certified l2 radius of any method."""
+        """The largest certified radius of any method: an l2 radius, since a ball in linf contains that in l2."""
         return torch.stack(list(self.largest.values())).amax(0)

@@ -19,6 +19,9 @@ from specguard.checker.propagate import (
     names,
 )
 from specguard.checker.reading import Reading
+from specguard.checker.zonotope.region import Region
+from specguard.checker.zonotope.walk import margins
+from specguard.geometry import Norm
 
 Terms = dict[tuple[Position, str], Array]  # (step, term): per other class; _WHOLE for the network
 _WHOLE: Position = ()
@@ -110,6 +113,14 @@ class Image:
         with np.errstate(over="ignore", invalid="ignore"):
             found = self._proof(radius, method, largest_entry)
         return replace(found, losses=np.where(np.isnan(found.losses), np.inf, found.losses))
+
+    def zonotope(self, norm: Norm, radius: float, box: bool = False, symbols: int | None = None) -> Array:
+        """Lower bounds on the margins within a ball by affine forms, at most so many shared error symbols kept.
+
+        An linf ball with `box` is cut to [0, 1]; so may be an l2 ball, whose bound is that of the whole ball.
+        """
+        region = Region(self.pixels, norm, radius, box)
+        return margins(self.reading.steps, region, self.label, len(self.output), symbols)
 
     def losses(
         self, radius: float, method: str, largest_entry: float, near: float

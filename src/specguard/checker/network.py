@@ -14,6 +14,8 @@ from specguard.checker.layers import affine
 from specguard.checker.reading import Leaf, Reading, Skip, Step
 from specguard.checker.rules import attention, pair, rule
 from specguard.checker.shapes import for_shape
+from specguard.checker.zonotope import rules as enclosures
+from specguard.checker.zonotope.rules import IDENTITY
 from specguard.errors import ConfigError
 from specguard.nn import check_plain, materialized
 from specguard.nn.settings import number
@@ -60,12 +62,12 @@ def _sequence(name: str, layer: nn.Module) -> tuple[Step, ...]:
     steps: list[Step] = []
     if isinstance(layer, own.ViT | own.Network):
         shape = tuple(layer.shape)
-        steps.append(Leaf(_join(name, "input"), for_shape(lambda s: s == shape, affine.identity)))
+        steps.append(Leaf(_join(name, "input"), for_shape(lambda s: s == shape, affine.identity), IDENTITY))
     while children:
         (first, one), rest = children[0], children[1:]
         following = rest[0] if rest else None
         if following and (make := pair(one, following[1])):
-            steps.append(Leaf(following[0], make))
+            steps.append(Leaf(following[0], make, enclosures.pair(one, following[1])))
             children = rest[1:]
         else:
             steps += _steps(first, one)
@@ -88,9 +90,10 @@ def _steps(name: str, layer: nn.Module) -> tuple[Step, ...]:
             if type(inner) is not nn.Identity
         ]
         if len(nontrivial) == 1 and type(nontrivial[0][1]) in _ATTENTION:
-            return (Leaf(nontrivial[0][0], attention(nontrivial[0][1], scale)),)
+            inner_name, inner = nontrivial[0]
+            return (Leaf(inner_name, attention(inner, scale), enclosures.attention(inner, scale)),)
         return (Skip(name, scale, _steps(f"{name}.branch", layer.branch)),)
-    return (Leaf(name, rule(name, layer)),)
+    return (Leaf(name, rule(name, layer), enclosures.rule(layer)),)
 
 
 def _flatten_sequence(name: str, layer: nn.Module) -> list[tuple[str, nn.Module]]:

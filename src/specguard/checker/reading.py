@@ -7,15 +7,17 @@ from torch import nn
 
 from specguard.checker.enclosure import Array
 from specguard.checker.node import Maker
+from specguard.checker.zonotope.rules import Rule
 from specguard.errors import SoundnessError
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A layer."""
+    """A layer: how it is made at a point, and its rule for affine forms."""
 
     name: str
     make: Maker
+    enclosure: Rule
 
 
 @dataclass(frozen=True)

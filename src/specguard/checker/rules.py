@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from specguard import nn as own
+from specguard.checker import weights
 from specguard.checker.attention.core import core_attention
 from specguard.checker.attention.point import Attention
 from specguard.checker.attention.weights import Weights
@@ -19,6 +20,7 @@ from specguard.checker.layers.activations import Map
 from specguard.checker.layers.sll import sll
 from specguard.checker.node import Maker, Point
 from specguard.checker.shapes import for_broadcast, for_shape, for_tokens
+from specguard.checker.weights import bias, box
 from specguard.errors import ConfigError
 from specguard.nn.settings import (
     bias_of,
@@ -33,15 +35,6 @@ from specguard.nn.settings import (
     width_of_norm,
 )
 
-_GELUS: dict[object, curves.Curve] = {"none": curves.GELU, "tanh": curves.TANH_GELU}
-_CURVES: dict[type[nn.Module], Callable[[Any], curves.Curve]] = {
-    nn.GELU: lambda layer: _GELUS[choice("approximate", layer.approximate, *_GELUS)],
-    nn.ReLU: lambda layer: _refuse_inplace(layer, curves.RELU),
-    nn.SiLU: lambda layer: _refuse_inplace(layer, curves.SILU),
-    nn.Tanh: lambda layer: curves.TANH,
-    own.Softplus: lambda layer: curves.softplus(positive("beta", layer.beta)),
-    own.Squareplus: lambda layer: curves.squareplus(positive("b", layer.b)),
-}
 _SLOPES_TO_ONE = (nn.ReLU, nn.Tanh, own.Softplus, own.Squareplus)  # those whose slopes lie in [0, 1]
 
 
@@ -57,37 +50,11 @@ def rule(name: str, layer: Any) -> Maker:
 
 def pair(one: nn.Module, other: nn.Module) -> Maker | None:
     """The joint rule of two consecutive layers, or None."""
-    if type(one) is nn.Linear and type(other) in (*_CURVES, own.MaxMin, own.GatedUnit):
-        return _neurons(other, Map(_box(one.weight), _bias(one)))
+    if type(one) is nn.Linear and type(other) in (*weights.CURVES, own.MaxMin, own.GatedUnit):
+        return _neurons(other, Map(box(one.weight), bias(one)))
     if type(one) is own.Normalize and type(other) is own.PatchEmbedding:
-        return _patches(other, _box(one.mean), _std(one))
+        return _patches(other, box(one.mean), weights.std(one))
     return None
-
-
-def _box(tensor: Tensor) -> Box:
-    return Box.exact(tensor.detach().cpu().double().numpy())
-
-
-def _bias(layer: Any) -> Box:
-    return _box(bias_of(layer))
-
-
-def _shared_tokens(tokens: Tensor) -> Box:
-    if tokens.ndim != 3 or tokens.shape[0] != 1:
-        raise ConfigError(f"tokens of shape {tuple(tokens.shape)} are not the same for all images")
-    return _box(tokens)[0]
-
-
-def _std(layer: own.Normalize) -> Box:
-    if not (layer.std > 0).all():
-        raise ConfigError("std must be positive")
-    return _box(layer.std)
-
-
-def _refuse_inplace(layer: Any, curve: curves.Curve) -> curves.Curve:
-    if layer.inplace:
-        raise ConfigError("an activation that overwrites its input cannot be checked")
-    return curve
 
 
 def _flatten(layer: nn.Flatten) -> Maker:
@@ -97,12 +64,12 @@ def _flatten(layer: nn.Flatten) -> Maker:
 
 
 def _normalize(layer: own.Normalize) -> Maker:
-    std = _std(layer)
-    return for_broadcast(std, affine.diagonal(Box.exact(1.0) / std, -_box(layer.mean) / std))
+    std = weights.std(layer)
+    return for_broadcast(std, affine.diagonal(Box.exact(1.0) / std, -box(layer.mean) / std))
 
 
 def _positions(layer: own.Positions) -> Maker:
-    table = _shared_tokens(layer.table)
+    table = weights.shared_tokens(layer.table)
     return for_broadcast(table, lambda x: affine.Linear(x + table, 1.0, lambda g: g))
 
 
@@ -127,17 +94,13 @@ def _core_attention(layer: own.CoreAttention) -> Maker:
 
 
 def _token_convolution(layer: Any) -> Maker:
-    for conv in layer.kernels:
-        kernel_width(conv)
-    kernels = [(_box(conv.weight), _bias(conv)) for conv in layer.kernels]
-    return convolution.token_convolution(kernels, _box(layer.out.weight), _bias(layer.out))
+    return convolution.token_convolution(*weights.convolutions(layer))
 
 
 def _head_norm(layer: own.HeadNorm) -> Maker:
-    heads, eps = count("heads", layer.heads, 1), positive("eps", layer.eps)
-    centered = choice("centered", layer.centered, True, False) is True
+    heads, eps, centered = weights.head_norm(layer)
     width = 3 * heads * layer.gain.shape[1]
-    make = qk_norm.head_norm(_box(layer.gain), _box(layer.shift), heads, eps, centered)
+    make = qk_norm.head_norm(box(layer.gain), box(layer.shift), heads, eps, centered)
     return for_shape(lambda s: len(s) == 2 and s[1] == width, make)
 
 
@@ -152,7 +115,7 @@ def _neurons(layer: nn.Module, before: Map) -> Maker:
             return kind(before, H)
 
         return halves
-    curve = _CURVES[type(layer)](layer)
+    curve = weights.curve(layer)
     return lambda x: activations.Neurons(before, curve, before(x))
 
 
@@ -162,27 +125,19 @@ def _activation(layer: nn.Module) -> Maker:
 
 
 def _sll(layer: own.SLL) -> Maker:
-    before = Map(_box(layer.weight), _bias(layer))
-    return sll(before, _box(layer.log_q), _CURVES[type(layer.activation)](layer.activation))
+    before = Map(box(layer.weight), bias(layer))
+    return sll(before, box(layer.log_q), weights.curve(layer.activation))
 
 
 def _patches(layer: Any, mean: Box, std: Box) -> Maker:
-    W, side = _box(layer.map.weight), patch_side(layer.map)
-    make = affine.patches(W, _bias(layer.map), mean, std)
+    W, side = box(layer.map.weight), patch_side(layer.map)
+    make = affine.patches(W, bias(layer.map), mean, std)
     return for_shape(lambda s: len(s) == 3 and s[0] == W.shape[1] and min(s[1:]) >= side, make)
 
 
 def _batch_norm(norm: nn.BatchNorm1d) -> Maker:
-    if norm.running_mean is None or norm.running_var is None:
-        raise ConfigError("batch normalization without stored statistics cannot be checked")
-    size = norm.running_var.shape
-    weight = Box.exact(np.ones(size)) if norm.weight is None else _box(norm.weight)
-    bias = Box.exact(np.zeros(size)) if norm.bias is None else _box(norm.bias)
-    variance = _box(norm.running_var) + number("eps", norm.eps)
-    if not (variance.mid > outward(variance.rad)).all():
-        raise ConfigError("batch normalization needs variances above zero")
-    factor = weight / variance.sqrt()
-    return for_broadcast(factor, affine.diagonal(factor, bias - _box(norm.running_mean) * factor))
+    factor, shift = weights.batch_norm(norm)
+    return for_broadcast(factor, affine.diagonal(factor, shift))
 
 
 def _scaled(layer: Any) -> Maker:
@@ -191,9 +146,7 @@ def _scaled(layer: Any) -> Maker:
     if kind in (own.LayerProject, own.SmoothProject):
         hard, radius = kind is own.LayerProject, positive("radius", layer.radius)
         return lambda x: norms.Scaled(x, radius, 1.0, one, zero, hard, centered=False)
-    gain = one if layer.weight is None else _box(layer.weight)
-    shift = zero if getattr(layer, "bias", None) is None else _box(layer.bias)
-    width, eps = width_of_norm(layer), positive("eps", layer.eps)
+    width, eps, gain, shift = weights.token_norm(layer)
     R, stretch, centered = float(np.sqrt(width * eps)), float(1 / np.sqrt(eps)), kind is nn.LayerNorm
     return for_shape(
         lambda s: s[-1] == width, lambda x: norms.Scaled(x, R, stretch, gain, shift, hard=False, centered=centered)
@@ -205,21 +158,21 @@ def attention(layer: Any, residual: float | None = None) -> Maker:
     heads, dim = heads_and_dim(layer.heads, layer.qkv, layer.out)
     Wq, Wk, Wv = (
         part.rearrange(lambda a: a.reshape(heads, dim // heads, dim).transpose(0, 2, 1))
-        for part in _thirds(_box(layer.qkv.weight), dim)
+        for part in _thirds(box(layer.qkv.weight), dim)
     )
-    bq, bk, bv = (part.rearrange(lambda a: a.reshape(heads, -1)) for part in _thirds(_bias(layer.qkv), dim))
+    bq, bk, bv = (part.rearrange(lambda a: a.reshape(heads, -1)) for part in _thirds(bias(layer.qkv), dim))
     scale = 1.0 if residual is None else residual
-    Wo = _box(layer.out.weight).rearrange(lambda a: a.T.reshape(heads, dim // heads, dim)) * scale
-    mix, fixed = _mixture(layer)
-    logits = None if getattr(layer, "bias", None) is None else _box(layer.bias)
+    Wo = box(layer.out.weight).rearrange(lambda a: a.T.reshape(heads, dim // heads, dim)) * scale
+    mix, fixed = weights.mixture(layer)
+    logits = None if getattr(layer, "bias", None) is None else box(layer.bias)
 
     def at(x: Box) -> Attention:
-        bo, rest = _bias(layer.out) * scale, fixed(x.shape[0])
+        bo, rest = bias(layer.out) * scale, fixed(x.shape[0])
         for positions in (logits, rest):
             if positions is not None and positions.shape != (heads, x.shape[0], x.shape[0]):
                 raise ConfigError(f"its positions are of shape {positions.shape}, for {x.shape[0]} tokens")
-        weights = Weights(Wq, Wk, Wv, Wo, bq, bk, bv, bo, residual is not None, mix, rest, logits)
-        return Attention(weights_by_tokens.setdefault(x.shape[0], weights), x)
+        own_weights = Weights(Wq, Wk, Wv, Wo, bq, bk, bv, bo, residual is not None, mix, rest, logits)
+        return Attention(weights_by_tokens.setdefault(x.shape[0], own_weights), x)
 
     weights_by_tokens: dict[int, Weights] = {}  # weights and their norms are cached by number of tokens
     return for_shape(lambda s: len(s) == 2 and s[1] == dim, at)
@@ -229,25 +182,8 @@ def _thirds(x: Box, dim: int) -> list[Box]:
     return [x[i * dim : (i + 1) * dim] for i in range(3)]
 
 
-def _mixture(layer: Any) -> tuple[Box, Callable[[int], Box | None]]:
-    """The weight of the softmax in P per head, and the rest of P."""
-    heads = layer.heads
-    if type(layer) is own.SkipAttention:
-        mix = fraction("mix", layer.mix)
-        rest = Box.exact(1.0) - mix
-        return Box.exact(np.full(heads, mix)), lambda n: Box.exact(np.broadcast_to(np.eye(n), (heads, n, n))) * rest
-    if type(layer) is own.GatedPositionalAttention:
-        if tuple(layer.gate.shape) != (heads,):
-            raise ConfigError(f"{heads} heads need as many gates, not {tuple(layer.gate.shape)}")
-        gate = _box(layer.gate).apply(curves.logistic, 0.25)
-        logits = _box(layer.offsets) @ _box(layer.position.weight).T + _bias(layer.position)
-        positional = logits.rearrange(lambda a: a.transpose(2, 0, 1)).softmax() * gate[:, None, None]
-        return Box.exact(np.ones(heads)) - gate, lambda n: positional
-    return Box.exact(np.ones(heads)), lambda n: None
-
-
 RULES: dict[type[nn.Module], Callable[[Any], Maker]] = {
-    nn.Linear: lambda layer: affine.linear(_box(layer.weight), _bias(layer)),
+    nn.Linear: lambda layer: affine.linear(box(layer.weight), bias(layer)),
     nn.Identity: lambda layer: affine.identity,
     nn.Dropout: lambda layer: affine.identity,
     nn.Flatten: _flatten,
@@ -264,14 +200,14 @@ RULES: dict[type[nn.Module], Callable[[Any], Maker]] = {
     own.Normalize: _normalize,
     own.Resize: lambda layer: for_shape(lambda s: len(s) == 3, affine.resize(count("size", layer.size, 1))),
     own.PatchEmbedding: lambda layer: _patches(layer, Box.exact(0.0), Box.exact(np.ones((1, 1, 1)))),
-    own.ClassToken: lambda layer: for_tokens(0, affine.prepend_tokens(_shared_tokens(layer.token))),
+    own.ClassToken: lambda layer: for_tokens(0, affine.prepend_tokens(weights.shared_tokens(layer.token))),
     own.Positions: _positions,
     own.ClassPool: lambda layer: for_tokens(1, pooling.first_token),
     own.MeanPool: _mean_pool,
     own.FirstTokens: _first_tokens,
     own.ClassAndMean: _class_and_mean,
     own.LayerScale: lambda layer: for_broadcast(
-        _box(layer.scale), affine.diagonal(_box(layer.scale), Box.exact(0.0))
+        box(layer.scale), affine.diagonal(box(layer.scale), Box.exact(0.0))
     ),
     own.TokenBatchNorm: lambda layer: _batch_norm(layer.norm),
     own.TokenConvolution: _token_convolution,

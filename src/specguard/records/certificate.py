@@ -27,9 +27,10 @@ from specguard.records.base import (
 from specguard.records.ledger import SampleRecord
 from specguard.records.study import Summary
 
-MethodName = Literal["naive", "specformer", "lofast", "local", "adjoint", "mixed"]
+MethodName = Literal["naive", "specformer", "lofast", "local", "zonotope", "adjoint", "mixed"]
 METHOD_NAMES: tuple[MethodName, ...] = get_args(MethodName)
 Verdict = Literal["certified", "broken", "unknown"]
+NATIVE: frozenset[MethodName] = frozenset({"zonotope"})  # methods whose balls are those of the study's norm
 ARITHMETIC: Literal["float64, rounding included"] = "float64, rounding included"
 VACUOUS = 2.0**-24  # smaller radii are vacuous: rounding a pixel to float32 can move it this far
 LARGEST_LOSSES = 8  # terms of the margin loss that a record keeps, the largest first
@@ -41,9 +42,22 @@ class CertifySettings(Record, frozen=True):
     radii: Annotated[
         tuple[Size, ...], setting("radii to certify at, in pixels of [0, 1], such as 36/255", "--radius", "--curve")
     ] = (0.1,)
-    norm: Annotated[Norm, setting("norm of the perturbations; linf is certified by the l2 ball around it")] = "l2"
+    norm: Annotated[
+        Norm,
+        setting("norm of the perturbations; all methods but zonotope certify linf by the l2 ball around it"),
+    ] = "l2"
     methods: Annotated[tuple[MethodName, ...], setting("methods to certify with")] = METHOD_NAMES
-    search: Annotated[bool, setting("also search for the largest certified l2 radius of every image")] = True
+    search: Annotated[
+        bool,
+        setting("also search for the largest certified radius of every image: in l2, by zonotope in the norm given"),
+    ] = True
+    box: Annotated[
+        bool, setting("keep perturbed pixels in [0, 1]: proofs by zonotope in linf use it, other proofs hold without")
+    ] = True
+    symbols: Annotated[
+        int | None,
+        setting("error symbols that zonotope keeps between layers; as many as fit the memory by default", ge=1, le=MOST),
+    ] = None
     stop_early: Annotated[
         bool, setting("one verdict per image: methods in order of cost, each on what the cheaper ones left open")
     ] = False
@@ -53,6 +67,8 @@ class CertifySettings(Record, frozen=True):
     def __post_init__(self) -> None:
         if self.batch < 1:
             raise ConfigError(f"batch must be at least 1, not {self.batch}")
+        if self.symbols is not None and self.symbols < 1:
+            raise ConfigError(f"symbols must be at least 1, not {self.symbols}")
         if not self.radii or not self.methods:
             raise ConfigError("a certification needs at least one radius and one method")
         if len(set(self.radii)) < len(self.radii) or len(set(self.methods)) < len(self.methods):
@@ -136,8 +152,8 @@ class CertificateRecord(SampleRecord, frozen=True, omit_defaults=True):
 
     `input` is a SHA-256 of its entries in float64. `method` has the largest lower bound of the worst margin at the
     last radius, and `losses` holds the largest terms of that margin's loss, None where infinite. `largest` has the
-    largest certified l2 radius by method, 0 where there is none; `norms` the norms of layers that the bounds use;
-    `failures` the reasons why verifiers failed.
+    largest certified l2 radius by method, in the norm of the study by `zonotope`, 0 where there is none; `norms` the
+    norms of layers that the bounds use; `failures` the reasons why verifiers failed or methods were not applied.
     """
 
     predicted: Count
@@ -173,7 +189,9 @@ def fits(record: CertificateRecord, study: CertifyStudy) -> bool:
         plain = not (record.method or record.losses or record.largest or record.norms or record.proofs)
         known = all(name in study.stages for name in record.failures)
         return plain and known and all(_fits_early(row, study) for row in record.radii)
-    if record.failures or tuple(record.largest) != settings.methods or record.method not in settings.methods:
+    if not set(record.failures) <= NATIVE.intersection(settings.methods):
+        return False
+    if tuple(record.largest) != settings.methods or record.method not in settings.methods:
         return False
     if not (
         all(_fits_row(row, settings) for row in record.radii) and record.proofs.keys() <= record.largest.keys()

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Bool, Int64
+from msgspec import structs
 from torch import Tensor
 
 from specguard.attacks import APGD, PGD, Attack
 from specguard.certificates import Certificate, Verifier, certify
+from specguard.certificates.methods import Method, ZonotopeMethod
 from specguard.certificates.verifier import check_verifiers
 from specguard.data import Split
 from specguard.errors import SoundnessError
@@ -22,6 +24,7 @@ from specguard.records.base import About
 from specguard.records.certificate import (
     LARGEST_LOSSES,
     METHOD_NAMES,
+    NATIVE,
     CertificateRecord,
     CertificateSummary,
     CertifySettings,
@@ -38,7 +41,7 @@ from specguard.records.store import described
 from specguard.records.study import Pending, Study, Watcher, complete
 from specguard.studies.counterexample import broken
 from specguard.studies.memory import images_within, proof_of_first
-from specguard.studies.samples import Batch, in_order, labels_by_sample, samples_of
+from specguard.studies.samples import Batch, ImageSamples, in_order, labels_by_sample, samples_of
 
 ATTACK = PGD(steps=40, loss="margin")
 _HARDER = APGD(steps=50, restarts=2, loss="margin")  # on images certified by external verifiers, after ATTACK
@@ -96,14 +99,16 @@ def run_certify(
         1
     """
     check_verifiers(verifiers)
+    settings = with_symbols(settings, model, split, device, memory)
+    prover = _Prover(model, split.to(device), settings, attack, verifiers, device, memory)
     header = CertifyStudy(
         about=about,
         settings=settings,
         attack=described(attack),
         verifiers={verifier.name: verifier.rests_on for verifier in verifiers},
     )
-    prover = _Prover(model, split.to(device), settings, attack, verifiers, device)
-    part = settings.batch if memory is None else images_within(memory, prover.try_proof)
+    measured = memory is not None and not NATIVE.issuperset(settings.methods)
+    part = images_within(memory, prover.try_proof) if measured else settings.batch
     study = Study(
         header,
         labels_by_sample(split),
@@ -118,6 +123,41 @@ def run_certify(
     return complete(study, folder, device, watch, shard)
 
 
+def with_symbols(
+    settings: CertifySettings, model: Classifier, split: Split, device: torch.device, memory: int | None
+) -> CertifySettings:
+    """The settings with the number of error symbols that fits the memory, where `zonotope` is to choose it.
+
+    Args:
+        settings: The settings of a study.
+        model: The model.
+        split: Its images or sentences; the longest sentence counts.
+        device: Where bounds are computed.
+        memory: Largest memory in bytes; that of `certificates.methods.zonotope` by default.
+
+    Returns:
+        The settings, unchanged if `zonotope` is not asked for, or does not fit at all.
+
+    Example:
+        >>> from specguard.data import digits
+        >>> from specguard.nn import ViT, preset
+        >>> model = ViT(preset("tiny_smooth", dim=8, heads=2), torch.Generator().manual_seed(0)).eval()
+        >>> data = digits()
+        >>> split, cpu = data.take(1, first=True), torch.device("cpu")
+        >>> with_symbols(CertifySettings(), model, split, cpu, 2**30).symbols is None
+        False
+    """
+    if settings.symbols is not None or not NATIVE.intersection(settings.methods):
+        return settings
+    samples = samples_of(copy.deepcopy(model).to(device).eval(), split.to(device))
+    positions = torch.arange(1 if isinstance(samples, ImageSamples) else len(split.labels), device=device)
+    longest = max(samples.batches(positions), key=lambda batch: batch.inputs[0].numel())
+    method = ZonotopeMethod(memory=memory)
+    return structs.replace(
+        settings, symbols=method.chosen_symbols(longest.prepared.program, longest.inputs, settings.norm)
+    )
+
+
 class _Prover:
     """The model and the settings with which batches are certified."""
 
@@ -129,14 +169,18 @@ class _Prover:
         attack: Attack,
         verifiers: tuple[Verifier, ...],
         device: torch.device,
+        memory: int | None,
     ) -> None:
         self.split, self.settings, self.attack, self.verifiers = split, settings, attack, verifiers
         self.samples = samples_of(copy.deepcopy(model).to(device).eval(), split)
         self.balls = tuple(Ball(settings.norm, radius) for radius in settings.radii)
+        zonotope = ZonotopeMethod(symbols=settings.symbols, memory=memory)
+        self.methods: tuple[Method | str, ...] = tuple(zonotope if name == zonotope.name else name for name in settings.methods)
 
     def try_proof(self, count: int) -> None:
-        """Certify the first image `count` times at once, to measure the memory."""
-        proof_of_first(self.samples, count, self.settings.methods, max(self.balls, key=lambda ball: ball.radius))
+        """Certify the first image `count` times at once, to measure the memory; `zonotope` takes images in parts."""
+        others = [name for name in self.settings.methods if name not in NATIVE]
+        proof_of_first(self.samples, count, others, max(self.balls, key=lambda ball: ball.radius))
 
     def batch(self, begin: int, end: int, part: int) -> tuple[list[CertificateRecord], dict[str, float]]:
         """The records of these images, taken in parts, and the seconds of every stage."""
@@ -168,7 +212,7 @@ class _Prover:
             batch.inputs,
             batch.labels,
             self._boxed(),
-            settings.methods,
+            self.methods,
             search=settings.search,
         )
         return _records(found, settings, batch.samples.tolist(), broken_at), [dict(found[0].seconds)]
@@ -230,7 +274,7 @@ class _Prover:
             images,
             labels,
             ball,
-            self.settings.methods,
+            self.methods,
             stop_early=True,
             verifiers=self.verifiers,
             skip=skip,
@@ -252,7 +296,7 @@ class _Prover:
         return broken(batch.prepared.exact, inputs, found.images, labels, ball)
 
     def _boxed(self) -> tuple[Ball, ...]:
-        return tuple(replace(ball, box=self.samples.box) for ball in self.balls)
+        return tuple(replace(ball, box=self.samples.box and self.settings.box) for ball in self.balls)
 
 
 def _records(
@@ -284,6 +328,7 @@ def _records(
                 largest={name: values[i] for name, values in largest.items()},
                 norms=last.norms[i],  # type: ignore[arg-type]
                 proofs=last.proofs[i],  # type: ignore[arg-type]
+                failures=dict(last.failures[i]) if last.failures else {},
             )
         )
     return records

@@ -258,7 +258,7 @@ class _Check:
         for radius in sorted({radius for radius in radii if radius}):
             members = torch.tensor([i for i, r in enumerate(radii) if r == radius], device=batch.inputs.device)
             x, y, samples = batch.inputs[members].double(), batch.labels[members], batch.samples[members]
-            within = Ball(norm, radius, box=self.samples.box)
+            within = Ball(norm, radius, box=self.samples.box and self.study.settings.box)
             found = self.attack(exact, x, y, within, ids=samples, seed=self.seed).images
             if (lost := misclassified(exact, x, found, y, within)).any():
                 sample = int(samples[lost][0])

@@ -2,6 +2,7 @@
 
 naive, specformer, lofast   radii through the network, then Proposition 1: `m_j` loses at most `sqrt(2) delta`
 local                       radii by T1, T2 and local constants, then `||w_y - w_j|| delta` at the last linear layer
+zonotope                    the smallest margin over an enclosure of the output that knows which entries move together
 adjoint                     the identity `m_j(x + d) = m_j(x) + <g_0, d> + sum_k <g_{k+1}, r_k>` with bounds on r_k
 mixed                       the identity from the k-th step on with the local radius there, for the best k
 """
@@ -9,9 +10,10 @@ mixed                       the identity from the k-th step on with the local ra
 from collections.abc import Sequence
 
 from specguard.certificates.methods.adjoint import ADJOINT, MIXED
-from specguard.certificates.methods.base import LayerRadii, Method, losses_of
+from specguard.certificates.methods.base import LayerRadii, Method, NativeMethod, losses_of
 from specguard.certificates.methods.local import LOCAL
 from specguard.certificates.methods.radii import LOFAST, NAIVE, SPECFORMER
+from specguard.certificates.methods.zonotope import ZONOTOPE, ZonotopeMethod
 from specguard.errors import ConfigError
 
 __all__ = [
@@ -22,13 +24,16 @@ __all__ = [
     "MIXED",
     "NAIVE",
     "SPECFORMER",
+    "ZONOTOPE",
     "LayerRadii",
     "Method",
+    "NativeMethod",
+    "ZonotopeMethod",
     "losses_of",
     "named_methods",
 ]
 
-METHODS: tuple[Method, ...] = (NAIVE, SPECFORMER, LOFAST, LOCAL, ADJOINT, MIXED)
+METHODS: tuple[Method, ...] = (NAIVE, SPECFORMER, LOFAST, LOCAL, ZONOTOPE, ADJOINT, MIXED)
 
 
 def named_methods(names: Sequence[str]) -> tuple[Method, ...]:

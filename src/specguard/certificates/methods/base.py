@@ -2,27 +2,57 @@
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from specguard.certificates.node import Method as Propagation
 from specguard.certificates.node import Radius
-from specguard.certificates.problem import MarginLoss, Problem
+from specguard.certificates.problem import MarginLoss, Problem, l2_radius, largest_entry
 from specguard.certificates.propagate import Radii, upper_radii
+from specguard.certificates.rules import Program
+from specguard.certificates.zonotope.ball import Region
+from specguard.geometry import Ball
 from specguard.records.certificate import MethodName
 
 
 class LayerRadii:
-    """The radii at all layers for inputs within `radius` of the images, cached by kind of propagation."""
+    """The radii at all layers for inputs within `radius` of the images, cached by kind of propagation.
 
-    def __init__(self, problem: Problem, radius: Radius, largest_entry: float = math.inf) -> None:
+    `region` is the perturbations themselves, for methods that need no l2 ball around them: by default the l2 ball
+    or, with a finite `largest_entry`, the linf ball of that radius, without a box.
+    """
+
+    def __init__(
+        self, problem: Problem, radius: Radius, largest_entry: float = math.inf, region: Region | None = None
+    ) -> None:
         self.problem, self.radius, self.largest_entry = problem, radius, largest_entry
+        if region is None:
+            within = torch.full_like(radius, largest_entry)
+            region = Region("linf", within, False) if math.isfinite(largest_entry) else Region("l2", radius, False)
+        self.region = region
         self._known: dict[Propagation, Radii] = {}
+
+    @staticmethod
+    def of_ball(problem: Problem, ball: Ball) -> "LayerRadii":
+        """For the same ball around every image."""
+        like, size = problem.margins[0], problem.images[0].numel()
+        region = region_of(ball, torch.full_like(like, ball.radius))
+        return LayerRadii(problem, torch.full_like(like, l2_radius(ball, size)), largest_entry(ball), region)
 
     def by(self, propagation: Propagation) -> Radii:
         """The radii by that kind of propagation."""
         if propagation not in self._known:
             self._known[propagation] = upper_radii(self.problem.path, self.radius, propagation)
         return self._known[propagation]
+
+
+def region_of(ball: Ball, radius: Float[Tensor, " batch"]) -> Region:
+    """The perturbations of these radii, in the norm and the box of a ball; the box matters to linf balls only."""
+    return Region(ball.norm, radius, ball.box and ball.norm == "linf")
 
 
 class Method(Protocol):
@@ -38,13 +68,37 @@ class Method(Protocol):
         """Bound the loss of every margin within the radius around the images.
 
         `layer_radii.largest_entry` bounds every entry of d as well: for an linf ball, `radius` is that of the l2
-        ball around it.
+        ball around it, and `layer_radii.region` is the ball itself.
 
         Guarantee: upper bounds on `m_j(x) - m_j(x + d)` over `||d||_2 <= radius` and `||d||_inf <= largest_entry`,
         m_j(x) as computed and lowered, for the exact function of the stored weights; rounding included.
         """
 
 
+@runtime_checkable
+class NativeMethod(Method, Protocol):
+    """A method whose bounds and largest radii are those of the given norm, in l2 and in linf.
+
+    It may refuse a network, in one sentence, and then bounds nothing.
+    """
+
+    def refusal(self, network: Program, images: Float[Tensor, "batch *shape"], norm: str) -> str | None:
+        """Why it cannot be applied to this network, or None."""
+
+    def search(self, problem: Problem, ball: Ball) -> tuple[Float[Tensor, " batch"], MarginLoss]:
+        """The largest certified radius of every image in the norm of `ball`, and the losses at these radii."""
+
+
 def losses_of(method: Method, problem: Problem, largest_entry: float = math.inf) -> Callable[[Radius], MarginLoss]:
     """The losses of a method as a function of the radius."""
     return lambda radius: method.upper_loss(problem, LayerRadii(problem, radius, largest_entry))
+
+
+def where(choose: Tensor, one: MarginLoss, other: MarginLoss) -> MarginLoss:
+    """The losses of `one` for the images to choose, of `other` for the rest; without radii of layers."""
+    zero = torch.zeros_like(one.total)
+    terms = {
+        key: torch.where(choose, one.terms.get(key, zero), other.terms.get(key, zero))
+        for key in {**one.terms, **other.terms}
+    }
+    return replace(one, total=torch.where(choose, one.total, other.total), terms=terms, radii={})

@@ -177,21 +177,22 @@ def _probabilities(scores: Scores, balls: int) -> Probabilities:
     bounds = softmax_bounds(S, x, apart)
     half_r, middle_r = up((bounds.top + bounds.bottom) / 2), (bounds.top - bounds.bottom) / 2
     half_0, middle_0 = up((bounds.high - bounds.low) / 2), (bounds.high + bounds.low) / 2 - p
-    flat = half_0.sum(-1, keepdim=True) < (half_r + own).sum(-1, keepdim=True)
-    half, middle = torch.where(flat, half_0, half_r + own), torch.where(flat, middle_0, middle_r)
+    # Computed slopes p are wrong by `error`, which weighs the scores' deviations.
+    half_r = half_r + own + bounds.error * (x + (p * size).sum(-1, keepdim=True))
+    flat = ~(half_r.sum(-1, keepdim=True) <= half_0.sum(-1, keepdim=True))  # also where NaN
+    half, middle = torch.where(flat, half_0, half_r), torch.where(flat, middle_0, middle_r)
     half = up(half + bounds.error + 8 * UNIT * (p + middle.abs()))
-    weight = torch.where(flat, 0.0, p)
     widest = torch.maximum(bounds.high - p, p - bounds.low)
     second = torch.maximum(bounds.top, bounds.bottom)
     # Beyond the ball's part of L: its error symbols, the errors of scores, and r.
     rest = up(last_range(centered[..., balls:], 0) + rest)
     return Probabilities(
         p=p,
-        L=weight[..., None] * centered,
+        L=torch.where(flat[..., None], 0.0, p[..., None] * centered),
         middle=middle,
         half=half,
-        range=up(torch.minimum(widest, p * x + second) + bounds.error),
-        rest=up(torch.where(flat, widest, p * rest + second) + bounds.error),
+        range=up(torch.where(p * x + second < widest, p * x + second, widest) + bounds.error),
+        rest=up(torch.where(flat, widest, p * rest + second + bounds.error * x) + bounds.error),
         size=size,
     )
 

@@ -2,7 +2,8 @@
 
 l2       the unit ball of all pixels times the radius: `||xi||_2 <= 1`. The map of a patch sees it only through as
          many directions as a token has channels, so behind the patch embedding fewer symbols are an exact enclosure.
-linf     one error symbol per pixel; its center and its width are those of the interval that the box leaves.
+linf     one error symbol per pixel, local to its token behind the patch embedding; its center and its width are
+         those of the interval that the box leaves.
 """
 
 import math
@@ -84,13 +85,13 @@ def patches(
     moved = cut(rounding / std, side, stride=side).mT @ W.abs().mT
     slack = up(moved + gamma(pixels + 8) * magnitude)
     count, tokens = at.shape[:2]
-    token_index = torch.arange(tokens, device=W.device)
     scaled = W / scale
     if z.region.norm == "l2":
         if pixels <= len(W):
             R, error, stretch = scaled, 2 * UNIT * length(scaled, 1), 1.0
         else:
             R, error, stretch = reduced(scaled)
+        token_index = torch.arange(tokens, device=W.device)
         generators = R.new_zeros(count, tokens, R.shape[1], tokens, len(W))
         generators[:, token_index, :, token_index] = R.mT * (r * stretch).view(1, -1, 1, 1)
         # Entries R r are right to two roundings, relative to their rows' lengths.
@@ -99,13 +100,10 @@ def patches(
         return Zonotope(
             at @ W.mT + bias, generators.flatten(1, 2), None, slack, tokens * R.shape[1], (), ()
         )
-    each = cut(half, side, stride=side).mT  # batch, token, pixel
-    rows = each[..., None] * scaled.mT  # batch, token, pixel, dim
-    generators = rows.new_zeros(count, tokens, pixels, tokens, len(W))
-    generators[:, token_index, :, token_index] = rows.transpose(0, 1)
-    slack = up(slack + 4 * UNIT * (each @ scaled.abs().mT))
-    runs = (("input", tokens * pixels),)
-    return Zonotope(at @ W.mT + bias, generators.flatten(1, 2), None, slack, 0, runs, ())
+    each = cut(half, side, stride=side)  # batch, pixel, token
+    generators = each[..., None] * scaled.mT.unsqueeze(1)  # batch, pixel, token, dim
+    slack = up(slack + 4 * UNIT * (each.mT @ scaled.abs().mT))
+    return Zonotope(at @ W.mT + bias, generators, None, slack, 0, (), (("input", pixels),))
 
 
 def reduced(W: Float[Tensor, "row column"]) -> tuple[Tensor, Tensor, float]:

@@ -15,6 +15,7 @@ inputs count among the error symbols, which have the same range. Three kinds of 
 `slack` is independent in every entry too, but it is never carried as symbols: rounding.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +26,8 @@ from torch import Tensor
 
 from specguard.certificates.node import up
 from specguard.linalg import gamma, round_up
+
+_PIECE = 2**17  # entries
 
 Runs = tuple[tuple[str, int], ...]  # names of the layers that made error symbols, with how many each, in order
 
@@ -59,15 +62,21 @@ class Zonotope:
 
     @cached_property
     def magnitude(self) -> Tensor:
-        """`sum_s |G_s| + sum_s |E_s| + fresh`: what errors of computed generators are relative to."""
-        sizes = torch.linalg.vector_norm(self.generators, 1, dim=1)
-        return round_up(sizes if self.fresh is None else sizes + self.fresh, self.generators.shape[1] + 4)
+        """At least `sum_s |G_s| + sum_s |E_s| + fresh`: what errors of computed generators are relative to."""
+        ball, error = self._ranges
+        sizes = math.sqrt(self.balls) * ball + error  # Cauchy-Schwarz
+        return up(sizes if self.fresh is None else sizes + self.fresh)
 
     @cached_property
     def reach(self) -> Tensor:
         """The largest deviation of every entry from the center, rounded up."""
         rest = self.slack if self.fresh is None else self.slack + self.fresh
-        return up(upper_range(self.generators, self.balls) + rest)
+        ball, error = self._ranges
+        return up(ball + error + rest)
+
+    @cached_property
+    def _ranges(self) -> tuple[Tensor, Tensor]:
+        return upper_ranges(self.generators, self.balls)
 
     def symbols(self) -> tuple[int, int]:
         """The numbers of shared and of local error symbols."""
@@ -76,13 +85,28 @@ class Zonotope:
 
 def upper_range(generators: Float[Tensor, "batch symbol *functional"], balls: int) -> Tensor:
     """`sup |sum_s a_s xi_s + sum_s a_s eta_s| = ||a_ball||_2 + ||a_error||_1` of functionals a, rounded up."""
+    ball, error = upper_ranges(generators, balls)
+    return round_up(ball + error, 4)
+
+
+def upper_ranges(generators: Float[Tensor, "batch symbol *functional"], balls: int) -> tuple[Tensor, Tensor]:
+    """The two parts of `upper_range`: of the ball, and of error symbols."""
     count = generators.shape[1]
-    error = torch.linalg.vector_norm(generators[:, balls:], 1, dim=1)
+    error = round_up(_absolute_sum(generators[:, balls:]), count + 4)
     if not balls:
-        return round_up(error, count + 4)
+        return torch.zeros_like(error), error
     ball = torch.linalg.vector_norm(generators[:, :balls], 2, dim=1)
     # Squares of entries below 1e-154 vanish; there are at most 2^53 of them.
-    return round_up(ball + 1e-140 + error, count + 8)
+    return round_up(ball + 1e-140, balls + 8), error
+
+
+def _absolute_sum(x: Float[Tensor, "batch symbol *functional"]) -> Tensor:
+    """`sum_s |x_s|`, in pieces that fit the cache of a processor."""
+    each = max(1, _PIECE // max(1, x[:, :1].numel()))
+    total = x.new_zeros(x.shape[0], *x.shape[2:])
+    for piece in x.split(each, 1):
+        total += piece.abs().sum(1)
+    return total
 
 
 def rearrange(z: Zonotope, move: Callable[[Tensor], Tensor]) -> Zonotope:
@@ -160,7 +184,7 @@ def fold(z: Zonotope, budget: int) -> Zonotope:
         return z
     begin = z.balls
     weights = torch.linalg.vector_norm(z.generators[:, begin : begin + shared].flatten(2), 1, dim=2)
-    order = weights.argsort(1, descending=True, stable=True)
+    order = weights.argsort(dim=1, descending=True, stable=True)
     kept, dropped = order[:, :budget].sort(1).values, order[:, budget:]
     errors = z.generators[:, begin : begin + shared]
 

@@ -7,7 +7,7 @@ With a the center of a token (centered for LayerNorm), delta its deviation, `t =
     alpha = -|delta|^2 / (2 N^3) + (3 / 8) v^2 zeta^(-5/2),      zeta between N^2 and N^2 + v.
 
 alpha lies in `[-L^2 / (2 N^3), 3/8 max((2 T)^2 least^(-5/2), (2 T + L^2)^2 N^(-5))]` for `|t| <= T`, `|delta| <= L` and
-`least = max(R^2, N^2 - 2 T)`. Its middle is one more slope, its half width one error symbol along a, and one per entry
+`least = max(N^2 - 2 T, R^2 + max(0, |a| - L)^2)`. Its middle is one more slope, its half width one error symbol along a, and one per entry
 of delta. Where that is wider than the unit ball, which contains every value, the box around it takes its place.
 """
 
@@ -17,15 +17,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specguard.certificates.attention.norms import upper_spectral
 from specguard.certificates.node import up
 from specguard.certificates.zonotope.enclosure import Zonotope, append, lift, upper_range
+from specguard.certificates.zonotope.forms import upper_norms
 from specguard.linalg import UNIT, gamma, round_up, upper_length
 
 _SQUARINGS = 8  # of Gram iteration
 
 
-def upper_deviation(z: Zonotope) -> Float[Tensor, "batch token"]:
+def upper_deviation(z: Zonotope) -> Float[Tensor, "batch *token"]:
     """Upper bounds on the l2 length of every token's deviation, the smaller of two.
 
     `||reach||_2`, and `sigma(G) + |E eta| + |slack|` with `|E eta|^2 <= lmax(sum_s E_s E_s^T / |E_s|) sum_s |E_s|`.
@@ -33,7 +33,7 @@ def upper_deviation(z: Zonotope) -> Float[Tensor, "batch token"]:
     by_entry = upper_length(z.reach)
     total = upper_length(z.slack if z.fresh is None else z.slack + z.fresh)
     if z.balls:
-        total = total + upper_spectral(z.generators[:, : z.balls].movedim(1, -2), _SQUARINGS)
+        total = total + upper_norms(z.generators[:, : z.balls].movedim(1, -2), _SQUARINGS)
     if z.generators.shape[1] > z.balls:
         total = total + _upper_error_length(z.generators[:, z.balls :].movedim(1, -2))
     return torch.minimum(by_entry, up(total))
@@ -50,7 +50,7 @@ def _upper_error_length(E: Float[Tensor, "*token symbol channel"]) -> Float[Tens
     sizes = torch.where(sizes > 1e-150, sizes, 1e-150)
     weighted = E / sizes.sqrt()[..., None]  # entries to 3 u: that is a part of the factor
     total = round_up(sizes.sum(-1) * (1 + gamma(E.shape[-1] + 8)), count + 8)
-    return up(upper_spectral(weighted, _SQUARINGS) * total.sqrt() * (1 + 8 * UNIT))
+    return up(upper_norms(weighted, _SQUARINGS) * total.sqrt() * (1 + 8 * UNIT))
 
 
 def centered(z: Zonotope) -> Zonotope:
@@ -78,7 +78,10 @@ def smooth_projection(z: Zonotope, R: float, source: str) -> Zonotope:
     along_error = (a.abs() * (z.slack + gamma(width + 4) * z.magnitude)).sum(-1)
     T = up(upper_range(along, z.balls) + along_error * (1 + gamma(width + 4)))
     L = upper_deviation(z)
-    least = torch.maximum(square_low - 2 * T * (1 + 4 * UNIT), torch.full_like(T, R * R * (1 - relative)))
+    nearest = upper_length(a) * (1 - 2 * relative) - L * (1 + 4 * UNIT)
+    least = torch.maximum(
+        square_low - 2 * T * (1 + 4 * UNIT), (R * R + nearest.clamp(min=0).square()) * (1 - relative)
+    )
     most = torch.maximum((2 * T).square() * least.pow(-2.5), (2 * T + L.square()).square() * square_low.pow(-2.5))
     high, low = up(0.375 * most), up(L.square() / (2 * N_low * square_low))
     middle, half = (high - low) / 2, up((high + low) / 2)
@@ -92,7 +95,8 @@ def smooth_projection(z: Zonotope, R: float, source: str) -> Zonotope:
     fresh = z.reach * cross[..., None] + error * size[..., None] + a.abs() * spread[..., None] + relative * rounding
     fresh = up(fresh * (1 + relative))
     # Every value has length at most 1, and entries at most `|a_i + delta_i| / sqrt(least)`.
-    box = up(torch.minimum((a.abs() + z.reach) / least.sqrt()[..., None], torch.ones_like(a)))
+    entries = (a.abs() + z.reach) / least.sqrt()[..., None]
+    box = up(torch.where((entries < 1) & square.isfinite()[..., None], entries, 1.0))
     wide = ~(fresh.sum(-1) + a.abs().sum(-1) * half < box.sum(-1))  # also where NaN
     kept = ~wide[..., None]
     generators = z.generators * factor[:, None, ..., None] - a.unsqueeze(1) * rate[..., None]
@@ -116,8 +120,9 @@ def hard_projection(z: Zonotope, R: float, source: str) -> Zonotope:
     z = lift(z)
     a = z.center
     size = upper_length(a)
-    least = size * (1 - gamma(a.shape[-1] + 8)) - upper_deviation(z) * (1 + 4 * UNIT)
-    most = up(size + upper_deviation(z))
+    deviation = upper_deviation(z)
+    least = size * (1 - 2 * gamma(a.shape[-1] + 8)) - deviation * (1 + 4 * UNIT)
+    most = up(size + deviation)
     outside, inside = least > R, most <= R
     s_high = torch.full_like(size, 1 / R)
     s_low = torch.where(inside, s_high, 1 / most.clamp(min=R))

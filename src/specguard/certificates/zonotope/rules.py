@@ -45,7 +45,7 @@ from specguard.nn import (
     TokenBatchNorm,
     TokenConvolution,
 )
-from specguard.nn.settings import bias_of, patch_side
+from specguard.nn.settings import bias_of, patch_side, positive
 
 Reads = Literal["each token alone", "all tokens"] | int  # or only so many of the first tokens
 
@@ -138,8 +138,11 @@ def resize(layer: Resize) -> Enclosure:
 
     def apply(z: Zonotope) -> Zonotope:
         R, C = (interpolation(side, layer.size, z.center) for side in z.center.shape[-2:])
-        terms = 128 + 16 * max(z.center.shape[-2:])  # entries of R and C are right to so many roundings
-        return maps.mixing(z, lambda x: R @ x @ C.mT, lambda x: R.abs() @ x @ C.abs().mT, terms)
+        entry = gamma(64 + 8 * max(z.center.shape[-2:]))  # of the matrices: positions are computed from the old side
+        exact = maps.mixing(z, lambda x: R @ x @ C.mT, lambda x: R.abs() @ x @ C.abs().mT, sum(z.center.shape[-2:]))
+        # Entries of |R| |x| |C|^T with R and C wrong by `entry`, rows of R and C having sums of at most 1 + rounding.
+        size = (z.magnitude + z.center.abs() + z.slack).sum((-2, -1), keepdim=True)
+        return replace(exact, slack=up(exact.slack + 3 * entry * size))
 
     return _mixing(apply)
 
@@ -238,7 +241,7 @@ def layer_norm(layer: nn.LayerNorm) -> Enclosure:
     """LayerNorm over the last axis: `gain sqrt(d) c / sqrt(d eps + |c|^2) + shift`."""
     width = layer.normalized_shape[-1]
     gain, shift = _gain_and_shift(layer.weight, layer.bias, width, layer)
-    R = math.sqrt(width * layer.eps)
+    R = math.sqrt(width * positive("eps", layer.eps))
     return _each(
         lambda z, name: _stretched(
             norms.smooth_projection(norms.centered(lift(z)), R, name), gain * math.sqrt(width), shift
@@ -251,7 +254,7 @@ def rms_norm(layer: nn.RMSNorm) -> Enclosure:
     width = layer.normalized_shape[-1]
     gain, shift = _gain_and_shift(layer.weight, None, width, layer)
     assert layer.eps is not None  # refused by its other rule
-    R = math.sqrt(width * layer.eps)
+    R = math.sqrt(width * positive("eps", layer.eps))
     return _each(
         lambda z, name: _stretched(norms.smooth_projection(z, R, name), gain * math.sqrt(width), shift)
     )
@@ -287,7 +290,7 @@ def layer_project(layer: LayerProject) -> Enclosure:
 def head_norm(layer: HeadNorm) -> Enclosure:
     """LayerNorm or RMSNorm of every head of q and of k; v unchanged."""
     heads, width = layer.heads, layer.gain.shape[1]
-    R, gain, shift = math.sqrt(width * layer.eps), layer.gain.detach(), layer.shift.detach()
+    R, gain, shift = math.sqrt(width * positive("eps", layer.eps)), layer.gain.detach(), layer.shift.detach()
     ones = torch.ones_like(gain[:1])
     factor = torch.cat([(gain * math.sqrt(width)).repeat_interleave(heads, 0), ones.expand(heads, -1)])
     added = torch.cat([shift.repeat_interleave(heads, 0), torch.zeros_like(ones).expand(heads, -1)])

@@ -78,14 +78,14 @@ def resize(new: int) -> Maker:
     """Bilinear interpolation with half-pixel centers: `R X C^T` per channel."""
 
     def at(x: Box) -> Linear:
-        R, C = (_interpolation(old, new) for old in x.shape[-2:])
+        R, C = (interpolation(old, new) for old in x.shape[-2:])
         norm = float(outward(spectral_norm_above(R) * spectral_norm_above(C)))
         return Linear(R @ x @ C.T, norm, lambda g: R.T @ g @ C)
 
     return at
 
 
-def _interpolation(old: int, new: int) -> Box:
+def interpolation(old: int, new: int) -> Box:
     """The interpolation matrix: two weights per row, rational numbers rounded once."""
     matrix = np.zeros((new, old))
     for row in range(new):

@@ -44,8 +44,13 @@ class SLL:
 def sll(before: Map, log_q: Box, phi: Curve) -> Maker:
     """SLL with an activation whose slopes lie in [0, 1]."""
     assert before.W is not None
-    B = before.W * 2.0 / _divisors(before.W, log_q).rearrange(lambda a: a[:, None])
+    B = second_map(before.W, log_q)
     return lambda x: SLL(x, Neurons(before, phi, before(x)), B)
+
+
+def second_map(W: Box, log_q: Box) -> Box:
+    """B, one row per neuron."""
+    return W * 2.0 / _divisors(W, log_q).rearrange(lambda a: a[:, None])
 
 
 def _divisors(W: Box, log_q: Box) -> Box:

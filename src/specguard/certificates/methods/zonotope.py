@@ -1,0 +1,172 @@
+"""The zonotope method: margins over an enclosure of the output that knows which entries move together."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specguard.certificates.methods.base import LayerRadii, region_of, where
+from specguard.certificates.node import up
+from specguard.certificates.problem import WHOLE, MarginLoss, Problem, Term
+from specguard.certificates.propagate import Path, forward_pass
+from specguard.certificates.rules import Leaf, Program, Step
+from specguard.certificates.zonotope.ball import Pixels, Region
+from specguard.certificates.zonotope.margins import INPUT, ROUNDING, lower_margins
+from specguard.certificates.zonotope.search import lower_radius
+from specguard.certificates.zonotope.size import LADDER, Size, largest_budget, size_of
+from specguard.certificates.zonotope.walk import enclose
+from specguard.geometry import Ball
+from specguard.linalg import UNIT
+
+MEMORY = 2 * 2**30  # bytes for enclosures, where nothing else is said
+_AT_ONCE = 2**28  # bytes: more images at once do not make a CPU faster
+_CLASSES = 10  # whose gradients say where the search begins
+
+
+@dataclass(frozen=True)
+class ZonotopeMethod:
+    """`m_j` is at least the smallest value of `g_y - g_j` over an enclosure of the output.
+
+    Images that are misclassified already are left out.
+
+    Args:
+        symbols: the largest number of error symbols kept between layers; as many as fit the memory by default.
+        memory: bytes for enclosures.
+    """
+
+    symbols: int | None = None
+    memory: float | None = None
+    name: Literal["zonotope"] = "zonotope"
+    needs_backward: bool = False
+
+    def refusal(self, network: Program, images: Float[Tensor, "batch *shape"], norm: str) -> str | None:
+        """Why it cannot be applied to this network, or None."""
+        return self._refusal(network, forward_pass(network.steps, images[:1].double())[0], norm)
+
+    def _refusal(self, network: Program, path: Path, norm: str) -> str | None:
+        if (name := _without_rule(network.steps)) is not None:
+            return f"{name or 'the model'} has no rule for zonotopes"
+        if self.symbols is not None and self.memory is None:
+            return None
+        if self._size(network, path, norm) is not None:
+            return None
+        least = size_of(network.steps, path, norm, LADDER[0] if self.symbols is None else self.symbols)
+        memory = MEMORY if self.memory is None else self.memory
+        return (
+            f"zonotopes of this model take about {least.bytes / 2**30:.2g} GiB an image with {least.symbols} symbols, "
+            f"more than {memory / 2**30:.2g} GiB"
+        )
+
+    def _size(self, network: Program, path: Path, norm: str) -> Size | None:
+        """The budget of symbols with its memory; None where it does not fit."""
+        memory = MEMORY if self.memory is None else self.memory
+        if self.symbols is None:
+            return largest_budget(network.steps, path, norm, memory)  # type: ignore[arg-type]
+        size = size_of(network.steps, path, norm, self.symbols)  # type: ignore[arg-type]
+        return size if self.memory is None or size.bytes <= memory else None
+
+    def chosen_symbols(self, network: Program, images: Float[Tensor, "batch *shape"], norm: str) -> int | None:
+        """The budget of symbols for such images; None where none fits."""
+        if _without_rule(network.steps) is not None:
+            return None
+        if self.symbols is not None:
+            return self.symbols
+        size = self._size(network, forward_pass(network.steps, images[:1].double())[0], norm)
+        return None if size is None else size.symbols
+
+    def upper_loss(self, problem: Problem, layer_radii: LayerRadii) -> MarginLoss:
+        region = layer_radii.region
+        which = (problem.margins > 0).all(0).nonzero()[:, 0]
+        return self._losses(problem, region.norm, region.box)(which, region.radius[which])
+
+    def search(self, problem: Problem, ball: Ball) -> tuple[Float[Tensor, " batch"], MarginLoss]:
+        """The largest certified radius of every image in the norm of `ball`, and the losses at these radii.
+
+        Secants from an eighth of the radius at which the margins' first-order bound is zero.
+        """
+        region = region_of(ball, torch.zeros_like(problem.margins[0]))
+        losses = self._losses(problem, region.norm, region.box)
+        best = _unknown(problem)
+
+        def used(which: Int[Tensor, " some"], radius: Float[Tensor, " some"]) -> Float[Tensor, " some"]:
+            nonlocal best
+            found = losses(which, radius)
+            here, margins = found.total[:, which], problem.margins[:, which]
+            worst, holds = (here / margins).amax(0), (margins > here).all(0)
+            fraction = torch.where(holds, worst.clamp(max=1 - 2 * UNIT), worst.clamp(min=1))
+            chosen = torch.zeros_like(problem.labels, dtype=torch.bool)
+            chosen[which] = holds & (radius > known[which])
+            known[which] = torch.where(chosen[which], radius, known[which])
+            best = where(chosen, found, best)
+            return fraction
+
+        known = torch.zeros_like(problem.margins[0])
+        lower_radius(_first_order_radius(problem, ball), used)
+        return known, best
+
+    def _losses(self, p: Problem, norm: str, box: bool) -> Callable[[Tensor, Tensor], MarginLoss]:
+        """The losses of some images at some radii; infinite for the others."""
+        size = None if self._refusal(p.network, p.path, norm) else self._size(p.network, p.path, norm)
+        positions = {name: position for position, name in p.names.items()}
+
+        def losses(which: Tensor, radius: Tensor) -> MarginLoss:
+            whole = _unknown(p)
+            if size is None or not len(which):
+                return whole
+            terms: dict[Term, Tensor] = {}
+            room = _AT_ONCE if not p.images.is_cuda else (MEMORY if self.memory is None else self.memory)
+            count = max(1, int(room // max(size.bytes, 1)))
+            for some, within in zip(which.split(count), radius.split(count), strict=True):
+                region = Region(norm, within, box)  # type: ignore[arg-type]
+                with torch.no_grad():
+                    output = enclose(p.network.steps, Pixels(p.images[some], region), size.symbols)
+                    found = lower_margins(output, p.labels[some], p.other_classes[:, some].mT)
+                margins = p.margins[:, some]
+                lower = found.lower.mT
+                total = up(margins - lower + 4 * UNIT * (margins.abs() + lower.abs()))
+                whole.total[:, some] = torch.where(lower > -torch.inf, total.clamp(min=0), torch.inf)
+                shift = (margins - found.center.mT).clamp(min=0)
+                for name, part in {**found.parts, "center": shift.mT}.items():
+                    key = (positions[name], "errors") if name in positions and name != INPUT else (WHOLE, name)
+                    terms.setdefault(key, torch.zeros_like(p.margins))[:, some] += part.mT
+            return MarginLoss(whole.total, terms)
+
+        return losses
+
+
+def _without_rule(steps: tuple[Step, ...]) -> str | None:
+    """The name of a layer without a rule for zonotopes."""
+    for step in steps:
+        if isinstance(step, Leaf):
+            if step.enclosure is None:
+                return step.name
+        elif (name := _without_rule(step.branch)) is not None:
+            return name
+    return None
+
+
+def _unknown(p: Problem) -> MarginLoss:
+    return MarginLoss(torch.full_like(p.margins, torch.inf), {})
+
+
+def _first_order_radius(p: Problem, ball: Ball) -> Float[Tensor, " batch"]:
+    """Where the first-order bound of the closest classes reaches zero, by autograd: a starting point, not a bound."""
+    images = p.images.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        logits = p.network.model(images)
+        others = p.other_classes[: min(_CLASSES, len(p.other_classes))]
+        margins = logits.gather(1, p.labels[:, None]) - logits.gather(1, others.mT)
+        found = []
+        for number in range(len(others)):
+            (gradient,) = torch.autograd.grad(margins[:, number].sum(), images, retain_graph=True)
+            size = ball.dual_norm(gradient)
+            ratio = p.margins[number] / torch.where(size > 0, size, 1.0)
+            found.append(ratio)
+    return torch.stack(found).amin(0).clamp(min=0).detach()
+
+
+ZONOTOPE = ZonotopeMethod()

@@ -1,0 +1,1 @@
+"""The checker's affine forms: enclosures of activations that know which entries move together."""

@@ -1,0 +1,85 @@
+"""The affine form of a network's output, and what it proves about the margins of a label."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specguard.checker.enclosure import Array, outward
+from specguard.checker.reading import Leaf, Step
+from specguard.checker.zonotope.form import Form, add, euclidean, fold, lift, taxicab
+from specguard.checker.zonotope.maps import UNIT
+from specguard.checker.zonotope.region import Region
+
+
+def enclose(steps: Sequence[Step], region: Region, symbols: int | None = None) -> Form | None:
+    """The affine form of the output over all inputs of a ball, or None where bounds overflow.
+
+    Outside of residual branches, at most `symbols` shared error symbols are kept, or all.
+    """
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
+        z = _walk(steps, region, None, symbols)
+        return z.form if isinstance(z, Region) else z
+
+
+def margins(steps: Sequence[Step], region: Region, label: int, classes: int, symbols: int | None = None) -> Array:
+    """Lower bounds on `f_label - f_j` over the ball, one for every other class j in order; -inf where none is known."""
+    z = enclose(steps, region, symbols)
+    return np.full(classes - 1, -np.inf) if z is None else lower_margins(z, label)
+
+
+def lower_margins(z: Form, label: int) -> Array:
+    """Lower bounds on the differences of the label's entry and the others."""
+    others = np.arange(len(z.mid)) != label
+
+    def apart(rows: Array) -> Array:
+        return np.asarray(rows[label] - rows[others])
+
+    errors = taxicab(apart(z.shared)) + taxicab(apart(z.local))
+    both = z.mass[label] + z.mass[others] + np.abs(z.mid[label]) + np.abs(z.mid[others])
+    own = z.fresh[label] + z.fresh[others] + z.rad[label] + z.rad[others]
+    loss = outward(euclidean(apart(z.ball)) + errors + own + 4 * UNIT * both)
+    bound = np.asarray(apart(z.mid) - loss)
+    return np.where(np.isnan(bound), -np.inf, bound)
+
+
+def _walk(
+    steps: Sequence[Step], z: Region | Form, last: int | None, symbols: int | None
+) -> Region | Form | None:
+    for step, first in zip(steps, _read_behind(steps, last), strict=True):
+        if isinstance(step, Leaf):
+            rule = step.enclosure
+            if isinstance(z, Region) and rule.of_region is not None:
+                z = rule.of_region(z)
+            else:
+                z = rule.apply(z.form if isinstance(z, Region) else z, first)
+        else:
+            z = lift(z.form if isinstance(z, Region) else z)
+            branch = _walk(step.branch, z, first, None)
+            if branch is None:
+                return None
+            assert isinstance(branch, Form)
+            z = add(z, branch, step.scale)
+        if isinstance(z, Form):
+            if not (np.isfinite(z.reach).all() and np.isfinite(z.mid).all()):
+                return None
+            z = z if symbols is None else fold(z, symbols)
+    return z
+
+
+def _read_behind(steps: Sequence[Step], last: int | None) -> list[int | None]:
+    """For every step, how many first tokens of its output are read behind it; None for all."""
+    found: list[int | None] = []
+    for step in reversed(steps):
+        found.insert(0, last)
+        last = _read_by(step, last)
+    return found
+
+
+def _read_by(step: Step, last: int | None) -> int | None:
+    """How many first tokens of its input a step reads if `last` of its output are read."""
+    if isinstance(step, Leaf):
+        reads = step.enclosure.reads
+        return last if reads == "each token alone" else reads if isinstance(reads, int) else None
+    for inner in reversed(step.branch):
+        last = _read_by(inner, last)
+    return last
