@@ -15,7 +15,7 @@ from torch import nn
 
 def inputs(center, generator, balls, shared, local):
     """Zonotopes of all sizes around a center, of all symbols, of one kind, along the center, and around zero."""
-    sizes = (1e-6, 0.1, 0.5, 2.0, 30.0, 1e5)
+    sizes = (1e-6, 0.1, 0.5, 2.0, 30.0, 1e5, 1e200)
     kinds = 10 if local else 7
     center = center[torch.arange(len(sizes) + kinds) % len(center)].double()
     z = drawn(center, generator, balls=balls, shared=shared, local=local)
