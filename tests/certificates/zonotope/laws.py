@@ -20,7 +20,7 @@ from specguard.certificates.zonotope import walk
 from specguard.certificates.zonotope.ball import Pixels, Region
 from specguard.certificates.zonotope.enclosure import Zonotope
 from specguard.certificates.zonotope.walk import Output
-from specguard.nn import materialized, unfuse_attention
+from specguard.nn import Residual, materialized, unfuse_attention
 
 PRECISION = 1e-12  # of sums in float64, relative to their terms
 _PACES = (1.0, 1.0, 0.5, 1.0, 0.3, 0.1)  # of the way to the farthest point
@@ -95,15 +95,22 @@ def functionals(out: Zonotope, generator: torch.Generator, entries: int = 40, de
 
 
 def outside(
-    f: Callable[[Tensor], Tensor], inputs: Inputs, out: Output, generator: torch.Generator, restarts: int = 3
+    f: Callable[[Tensor], Tensor],
+    inputs: Inputs,
+    out: Output,
+    generator: torch.Generator,
+    given: Tensor | None = None,
+    restarts: int = 3,
 ) -> float:
     """By how much the worst value found lies outside of an enclosure, relative to its range; at most 0 if none does.
 
-    Images that are lost count as enclosed.
+    It tries functionals of every image, if `given`, else entries and random ones. Images that are lost count as
+    enclosed.
     """
     z, worst = out.zonotope, -math.inf
-    a = functionals(z, generator).repeat_interleave(restarts, 0).expand(len(z.center), -1, *z.shape).clone()
-    free = torch.arange(a.shape[1]) >= a.shape[1] - 24 * restarts  # random functionals
+    a = functionals(z, generator).expand(len(z.center), -1, *z.shape) if given is None else given
+    a = a.repeat_interleave(restarts, 1).clone()
+    free = torch.arange(a.shape[1]) >= (a.shape[1] - 24 * restarts if given is None else 0)  # these may change
     symbols = inputs.start(a.shape[1], generator)
     kept = ~out.lost
     for pace in (0.0, *_PACES):
@@ -149,4 +156,38 @@ def check_images(
     out = walk.enclose(program(layer).steps, Pixels(images, region), budget)
     found = outside(function_of(layer), Perturbed(images, region), out, generator)
     assert found <= 0, f"a value is outside of its enclosure by {found:.2g} of the range"
+    return out
+
+
+def beside(layer: nn.Module, width: int) -> nn.Module:
+    """The map from tokens x to (x, f(x)), of the same symbols: what is left of f beside a line."""
+    first, last = nn.Linear(width, 2 * width, bias=False), nn.Linear(2 * width, width, bias=False)
+    back = nn.Linear(width, 2 * width, bias=False)
+    eye, none = torch.eye(width), torch.zeros(width, width)
+    with torch.no_grad():
+        first.weight.copy_(torch.cat([eye, none]))
+        last.weight.copy_(torch.cat([eye, none], 1))
+        back.weight.copy_(torch.cat([none, eye]))
+    return nn.Sequential(first, Residual(nn.Sequential(last, layer, back))).eval()
+
+
+def check_beside(layer: nn.Module, z: Zonotope, generator: torch.Generator, entries: int = 12) -> Output:
+    """No value of (x, f(x)) lies outside of its enclosure; functionals are such that their slopes nearly cancel."""
+    width = z.center.shape[-1]
+    whole = beside(layer, width)
+    out, f = through(program(whole), z), function_of(layer)
+    count, size = len(z.center), z.center[0].numel()
+    chosen = torch.randperm(size, generator=generator)[:entries]
+    rows = torch.eye(size, dtype=torch.float64)[chosen]
+    rows = torch.cat([rows, torch.randn(4, size, generator=generator, dtype=torch.float64)]).view(-1, *z.shape)
+    rows = rows.expand(count, *rows.shape)
+    found = []
+    for shift in (-1.0, -0.4, 0.0, 0.4, 1.0):  # slopes at the center and off it
+        x = z.center + shift * z.reach * torch.randn(z.center.shape, generator=generator).sign()
+        x = x[:, None].expand(-1, rows.shape[1], *z.shape).clone().requires_grad_()
+        y = f(x.flatten(0, 1)).unflatten(0, rows.shape[:2])
+        (slope,) = torch.autograd.grad((y * rows).sum(), x)
+        found += [torch.cat([-slope, rows], -1), torch.cat([slope, -rows], -1)]
+    worst = outside(function_of(whole), Symbols(z), out, generator, torch.cat(found, 1).nan_to_num(0, 0, 0), restarts=1)
+    assert worst <= 0, f"a value is outside of its enclosure by {worst:.2g} of the range"
     return out
