@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from certificates.zonotope.values import Symbols, upper
 from specguard.certificates import program
 from specguard.certificates.rules import Program
-from specguard.certificates.zonotope import walk
 from specguard.certificates.zonotope.ball import Pixels, Region
 from specguard.certificates.zonotope.enclosure import Zonotope
-from specguard.certificates.zonotope.walk import Output
+from specguard.certificates.zonotope.walk import Output, enclose
 from specguard.nn import Residual, materialized, unfuse_attention
 
 PRECISION = 1e-12  # of sums in float64, relative to their terms
@@ -77,10 +76,7 @@ def function_of(layer: nn.Module) -> Callable[[Tensor], Tensor]:
 
 def through(p: Program, z: Zonotope, budget: int | None = None) -> Output:
     """The enclosure of a program's output over a zonotope of inputs."""
-    lost = torch.zeros(len(z.center), dtype=torch.bool)
-    found, lost = walk._walk(p.steps, z, None, budget, lost)
-    assert isinstance(found, Zonotope)
-    return Output(found, lost)
+    return enclose(p.steps, z, budget)
 
 
 def functionals(out: Zonotope, generator: torch.Generator, entries: int = 40, dense: int = 12) -> Tensor:
@@ -153,7 +149,7 @@ def check_images(
     layer: nn.Module, images: Tensor, region: Region, generator: torch.Generator, budget: int | None = None
 ) -> Output:
     """No output of the layer over balls around images lies outside of its enclosure."""
-    out = walk.enclose(program(layer).steps, Pixels(images, region), budget)
+    out = enclose(program(layer).steps, Pixels(images, region), budget)
     found = outside(function_of(layer), Perturbed(images, region), out, generator)
     assert found <= 0, f"a value is outside of its enclosure by {found:.2g} of the range"
     return out

@@ -22,15 +22,16 @@ class Output:
     lost: Bool[Tensor, " batch"]
 
 
-def enclose(steps: Sequence[Step], z: Pixels, budget: int | None = None) -> Output:
-    """The enclosure of the output of a program for the images and balls of z.
+def enclose(steps: Sequence[Step], z: Pixels | Zonotope, budget: int | None = None) -> Output:
+    """The enclosure of the output of a program for the images and balls of z, or for an enclosure of inputs.
 
     Layers that mix tokens are given at most `budget` error symbols, and as many of their own residual branch.
 
     Raises:
         ConfigError: if a layer has no rule for enclosures.
     """
-    lost = torch.zeros(len(z.images), dtype=torch.bool, device=z.images.device)
+    at = z.images if isinstance(z, Pixels) else z.center
+    lost = torch.zeros(len(at), dtype=torch.bool, device=at.device)
     result, lost = _walk(steps, replace(z, budget=budget), None, lost, branch=False)
     return Output(result if isinstance(result, Zonotope) else result.materialized(), lost)
 
