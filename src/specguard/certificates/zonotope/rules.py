@@ -13,6 +13,7 @@ from specguard.certificates.attention.rule import mixture_of
 from specguard.certificates.layers import curves, sll
 from specguard.certificates.layers.affine import batch_norm_terms, interpolation
 from specguard.certificates.layers.convolution import windows
+from specguard.certificates.node import up
 from specguard.certificates.zonotope import gates, maps, norms
 from specguard.certificates.zonotope.activations import activation
 from specguard.certificates.zonotope.attention import Mixture, core
