@@ -56,7 +56,7 @@ class CertifySettings(Record, frozen=True):
     ] = True
     symbols: Annotated[
         int | None,
-        setting("error symbols that zonotope keeps between layers; as many as fit the memory by default", ge=1, le=MOST),
+        setting("error symbols that zonotope keeps between layers; as many as fit the memory by default"),
     ] = None
     stop_early: Annotated[
         bool, setting("one verdict per image: methods in order of cost, each on what the cheaper ones left open")
@@ -67,8 +67,8 @@ class CertifySettings(Record, frozen=True):
     def __post_init__(self) -> None:
         if self.batch < 1:
             raise ConfigError(f"batch must be at least 1, not {self.batch}")
-        if self.symbols is not None and self.symbols < 1:
-            raise ConfigError(f"symbols must be at least 1, not {self.symbols}")
+        if self.symbols is not None and not 1 <= self.symbols <= MOST:
+            raise ConfigError(f"symbols must be between 1 and {MOST}, not {self.symbols}")
         if not self.radii or not self.methods:
             raise ConfigError("a certification needs at least one radius and one method")
         if len(set(self.radii)) < len(self.radii) or len(set(self.methods)) < len(self.methods):
