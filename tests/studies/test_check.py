@@ -361,7 +361,7 @@ def test_no_field_can_be_changed_into_nonsense_or_into_a_better_claim(checked, t
             decoded += 1
             if (found.sample, found.label) == (0, image.label) and fits(found, study):
                 try:
-                    prove_again(image, found, pixels, study)
+                    prove_again(image, found, pixels, study, box=True)
                 except SoundnessError:  # which names the image, as above
                     continue
                 if not harmless(path, old, value):

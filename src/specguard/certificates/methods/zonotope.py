@@ -1,6 +1,5 @@
 """The zonotope method: margins over an enclosure of the output that knows which entries move together."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +14,7 @@ from specguard.certificates.problem import WHOLE, MarginLoss, Problem, Term
 from specguard.certificates.propagate import Path, forward_pass
 from specguard.certificates.rules import Leaf, Program, Step
 from specguard.certificates.zonotope.ball import Pixels, Region
-from specguard.certificates.zonotope.margins import INPUT, ROUNDING, lower_margins
+from specguard.certificates.zonotope.margins import CENTER, ERRORS, INPUT, lower_margins
 from specguard.certificates.zonotope.search import lower_radius
 from specguard.certificates.zonotope.size import LADDER, Size, largest_budget, size_of
 from specguard.certificates.zonotope.walk import enclose
@@ -24,6 +23,7 @@ from specguard.linalg import UNIT
 
 MEMORY = 2 * 2**30  # bytes for enclosures, where nothing else is said
 _AT_ONCE = 2**28  # bytes: more images at once do not make a CPU faster
+_RESERVE = 2.0**-13  # of every loss: whoever rounds or folds otherwise can prove the bound too
 _CLASSES = 10  # whose gradients say where the search begins
 
 
@@ -125,17 +125,25 @@ class ZonotopeMethod:
                 with torch.no_grad():
                     output = enclose(p.network.steps, Pixels(p.images[some], region), size.symbols)
                     found = lower_margins(output, p.labels[some], p.other_classes[:, some].mT)
-                margins = p.margins[:, some]
-                lower = found.lower.mT
-                total = up(margins - lower + 4 * UNIT * (margins.abs() + lower.abs()))
+                margins, lower = p.margins[:, some], found.lower.mT
+                total = up((margins - lower + 4 * UNIT * (margins.abs() + lower.abs())) * (1 + _RESERVE))
                 whole.total[:, some] = torch.where(lower > -torch.inf, total.clamp(min=0), torch.inf)
-                shift = (margins - found.center.mT).clamp(min=0)
-                for name, part in {**found.parts, "center": shift.mT}.items():
-                    key = (positions[name], "errors") if name in positions and name != INPUT else (WHOLE, name)
+                parts = {**found.parts, CENTER: (margins.mT - found.center).clamp(min=0)}
+                for name, part in _shares(parts, whole.total[:, some].mT).items():
+                    layer = name in positions and name != INPUT
+                    key: Term = (positions[name], ERRORS) if layer else (WHOLE, name)
                     terms.setdefault(key, torch.zeros_like(p.margins))[:, some] += part.mT
             return MarginLoss(whole.total, terms)
 
         return losses
+
+
+def _shares(parts: dict[str, Tensor], total: Tensor) -> dict[str, Tensor]:
+    """Parts of a whole that is known better than their sum, for the center may have moved either way."""
+    whole = torch.stack(list(parts.values())).sum(0)
+    known = total.isfinite() & whole.isfinite() & (whole > 0)
+    scale = torch.where(known, total / torch.where(known, whole, 1.0), 0.0)
+    return {name: torch.where(known, part, 0.0) * scale for name, part in parts.items()}
 
 
 def _without_rule(steps: tuple[Step, ...]) -> str | None:

@@ -16,9 +16,8 @@ from functools import cached_property
 import numpy as np
 
 from specguard.checker.enclosure import Array, outward
-from specguard.errors import ConfigError
 
-_MOST_SYMBOLS = 2**16  # sums of so many terms are rounded up by `outward`
+_ADDENDS = 2**16  # sums of so many terms are rounded up by `outward`
 _SQUARES = 1e-150  # squares of smaller numbers vanish
 _NOTHING = 1e-280
 
@@ -79,20 +78,20 @@ class Form:
 
 def taxicab(rows: Array) -> Array:
     """`sum_s |a_s|` over the last axis, rounded up."""
-    return np.asarray(outward(np.abs(_few(rows)).sum(-1)))
+    return np.asarray(outward(sum(outward(np.abs(part).sum(-1)) for part in _pieces(rows))))
 
 
 def euclidean(rows: Array) -> Array:
     """`sqrt(sum_s a_s^2)` over the last axis, rounded up."""
     if not rows.shape[-1]:
         return np.zeros(rows.shape[:-1])
-    return np.asarray(outward(np.sqrt(np.einsum("...s,...s->...", rows, _few(rows))) + _SQUARES))
+    squares = sum(outward(np.einsum("...s,...s->...", part, part)) for part in _pieces(rows))
+    return np.asarray(outward(np.sqrt(outward(squares)) + _SQUARES))
 
 
-def _few(rows: Array) -> Array:
-    if rows.shape[-1] > _MOST_SYMBOLS:
-        raise ConfigError(f"the checker adds at most {_MOST_SYMBOLS} symbols, not {rows.shape[-1]}")
-    return rows
+def _pieces(rows: Array) -> list[Array]:
+    """Few enough addends each, one piece at least, that `outward` rounds their sums up."""
+    return [rows[..., at : at + _ADDENDS] for at in range(0, max(1, rows.shape[-1]), _ADDENDS)]
 
 
 def settle(z: Form) -> Form:

@@ -44,7 +44,8 @@ def smooth_projection(z: Form, R2: Box) -> Form:
     wrong = (size * (z.rad + gamma(width) * z.mass)).sum(-1)
     T = outward(euclidean(along[0]) + taxicab(along[1]) + taxicab(along[2]) + outward(wrong))
     L, N2_low, R2_low = length_above(z), (N2.mid - N2.rad) * _DOWN, (R2.mid - R2.rad) * _DOWN
-    least = np.maximum(R2_low, (N2_low - 2 * outward(T)) * _DOWN)  # of R^2 + |c|^2
+    nearest = np.maximum((norm_below(Box.exact(a), a.ndim - 1) - outward(L)) * _DOWN, 0.0)
+    least = np.maximum(R2_low + nearest**2, N2_low - 2 * outward(T)) * _DOWN  # of R^2 + |c|^2
     known &= least > 0
     safe = np.where(known, least, 1.0)
     both = np.maximum((2 * T) ** 2 * safe**-2.5, (2 * T + L * L) ** 2 * N2_low**-2.5)
