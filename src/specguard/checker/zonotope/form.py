@@ -56,8 +56,7 @@ class Form:
     @cached_property
     def mass(self) -> Array:
         """The sum of the sizes of all coefficients: what their rounding errors are relative to."""
-        parts = (np.abs(part).sum(-1) for part in (self.ball, self.shared, self.local))
-        return np.asarray(outward(sum(parts, self.fresh)))
+        return np.asarray(outward(taxicab(self.ball) + taxicab(self.shared) + taxicab(self.local) + self.fresh))
 
     @cached_property
     def reach(self) -> Array:
@@ -70,10 +69,9 @@ class Form:
 
         `change` takes arrays with one axis of symbols behind those of the activation.
         """
-        parts = (change(x) for x in (self.ball, self.shared, self.local))
-        plain = (change(x[..., None])[..., 0] for x in (self.mid, self.fresh, self.rad))
-        mid, fresh, rad = plain
-        return Form(mid, *parts, fresh, rad, self.mixings)
+        ball, shared, local = (change(x) for x in (self.ball, self.shared, self.local))
+        mid, fresh, rad = (change(x[..., None])[..., 0] for x in (self.mid, self.fresh, self.rad))
+        return Form(mid, ball, shared, local, fresh, rad, self.mixings)
 
 
 def taxicab(rows: Array) -> Array:

@@ -67,10 +67,12 @@ def smooth_projection(z: Form, R2: Box) -> Form:
     whole = np.where(known[..., None], whole, 1.0)
     kept = known & (fresh.sum(-1) + size.sum(-1) * half < whole.sum(-1))  # False where NaN
     inside = kept[..., None]
-    parts = [np.where(inside[..., None], part, 0.0) for part in rows]
+    ball, shared, local = (np.where(inside[..., None], part, 0.0) for part in rows)
     result = Form(
         np.where(inside, a * slope[..., None], 0.0),
-        *parts,
+        ball,
+        shared,
+        local,
         np.where(inside, fresh, whole),
         np.where(inside, outward(rad), 0.0),
         z.mixings,
