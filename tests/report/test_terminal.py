@@ -87,7 +87,7 @@ def test_where_little_is_certified_the_radius_the_term_and_the_block_are_named()
     lines = certificate_verdict(result(0, 3.2e-5, 2))
     assert lines == [
         "radius 0.1: 0 certified, 1 misclassified under attack, 9 unknown, of 10",
-        "median certified radius: 3.2e-05 (local); vacuous for 2 of 9 images",
+        "median certified l2 radius: 3.2e-05 (local); vacuous for 2 of 9 images",
         "largest terms of the margin loss: blocks.1.mlp: bend (9 images)",
         "largest growth of the radius: blocks.0.attention (x 123, 9 images)",
     ]

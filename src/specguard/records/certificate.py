@@ -269,6 +269,13 @@ class Growth(Record, frozen=True):
     factor: Finite
 
 
+class Share(Record, frozen=True):
+    """A part of what zonotopes lose, as the mean fraction of the worst margin: of the input, or of a layer's errors."""
+
+    part: Name
+    fraction: Size
+
+
 class Failure(Record, frozen=True):
     method: Name
     reason: str
@@ -276,7 +283,10 @@ class Failure(Record, frozen=True):
 
 
 class CertificateSummary(Summary, frozen=True, tag_field="kind", tag="certify", omit_defaults=True):
-    """Clean, robust and certified accuracy at each radius, certified radii, and what limits the certificates."""
+    """Clean, robust and certified accuracy at each radius, certified radii, and what limits the certificates.
+
+    `largest` is about l2 radii, but for native methods, whose radii are in the norm of the study.
+    """
 
     study: CertifyStudy
     n: Count
@@ -286,11 +296,16 @@ class CertificateSummary(Summary, frozen=True, tag_field="kind", tag="certify", 
     vacuous_below: Size = VACUOUS
     limits: tuple[Limit, ...] = ()
     growth: tuple[Growth, ...] = ()
+    shares: tuple[Share, ...] = ()
     failures: tuple[Failure, ...] = ()
 
     def __post_init__(self) -> None:
         if [row.radius for row in self.radii] != list(self.study.settings.radii) or self.clean.n != self.n:
             raise ValueError("its radii or its number of images are not those of the study")
+
+    def radius_norm(self, method: str) -> Norm:
+        """The norm of the largest radii that a method certifies."""
+        return self.study.settings.norm if method in NATIVE else "l2"
 
 
 def summarize(records: Sequence[CertificateRecord], study: CertifyStudy) -> CertificateSummary:
@@ -320,6 +335,7 @@ def summarize(records: Sequence[CertificateRecord], study: CertifyStudy) -> Cert
         },
         limits=tuple(Limit(term=term, images=count) for term, count in limits.most_common(5)),
         growth=_growth(correct),
+        shares=_shares(correct),
     )
 
 
@@ -350,6 +366,17 @@ def _stages(rows: Sequence[RadiusRecord]) -> tuple[StageSummary, ...]:
         StageSummary(method=name, images=images, classes=classes, certified=certified)
         for name, (images, classes, certified) in totals.items()
     )
+
+
+def _shares(records: Sequence[CertificateRecord]) -> tuple[Share, ...]:
+    """The largest parts of the worst margin at the largest radii that zonotopes certify, as means over images."""
+    proofs = [record.proofs["zonotope"] for record in records if "zonotope" in record.proofs]
+    totals: dict[str, float] = {}
+    for proof in proofs:
+        for part, loss in proof.terms.items():
+            totals[part] = totals.get(part, 0.0) + loss / proof.margin
+    ordered = sorted(totals.items(), key=lambda item: -item[1])[:LARGEST_LOSSES]
+    return tuple(Share(part=part, fraction=total / len(proofs)) for part, total in ordered)
 
 
 def _growth(records: Sequence[CertificateRecord]) -> tuple[Growth, ...]:

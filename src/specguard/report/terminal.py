@@ -9,7 +9,7 @@ from specguard.records.accuracy import Accuracy
 from specguard.records.attack import AttackSummary
 from specguard.records.base import About
 from specguard.records.baseline import LinearBaseline
-from specguard.records.certificate import CertificateSummary, RadiusSummary
+from specguard.records.certificate import NATIVE, CertificateSummary, RadiusSummary
 from specguard.records.sensitivity import BOUNDS, ChangeSummary, Extent, SensitivitySummary
 from specguard.records.smoothing import SmoothSummary
 from specguard.records.spectrum import Distribution, SpectrumSummary
@@ -168,14 +168,19 @@ def certificate_verdict(summary: CertificateSummary) -> list[str]:
 def _limits(summary: CertificateSummary) -> list[str]:
     lines = []
     if summary.study.settings.search and summary.largest:
-        best = max(summary.largest, key=lambda method: summary.largest[method].median or 0.0)
+        native = NATIVE.intersection(summary.largest) if summary.study.settings.norm != "l2" else ()
+        best = max(native or summary.largest, key=lambda method: summary.largest[method].median or 0.0)
         radius, vacuous = _largest(summary, best), summary.largest[best].vacuous
         lines.append(
-            f"median certified radius: {radius} ({best}); vacuous for {vacuous} of {summary.clean.count} images"
+            f"median certified {summary.radius_norm(best)} radius: {radius} ({best}); "
+            f"vacuous for {vacuous} of {summary.clean.count} images"
         )
     if summary.limits:
         terms = ", ".join(f"{entry.term} ({entry.images} images)" for entry in summary.limits[:3])
         lines.append(f"largest terms of the margin loss: {terms}")
+    if summary.shares:
+        parts = ", ".join(f"{share.part} {100 * share.fraction:.0f} %" for share in summary.shares[:4])
+        lines.append(f"of the worst margin, zonotope loses to: {parts}")
     if summary.growth:
         steps = (f"{entry.step} (x {entry.factor:.3g}, {entry.images} images)" for entry in summary.growth[:3])
         lines.append(f"largest growth of the radius: {', '.join(steps)}")
@@ -203,6 +208,8 @@ def _accuracies(
     for method in rows[0].by:
         milliseconds = 1e3 * summary.seconds.get(method, 0.0) / summary.n / len(summary.radii)
         found = _largest(summary, method) if summary.study.settings.search else ""
+        if found and summary.radius_norm(method) != summary.study.settings.norm:
+            found += f" ({summary.radius_norm(method)})"
         cells = (_percent(row.by[method]) for row in rows)
         table.add_row(method, *cells, *((found, f"{milliseconds:.3g}") if last else ()))
     table.add_row("certified", *(_percent(row.certified) for row in rows))

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from specguard.records.accuracy import Accuracy
+from specguard.records.certificate import NATIVE
 from specguard.report.figures.style import ATTACKED, CERTIFIED, CLEAN, METHOD_COLOURS, RUN_COLOURS, UNKNOWN, plain
 from specguard.report.run import FoundCertificates, Run
 
@@ -166,7 +167,8 @@ def _certified_curve(study: FoundCertificates, method: str | None = None) -> lis
     """
     summary, rows = study.summary, study.rows
     radii: tuple[float, ...] = ()
-    if study.images is not None and summary.study.settings.search and study.norm == "l2":
+    native = method is not None and method in NATIVE
+    if study.images is not None and summary.study.settings.search and (native or study.norm == "l2"):
         radii = study.images.best if method is None else study.images.largest.get(method, ())
     if not radii:
         known = [(row.radius, row.certified if method is None else row.by[method]) for row in rows]

@@ -329,7 +329,10 @@ def _proof(run: Run, study: FoundCertificates, view: View, place: int) -> View:
         svg=_svg(method_figure(study), f"methods-{view.number}-{place}", "certified accuracy by method"),
         terms=[(term, n, Accuracy.of(min(n, correct), correct)) for term, n in terms if correct],
         fractions={} if images is None else {term.term: term.fraction for term in images.terms},
-        medians=[(method, found.median, found.vacuous) for method, found in largest.items()],
+        medians=[
+            (method, summary.radius_norm(method), found.median, found.vacuous) for method, found in largest.items()
+        ],
+        shares=[(share.part, share.fraction) for share in summary.shares],
         checked=sections.checks(run).get(study.place),
         checked_elsewhere=bool(run.checks),
     )

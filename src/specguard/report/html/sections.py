@@ -166,13 +166,13 @@ def subsets(run: Run) -> list[str]:
 
 
 def median_radius(run: Run) -> tuple[str, float] | None:
-    """The largest median certified radius over the correctly classified images, and its method."""
+    """The largest median certified l2 radius over the correctly classified images, and its method."""
     known = [
         (found.median, method)
         for study in run.certificates
         if study.summary.study.settings.search
         for method, found in study.summary.largest.items()
-        if found.median is not None
+        if found.median is not None and study.summary.radius_norm(method) == "l2"
     ]
     best = max(known, default=None)
     return None if best is None else (best[1], best[0])
