@@ -61,7 +61,7 @@ def test_an_ordinary_vit_goes_through_and_says_what_limits_it(specguard, tmp_pat
     ended = specguard("certify", run, *FEW, "--radius", "0.1")
     ended.succeeds()
     for said in (
-        "median certified radius: ",
+        "median certified l2 radius: ",
         "largest terms of the margin loss: ",
         "largest growth of the radius: ",
     ):
