@@ -15,6 +15,7 @@ from published import attacked, cauchy, certified, speed
 from published.cells import ROOT
 from published.figures import FIGURES
 from published.headlines import headline_list, headline_table
+from published.relational import relational
 
 README, RESULTS = ROOT / "README.md", ROOT / "docs" / "results"
 STUDIES: dict[str, Callable[[], str]] = {
@@ -22,6 +23,7 @@ STUDIES: dict[str, Callable[[], str]] = {
     "cifar10_certified": certified.cifar10_certified,
     "cifar10_lofast": certified.cifar10_lofast,
     "sst2_certified": certified.sst2_certified,
+    "relational": relational,
     "cifar10_deit_tiny": attacked.cifar10_deit_tiny,
     "cifar10_deit_tiny_pgd": attacked.cifar10_deit_tiny_pgd,
     "digits_pgd": attacked.digits_pgd,

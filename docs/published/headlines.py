@@ -8,6 +8,7 @@ from published import attacked, certified
 from published.cauchy import CIFAR10 as CIFAR10_CAUCHY
 from published.cauchy import claims_on_digits, points
 from published.cells import BENCHMARKS, Record, interval, percent, read, table
+from published.relational import ELSEWHERE, relational_records
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,16 @@ def _certificates() -> Iterable[Headline]:
         interval(text["by"]["local"]),
         f"LoFAST's bound {percent(text['by']['lofast'])}, under PGD {percent(text['attacked'])}, a linear "
         f"classifier {percent(words['by']['local'])}",
+    )
+    ordinary = relational_records()["pgd_2_3_16"]
+    ball = next(ball for ball in ordinary["balls"] if (ball["norm"], ball["box"]) == ("l2", False))
+    others = max(found["median"] for found in ordinary["others"].values())
+    yield Headline(
+        "relational",
+        "CIFAR-10, VNN-COMP's pgd_2_3_16, median certified l2 radius",
+        f"{ball['certified']['median']:.3g}, n\u00a0=\u00a0{ordinary['n']}",
+        f"{ELSEWHERE['pgd_2_3_16', 'l2']}; without zonotopes {others:.2g}; attacks reach "
+        f"{ball['attacked']['median']:.2g}",
     )
 
 

@@ -1,8 +1,10 @@
-"""The networks of the recipe `relational` compute what their files say, and other files get one sentence."""
+"""The networks of the recipe `relational` compute what their files say, and its records are complete and sound."""
 
+import json
 import math
 import os
-from dataclasses import replace
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +17,27 @@ from onnx.reference.op_run import OpRun
 from torch import nn
 from torch.nn.functional import linear, relu
 
+from helpers.documentation import module_of
 from relational import networks
 from relational.converted import LIBRARIES, converted_vit, initial_vit, trained_vit
 from relational.deept import PUBLISHED
 from relational.images import first_correct, first_predicted
+from relational.measure import Measured, Settings, nearest, run_row
 from relational.networks import DIGITS, deept_mnist, digits_vit, vnncomp_vit
-from specguard.certificates import program
-from specguard.data import Data, Dataset
-from specguard.errors import CheckpointError, DataError, SpecGuardError
-from specguard.nn import fingerprint
-from specguard.records.io import read_json
+from relational.records import ImageRecord, RowSummary
+from relational.rows import ROWS
+from specguard.attacks import APGD
+from specguard.certificates import certify, program
+from specguard.certificates.methods import ZonotopeMethod
+from specguard.certificates.problem import MarginLoss
+from specguard.data import Data, Dataset, digits
+from specguard.errors import CheckpointError, DataError, SoundnessError, SpecGuardError
+from specguard.geometry import Ball
+from specguard.nn import ViT, fingerprint, preset
+from specguard.records.io import RecordFile, read_json, read_record
+from specguard.records.shards import Shard
 from specguard.records.store import described, write_tensors
+from specguard.records.study import Pending
 
 CASES = int(os.environ.get("SPECGUARD_FUZZ", "200")) // 4
 MEAN, STD = (0.3,), (0.5,)
@@ -485,3 +497,207 @@ def test_the_networks_of_digits_are_trained_once(name, tmp_path, monkeypatch):
 def test_the_adversarial_training_is_that_of_the_recipe_of_digits():
     recorded = read_json(Path(networks.__file__).parents[1] / "digits_pgd/pgd/result.json")
     assert described(DIGITS["adversarial"]) == recorded["settings"]["training"]
+
+
+# Measured ---------------------------------------------------------------------------------------------------------
+
+BALLS = tuple(
+    Ball(norm, 0.0, box=box) for norm, box in (("l2", False), ("linf", False), ("l2", True), ("linf", True))
+)
+FAST = Settings(
+    ZonotopeMethod(symbols=100),
+    ("local",),
+    APGD(steps=10, restarts=2, loss="margin"),
+    APGD(steps=10, loss="margin"),
+)
+
+
+def small():
+    """A network with random weights, large enough for attacks, and two images with its predictions."""
+    config = preset("tiny", dim=8, depth=1, heads=2)
+    network = ViT(config, torch.Generator().manual_seed(1)).double().eval()
+    for weight in network.parameters():
+        weight.data *= 4 if weight.ndim > 1 else 1
+    return network, first_predicted(network, digits().test, 2)
+
+
+def measured(folder, settings=FAST, balls=BALLS, **given):
+    network, chosen = small()
+    return run_row("small", network, digits(), chosen, balls, folder, settings, **given)
+
+
+def stored(folder):
+    return RecordFile(folder / "records.jsonl", ImageRecord).read()
+
+
+@pytest.fixture(scope="module")
+def row(tmp_path_factory):
+    """The folder of a row that was measured, and its summary."""
+    folder = tmp_path_factory.mktemp("row") / "small"
+    return folder, measured(folder)
+
+
+def test_the_records_of_a_row_are_complete(row):
+    folder, summary = row
+    records = stored(folder)
+    network, chosen = small()
+    assert [record.sample for record in records] == chosen.indices.tolist() == list(summary.samples)
+    assert [record.label for record in records] == chosen.labels.tolist()
+    for record in records:
+        assert tuple((ball.norm, ball.box) for ball in record.balls) == tuple((b.norm, b.box) for b in BALLS)
+        assert record.others["local"] > 0
+        for ball in record.balls:
+            assert 0 < ball.radius < ball.attacked
+            assert ball.lower > 0
+            assert ball.checked is not None
+            assert math.isclose(sum(ball.limits.values()), 1)
+            assert {"input", "rounding"} < ball.limits.keys()
+            assert ball.seconds.keys() == {"search", "ball", "attack", "checker", "nearer"}
+    assert summary.n == 2
+    assert summary.study.about.model == fingerprint(network)
+    assert summary.environment.hardware["threads"] >= 1
+    for number, ball in enumerate(summary.balls):
+        radii = [record.balls[number].radius for record in records]
+        assert list(ball.radii) == radii
+        assert ball.certified.median == ball.certified.mean == sum(radii) / 2
+        assert ball.certified.lower_median == ball.certified.smallest == min(radii)
+        assert (ball.proved, ball.broken) == (2, 0)
+        assert math.isclose(sum(ball.limits.values()), 1)
+        proved = [record.balls[number].checked > 0 for record in records]
+        assert ball.checked == sum(proved)
+
+
+def test_the_radii_of_a_row_are_those_that_certify_finds(row):
+    network, chosen = small()
+    for ball, of in zip(BALLS, row[1].balls, strict=True):
+        found = certify(network, chosen.images, chosen.labels, ball, [FAST.method]).largest["zonotope"]
+        assert of.radii == pytest.approx(found.tolist(), rel=1e-6)
+
+
+def test_an_l2_ball_is_certified_whole_and_attacked_within_the_box(row):
+    for record in stored(row[0]):
+        whole, _, boxed, _ = record.balls
+        assert (whole.radius, whole.lower, whole.limits) == (boxed.radius, boxed.lower, boxed.limits)
+        assert boxed.attacked >= boxed.radius
+    network, chosen = small()
+    for box in (False, True):
+        ball = Ball("l2", row[1].balls[0].radii[0], box=box)
+        found = certify(network, chosen.images[:1], chosen.labels[:1], ball, [FAST.method], search=False)
+        assert float(found.lower["zonotope"].amin()) == pytest.approx(stored(row[0])[0].balls[0].lower, rel=1e-6)
+
+
+def test_a_row_that_was_stopped_continues_with_the_images_that_are_missing(tmp_path, monkeypatch):
+    whole = Measured.image
+    taken = []
+
+    def stopping(self, pixels, label, sample, balls):
+        taken.append(sample)
+        if len(taken) == 2:
+            raise KeyboardInterrupt
+        return whole(self, pixels, label, sample, balls)
+
+    monkeypatch.setattr(Measured, "image", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        measured(tmp_path, balls=BALLS[:1])
+    first = stored(tmp_path)
+    assert [record.sample for record in first] == taken[:1]
+    again = measured(tmp_path, balls=BALLS[:1])
+    assert taken == [0, 1, 1]
+    assert stored(tmp_path)[:1] == first
+    assert again == measured(tmp_path, balls=BALLS[:1])
+    assert len(taken) == 3
+    with pytest.raises(SpecGuardError, match="holds another study"):
+        measured(tmp_path, balls=BALLS[1:2])
+
+
+def test_two_processes_share_a_row(tmp_path):
+    first = measured(tmp_path, balls=BALLS[:1], shard=Shard(0, 2))
+    assert isinstance(first, Pending)
+    assert measured(tmp_path, balls=BALLS[:1], shard=Shard(1, 2)).n == 2
+
+
+@dataclass(frozen=True)
+class Optimist(ZonotopeMethod):
+    """Finds a radius that is far too large; `sure` says whether it holds to it when it is asked again."""
+
+    sure: bool = True
+
+    def search(self, problem, ball):
+        return torch.full_like(problem.margins[0], 7.0 if ball.norm == "l2" else 0.9), self.nothing_lost(problem)
+
+    def upper_loss(self, problem, layer_radii):
+        return self.nothing_lost(problem) if self.sure else super().upper_loss(problem, layer_radii)
+
+    def nothing_lost(self, problem):
+        return MarginLoss(torch.zeros_like(problem.margins), {})
+
+
+@pytest.mark.parametrize("ball", BALLS, ids=str)
+def test_a_certificate_that_an_attack_breaks_stops_the_row(ball, tmp_path):
+    with pytest.raises(SoundnessError, match=f"certified by zonotope and broken at {ball.norm} radius"):
+        measured(tmp_path, replace(FAST, method=Optimist(symbols=100)), (ball,))
+    assert not stored(tmp_path)
+
+
+def test_a_radius_that_only_the_search_certifies_stops_the_row(tmp_path):
+    with pytest.raises(SoundnessError, match="only at times"):
+        measured(tmp_path, replace(FAST, method=Optimist(symbols=100, sure=False)), BALLS[:1])
+
+
+def broken_there(ball):
+    ball["broken"] = True
+
+
+def attacked_within(ball):
+    ball["attacked"] = 0.9 * ball["radius"]
+
+
+@pytest.mark.parametrize("change", [broken_there, attacked_within])
+def test_a_record_of_a_broken_certificate_is_refused(change, row, tmp_path):
+    for name in ("study.json", "environment.jsonl"):
+        (tmp_path / name).write_bytes((row[0] / name).read_bytes())
+    lines = [json.loads(line) for line in (row[0] / "records.jsonl").read_text().splitlines()]
+    change(lines[1]["balls"][3])
+    (tmp_path / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(
+        SoundnessError, match=r"image 1 is certified by zonotope and broken at linf .* within \[0, 1\]"
+    ):
+        measured(tmp_path)
+
+
+@pytest.mark.parametrize("truth", [1e-5, 0.03, 0.4, 1.0])
+@pytest.mark.parametrize("certified", [0.0, 1e-6])
+def test_the_nearest_point_is_found_from_where_none_is(truth, certified):
+    asked = []
+
+    def distance(radius):
+        asked.append(radius)
+        return None if radius < truth else max(truth, 0.9 * radius)
+
+    assert truth <= nearest(distance, certified, 1.0) <= 1.06 * truth
+    assert len(asked) < 30
+    assert nearest(lambda radius: None, certified, 1.0) is None
+
+
+COMMITTED = sorted(Path(networks.__file__).parent.glob("*.json"))
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_a_committed_row_says_where_and_how_it_was_measured(path):
+    summary, row = read_record(path, RowSummary), ROWS[path.stem]
+    assert summary.study.row == path.stem
+    assert summary.n == summary.study.about.n == row.images
+    assert [(ball.norm, ball.box) for ball in summary.balls] == [(ball.norm, ball.box) for ball in row.balls]
+    assert all(ball.broken == 0 and len(ball.radii) == row.images for ball in summary.balls)
+    assert summary.environment.hardware["threads"] == 1
+    assert summary.environment.versions["torch"]
+    assert re.fullmatch(r"[0-9a-f]{40}\+?", summary.environment.commit)
+
+
+def test_the_page_of_results_names_every_row():
+    tables = module_of("tables")
+    from published.relational import NETWORKS, relational_records
+
+    assert tables.STUDIES["relational"]
+    assert NETWORKS.keys() == ROWS.keys()
+    assert relational_records().keys() == {path.stem for path in COMMITTED}

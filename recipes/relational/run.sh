@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Vision transformers as people have them, certified by `zonotope` in l2 and linf: the largest certified radius of
+# every image, APGD at that radius, which must fail, the independent checker's proof of the same claim, what limits the
+# radius, and the distance at which attacks succeed. The other methods' l2 radii stand beside it.
+# A row takes from two minutes (pgd_2_3_16) to some hours (digits-plain, digits-adversarial) on one core. Killed, it
+# continues; a row is measured anew in another folder of RUNS. Rows of one network may be divided, see measure.py.
+# Usage: run.sh DATA [RUNS [ROW...]]     a ROW is one of those below; none given: all.
+# DATA holds cifar-10-batches-py, the files of MNIST in mnist, pgd_2_3_16.onnx of VNN-COMP 2023's ViT benchmark, and
+# DeepT's weights for MNIST as mnist_transformer.safetensors. PYTHON names the interpreter that has specguard.
+set -euo pipefail
+data=${1:?usage: run.sh DATA [RUNS [ROW...]]} runs=${2:-runs/relational}
+rows=("${@:3}")
+here=$(cd "$(dirname "$0")" && pwd)
+[ ${#rows[@]} -gt 0 ] || rows=(pgd_2_3_16 deept digits-plain digits-adversarial timm-trained timm-initial
+    huggingface-trained huggingface-initial)
+for row in "${rows[@]}"; do
+    PYTHONPATH="$here/..${PYTHONPATH:+:$PYTHONPATH}" "${PYTHON:-python3}" -m relational.measure "$row" "$data" "$runs"
+    cp "$runs/$row/summary.json" "$here/$row.json"
+done
