@@ -79,6 +79,25 @@ def through(p: Program, z: Zonotope, budget: int | None = None) -> Output:
     return enclose(p.steps, z, budget)
 
 
+@dataclass(frozen=True)
+class Encloser:
+    """A program that encloses the outputs of a layer or of a network, all symbols kept or at most so many.
+
+    Args:
+        zonotope: `zonotope(layer, z, budget)`, of the values of z.
+        balls: `balls(layer, images, region, budget)`, of perturbed images.
+    """
+
+    zonotope: Callable[[nn.Module, Zonotope, int | None], Output]
+    balls: Callable[[nn.Module, Tensor, Region, int | None], Output]
+
+
+PROVER = Encloser(
+    lambda layer, z, budget: through(program(layer), z, budget),
+    lambda layer, images, region, budget: enclose(program(layer).steps, Pixels(images, region), budget),
+)
+
+
 def functionals(out: Zonotope, generator: torch.Generator, entries: int = 40, dense: int = 12) -> Tensor:
     """Entries of both signs, at most so many, then random functionals, dense and of few entries."""
     size = math.prod(out.shape)
@@ -136,20 +155,25 @@ def outside(
 
 
 def check_contains(
-    layer: nn.Module, z: Zonotope, generator: torch.Generator, budget: int | None = None
+    layer: nn.Module, z: Zonotope, generator: torch.Generator, budget: int | None = None, by: Encloser = PROVER
 ) -> Output:
     """No value of the layer over z lies outside of its enclosure."""
-    out = through(program(layer), z, budget)
+    out = by.zonotope(layer, z, budget)
     found = outside(function_of(layer), Symbols(z), out, generator)
     assert found <= 0, f"a value is outside of its enclosure by {found:.2g} of the range"
     return out
 
 
 def check_images(
-    layer: nn.Module, images: Tensor, region: Region, generator: torch.Generator, budget: int | None = None
+    layer: nn.Module,
+    images: Tensor,
+    region: Region,
+    generator: torch.Generator,
+    budget: int | None = None,
+    by: Encloser = PROVER,
 ) -> Output:
     """No output of the layer over balls around images lies outside of its enclosure."""
-    out = enclose(program(layer).steps, Pixels(images, region), budget)
+    out = by.balls(layer, images, region, budget)
     found = outside(function_of(layer), Perturbed(images, region), out, generator)
     assert found <= 0, f"a value is outside of its enclosure by {found:.2g} of the range"
     return out
@@ -167,11 +191,13 @@ def beside(layer: nn.Module, width: int) -> nn.Module:
     return nn.Sequential(first, Residual(nn.Sequential(last, layer, back))).eval()
 
 
-def check_beside(layer: nn.Module, z: Zonotope, generator: torch.Generator, entries: int = 12) -> Output:
+def check_beside(
+    layer: nn.Module, z: Zonotope, generator: torch.Generator, entries: int = 12, by: Encloser = PROVER
+) -> Output:
     """No value of (x, f(x)) lies outside of its enclosure; functionals are such that their slopes nearly cancel."""
     width = z.center.shape[-1]
     whole = beside(layer, width)
-    out, f = through(program(whole), z), function_of(layer)
+    out, f = by.zonotope(whole, z, None), function_of(layer)
     count, size = len(z.center), z.center[0].numel()
     chosen = torch.randperm(size, generator=generator)[:entries]
     rows = torch.eye(size, dtype=torch.float64)[chosen]

@@ -11,13 +11,13 @@ from specguard.checker.zonotope.maps import UNIT
 from specguard.checker.zonotope.region import Region
 
 
-def enclose(steps: Sequence[Step], region: Region, symbols: int | None = None) -> Form | None:
-    """The affine form of the output over all inputs of a ball, or None where bounds overflow.
+def enclose(steps: Sequence[Step], inputs: Region | Form, symbols: int | None = None) -> Form | None:
+    """The affine form of the output over all inputs of a ball or of a form, or None where bounds overflow.
 
     Outside of residual branches, at most `symbols` shared error symbols are kept, or all.
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
-        z = _walk(steps, region, None, symbols)
+        z = _walk(steps, inputs, None, symbols)
         return z.form if isinstance(z, Region) else z
 
 
