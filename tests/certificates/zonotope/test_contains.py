@@ -2,16 +2,15 @@
 
 import pytest
 import torch
+from torch import nn
 
 from certificates.layers import LAYERS, made
 from certificates.zonotope.inputs import LAYOUTS, inputs, keeps_shape
-from certificates.zonotope.laws import check_beside, check_contains
+from certificates.zonotope.laws import check_beside, check_contains, function_of, through
 from certificates.zonotope.values import by_token, upper
 from specguard.certificates import program
 from specguard.certificates.zonotope.enclosure import Zonotope
-from certificates.zonotope.laws import function_of, through
 from specguard.nn import LayerScale, Residual
-from torch import nn
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

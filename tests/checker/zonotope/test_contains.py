@@ -1,7 +1,6 @@
 """No value of a layer or of a network is outside of the checker's affine form, however it is searched."""
 
 import pytest
-import torch
 
 from certificates.layers import LAYERS, made
 from certificates.zonotope.inputs import LAYOUTS, inputs, keeps_shape
