@@ -19,7 +19,7 @@ from scipy.spatial.distance import pdist, squareform
 from specguard.checker.enclosure import Array, Box, outward
 from specguard.checker.zonotope.form import Form, euclidean, lift, share, taxicab
 from specguard.checker.zonotope.maps import UNIT, gamma
-from specguard.checker.zonotope.products import Part, score_error, value_error
+from specguard.checker.zonotope.products import Change, Part, score_error, value_error
 from specguard.checker.zonotope.softmax import moved_softmax
 
 _SQUARES = 1e-140  # of differences, which vanish where they are small
@@ -67,21 +67,26 @@ def _head(q: Part, k: Part, v: Part, mixture: Mixture) -> Form:
     """One head: its queries, keys and values."""
     n, width = k.mid.shape
     tau = Box.exact(1.0) / Box.exact(float(width)).sqrt()
-    # Scores: (dq_i . k_j + q_i . dk_j) tau, one row of coefficients for every query and key.
-    scores = Box.exact(q.mid) @ Box.exact(k.mid).T * tau
+    # Scores: (dq_i . k_j + q_i . dk_j) tau, one row of coefficients for every query and key, and the middle of
+    # dq_i . dk_j.
+    product = score_error(q, k)
+    scores = (Box.exact(q.mid) @ Box.exact(k.mid).T + Box.exact(product.middle)) * tau
     S = scores if mixture.bias is None else scores + mixture.bias
     ball, errors = (_score_rows(q.mid, k.mid, dq, dk) * tau.mid for dq, dk in ((q.ball, k.ball), (q.errors, k.errors)))
     qa, ka = np.abs(q.mid), np.abs(k.mid)
     mass = outward((q.mass @ ka.T + qa @ k.mass.T) * tau.size)
-    product = score_error(q, k) + q.rad @ ka.T + qa @ k.rad.T
-    E = outward(product * tau.size + S.rad + gamma(2 * width + 8) * mass)
+    beside = product.half + q.rad @ ka.T + qa @ k.rad.T
+    E = outward(beside * tau.size + S.rad + gamma(2 * width + 8) * mass)
     # Softmax
     exact = Box.exact(S.mid).softmax()
     p = exact.mid
-    x = _centered_range(p, ball, errors) + gamma(2 * n + 8) * (mass + (p * mass).sum(-1, keepdims=True))
+    ball_c, errors_c = ball - p[:, None] @ ball, errors - p[:, None] @ errors  # without the weighted means
     others = outward(p * E).sum(-1, keepdims=True) - p * E
-    x = x + np.abs(1 - p) * E + others + gamma(2 * n) * E.max(-1, keepdims=True)
-    x = np.asarray(outward(x + (exact.rad * (mass + E)).sum(-1, keepdims=True)))  # also for the exact mean
+    rest = gamma(2 * n + 8) * (mass + (p * mass).sum(-1, keepdims=True))
+    rest = rest + np.abs(1 - p) * E + others + gamma(2 * n) * E.max(-1, keepdims=True)
+    rest = rest + (exact.rad * (mass + E)).sum(-1, keepdims=True)  # also for the exact mean
+    rest = np.asarray(outward(taxicab(errors_c) + rest))
+    x = np.asarray(outward(euclidean(ball_c) + rest))
     D = np.minimum(x[:, :, None] + x[:, None, :], _distances(ball, errors) + E[:, :, None] + E[:, None, :])
     soft = moved_softmax(S.mid, outward(D))
     wrong = exact.rad * (1 + x)
@@ -90,20 +95,25 @@ def _head(q: Part, k: Part, v: Part, mixture: Mixture) -> Form:
     flatter = flat.sum(-1, keepdims=True) < bent.sum(-1, keepdims=True)
     middle = np.where(flatter, flat_middle, bent_middle)
     half = np.asarray(outward(np.where(flatter, flat, bent) + 4 * UNIT * (p + np.abs(middle))))
-    line = outward(p * x + np.maximum(soft.above, soft.below) + wrong)
-    change = outward(np.minimum(np.maximum(soft.high - p, p - soft.low) + 4 * UNIT * p, line))
+    second, widest = np.maximum(soft.above, soft.below), np.maximum(soft.high - p, p - soft.low) + 4 * UNIT * p
+    slope = np.where(flatter, 0.0, p)
+    change = Change(
+        most=np.asarray(outward(np.minimum(widest, p * x + second + wrong))),
+        ball=slope[..., None] * ball_c,
+        rest=np.asarray(outward(np.where(flatter, widest, p * rest + second + wrong))),
+    )
     # Values
     u = p @ v.mid
     apart = v.mid[None] - u[:, None]  # query, key, channel
     size, va = np.abs(apart), np.abs(v.mid) + v.rad
-    weights = np.swapaxes(apart, -1, -2) * np.where(flatter, 0.0, p)[:, None]  # query, channel, key
+    weights = np.swapaxes(apart, -1, -2) * slope[:, None]  # query, channel, key
     ball_u, errors_u = weights @ ball, weights @ errors
-    mid_u = u + (middle[:, None] @ apart)[:, 0]
-    spread = np.asarray(value_error(change, v))
+    product = value_error(change, v)
+    mid_u, spread = u + (middle[:, None] @ apart)[:, 0] + product.middle, product.half
     relative = gamma(3 * n + 4 * width + 64)
     each = (p * (1 + mass + E) + np.abs(middle) + half)[:, None]
     constant = 1 + (p * (mass + E)).sum(-1, keepdims=True) + (mass + E).max(-1, keepdims=True)
-    rounding = relative * ((each @ (size + np.abs(u)[:, None]))[:, 0] + constant * (p @ va) + p @ v.mass)
+    rounding = relative * ((each @ (size + np.abs(u)[:, None]))[:, 0] + constant * (p @ va) + p @ v.mass + np.abs(product.middle))
     # The mixture, whose fixed part is linear in the values.
     mix, most = mixture.mix.mid, mixture.mix.size
     P, P_most = mix * p, most * p
@@ -134,11 +144,6 @@ def _score_rows(q: Array, k: Array, dq: Array, dk: Array) -> Array:
 def _tokens(P: Array, rows: Array) -> Array:
     """`sum_j P_ij rows_j`."""
     return np.asarray(np.tensordot(P, rows, 1))
-
-
-def _centered_range(p: Array, ball: Array, errors: Array) -> Array:
-    """The ranges of scores minus their mean, which has the weights p."""
-    return euclidean(ball - p[:, None] @ ball) + taxicab(errors - p[:, None] @ errors)
 
 
 def _distances(ball: Array, errors: Array) -> Array:

@@ -20,6 +20,7 @@ from specguard.errors import ConfigError
 
 _MOST_SYMBOLS = 2**16  # sums of so many terms are rounded up by `outward`
 _SQUARES = 1e-150  # squares of smaller numbers vanish
+_NOTHING = 1e-280
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,16 @@ def _few(rows: Array) -> Array:
     return rows
 
 
+def settle(z: Form) -> Form:
+    """Fresh errors that only rounding up made are rounding errors, which need no symbols."""
+    if (z.fresh > _NOTHING).any():
+        return z
+    return replace(z, fresh=np.zeros_like(z.fresh), rad=z.rad + z.fresh * (1 + 2.0**-50))
+
+
 def lift(z: Form) -> Form:
     """Turn fresh errors into local symbols: as many as entries per token."""
+    z = settle(z)
     if not z.fresh.any():
         return z
     tokens = z.shape[0] if z.mid.ndim > 1 else 1
@@ -110,16 +119,20 @@ def append(z: Form, rows: Array) -> Form:
 
 
 def share(z: Form) -> Form:
-    """Make every local symbol one of all tokens; without an axis of tokens there is only one."""
+    """Make every local symbol one of all tokens; without an axis of tokens there is only one.
+
+    All tokens of the first symbol come first: symbols added later stand behind them, as in a branch's output, which
+    begins with the symbols of its input.
+    """
     if not z.local.shape[-1]:
         return z
     own = z.local
     if z.mid.ndim > 1:
         tokens, count = z.shape[0], own.shape[-1]
-        blocks = np.zeros((*z.shape, tokens, count))
+        blocks = np.zeros((*z.shape, count, tokens))
         for i in range(tokens):
-            blocks[i, ..., i, :] = own[i]
-        own = blocks.reshape(*z.shape, tokens * count)
+            blocks[i, ..., i] = own[i]
+        own = blocks.reshape(*z.shape, count * tokens)
     shared, local = np.concatenate([z.shared, own], -1), np.zeros((*z.shape, 0))
     return replace(z, shared=shared, local=local, mixings=z.mixings + 1)
 

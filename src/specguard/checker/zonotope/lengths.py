@@ -15,38 +15,36 @@ def spectral_above(A: Array) -> Array:
     """
     if not A.shape[-1] or not A.shape[-2]:
         return np.zeros(A.shape[:-2])
-    A, exponent = _scaled(A if A.shape[-2] >= A.shape[-1] else np.swapaxes(A, -1, -2))
+    A, exponent = scaled(A if A.shape[-2] >= A.shape[-1] else np.swapaxes(A, -1, -2))
     G, error = _gram(np.swapaxes(A, -1, -2))
     V = Box.exact(eigh(G)[1])
     rotated = V.T @ (Box.exact(G) @ V)
-    most = outward(outward(rotated.size.sum(-1)).max(-1) / (1 - _defect(V))) + error
+    most = outward(outward(rotated.size.sum(-1)).max(-1) / (1 - defect_of(V))) + error
     return np.asarray(outward(np.ldexp(np.sqrt(outward(most)), exponent)))
 
 
-def factor(A: Array) -> Array:
-    """C with `A A^T <= C C^T` for every matrix A (entries by symbols): so `A = C U` with `||U|| <= 1`.
+def factor_of_gram(G: Array, error: Array) -> Array:
+    """C with `A A^T <= C C^T` for every A whose `A A^T` is within `error` of the symmetric G in the Frobenius norm.
 
     `A A^T <= V diag(w) V^T + (residual + error) I`, and `I <= V V^T / (1 - defect)`.
     """
-    A, exponent = _scaled(A)
-    G, error = _gram(A)
     w, V = eigh(G)
     box = Box.exact(V)
-    residual = norm_above(Box.exact(G) - (box * Box.exact(w[..., None, :])) @ box.T, A.ndim - 2)
+    residual = norm_above(Box.exact(G) - (box * Box.exact(w[..., None, :])) @ box.T, G.ndim - 2)
     # The columns of C are right to three roundings, which changes C C^T by less than 16 u trace(C C^T).
     trace = np.maximum(w, 0.0).sum(-1)
-    shift = outward((residual + error + 64 * UNIT * trace + 1e-290) / (1 - _defect(box)))
-    columns = V * np.sqrt(np.maximum(w, 0.0) + shift[..., None])[..., None, :]
-    return np.asarray(np.ldexp(columns, exponent[..., None, None]))
+    shift = outward((residual + error + 64 * UNIT * trace + 1e-290) / (1 - defect_of(box)))
+    return np.asarray(V * np.sqrt(np.maximum(w, 0.0) + shift[..., None])[..., None, :])
 
 
 def eigh(G: Array) -> tuple[Array, Array]:
     """Eigenvalues and eigenvectors of symmetric matrices; where one is not finite, those of zero."""
     finite = np.isfinite(G).all((-1, -2))[..., None, None]
-    return tuple(np.linalg.eigh(np.where(finite, G, 0.0)))
+    w, V = np.linalg.eigh(np.where(finite, G, 0.0))
+    return w, V
 
 
-def _scaled(A: Array) -> tuple[Array, Array]:
+def scaled(A: Array) -> tuple[Array, Array]:
     """The matrices times powers of two, with entries of at most 1; the exponents that undo it."""
     exponent = np.frexp(np.abs(A).max((-1, -2), initial=0.0))[1]
     return np.ldexp(A, -exponent[..., None, None]), exponent
@@ -59,7 +57,7 @@ def _gram(A: Array) -> tuple[Array, Array]:
     return (G + np.swapaxes(G, -1, -2)) / 2, np.asarray(outward((gamma(A.shape[-1]) + 4 * UNIT) * square))
 
 
-def _defect(V: Box) -> Array:
+def defect_of(V: Box) -> Array:
     defect = norm_above(V.T @ V - Box.exact(np.eye(V.shape[-1])), V.mid.ndim - 2)
     if not (defect < 0.5).all():
         raise SoundnessError("the checker's eigenvectors are not orthogonal")

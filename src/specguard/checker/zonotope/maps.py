@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from specguard.checker.enclosure import Array, Box, outward
-from specguard.checker.zonotope.form import Form, lift, share
+from specguard.checker.zonotope.form import Form, lift, settle, share
 
 UNIT = 2.0**-53
 
@@ -21,8 +21,7 @@ def gamma(count: int) -> float:
 
 def matrix(z: Form, A: Box, b: Box) -> Form:
     """`x A^T + b` on the last axis. Fresh errors become local symbols: entry j moves its token along column j."""
-    if z.mid.ndim > 2:
-        z = lift(z)
+    z = lift(z) if z.mid.ndim > 2 else settle(z)
     wrong = A.rad + gamma(A.shape[1]) * np.abs(A.mid)
     mid = z.mid @ A.mid.T + b.mid
     rad = z.rad @ A.size.T + (np.abs(z.mid) + z.mass) @ wrong.T + b.rad + 2 * UNIT * np.abs(mid)

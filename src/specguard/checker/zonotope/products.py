@@ -5,10 +5,9 @@ from functools import cached_property
 
 import numpy as np
 
-from specguard.checker.enclosure import Array, norm_above, outward
-from specguard.checker.enclosure import Box as _Box
+from specguard.checker.enclosure import Array, outward
 from specguard.checker.zonotope.form import euclidean
-from specguard.checker.zonotope.lengths import factor, spectral_above
+from specguard.checker.zonotope.forms import form_range
 from specguard.checker.zonotope.maps import UNIT, gamma
 
 
@@ -42,35 +41,62 @@ class Part:
         """The deviation of every entry without the l2 ball."""
         return np.asarray(outward(np.abs(self.errors).sum(-1) + self.rad))
 
-    @cached_property
-    def factor(self) -> Array:
-        return factor(self.ball)
+
+@dataclass(frozen=True)
+class Interval:
+    """`middle +- half`."""
+
+    middle: Array
+    half: Array
+
+    def or_narrower(self, low: Array, high: Array) -> "Interval":
+        """This interval or, entry by entry, `[low, high]` where that is narrower."""
+        middle = low / 2 + high / 2
+        half = np.asarray(outward(np.maximum(high - middle, middle - low) + 4 * UNIT * np.abs(middle)))
+        better = half < self.half
+        return Interval(np.where(better, middle, self.middle), np.where(better, half, self.half))
 
 
-def score_error(q: Part, k: Part) -> Array:
-    """Upper bounds on `|dq_i . dk_j|` for all queries i and keys j: the smallest that is known."""
-    bounds = [q.reach @ k.reach.T]
-    if q.ball.shape[-1]:
-        bounds.append(_by_factors(q, k))
-    return np.asarray(outward(np.min(bounds, 0)))
+def score_error(q: Part, k: Part) -> Interval:
+    """The interval of `dq_i . dk_j` for all queries i and keys j.
 
-
-def _by_factors(q: Part, k: Part) -> Array:
-    """`|xi^T G_q^T G_k xi| <= sigma(C_q^T C_k)` for `G = C U`, and ranges for products with errors."""
-    C, D = q.factor, k.factor
-    products = np.swapaxes(C, -1, -2)[:, None] @ D[None]
-    sizes = norm_above(_Box.exact(C), 1)[:, None] * norm_above(_Box.exact(D), 1)
-    sigma = spectral_above(products) + gamma(C.shape[-1]) * sizes
-    return np.asarray(outward(sigma + q.straight @ k.rest.T + q.rest @ k.straight.T + q.rest @ k.rest.T))
-
-
-def value_error(change: Array, v: Part) -> Array:
-    """Upper bounds on `|sum_j dP_ij dv_jc|` for changes of probabilities that sum to zero up to rounding.
-
-    `change` bounds |dP|. The mean of dv over keys may be subtracted: `sum_j dP_ij (dv_jc - mean)`.
+    By ranges, or for `dq = G_q xi + e_q` and `dk = G_k xi + e_k` as a form of xi, with ranges for the errors.
     """
+    half = np.asarray(outward(q.reach @ k.reach.T))
+    whole = Interval(np.zeros_like(half), half)
+    if not q.ball.shape[-1]:
+        return whole
+    low, high = form_range(q.ball, k.ball)
+    more = outward(q.straight @ k.rest.T + q.rest @ k.straight.T + q.rest @ k.rest.T)
+    return whole.or_narrower(low - outward(more), high + outward(more))
+
+
+@dataclass(frozen=True)
+class Change:
+    """Changes of probabilities, which sum to zero over keys up to rounding.
+
+    Args:
+        most: the largest change of every probability.
+        ball: the coefficients of its part that is linear in the l2 ball.
+        rest: the largest change beside that part.
+    """
+
+    most: Array
+    ball: Array
+    rest: Array
+
+
+def value_error(change: Change, v: Part) -> Interval:
+    """The interval of `sum_j dP_ij dv_jc`, in which the mean of dv over keys may be subtracted from dv."""
     mean = v.reach.max(0) + v.mass.max(0)
-    around = euclidean(v.ball - v.ball.mean(0)) + np.abs(v.errors - v.errors.mean(0)).sum(-1)
-    around = around + v.rad + v.rad.mean(0) + gamma(len(v.mid) + 4) * (v.mass + v.mass.mean(0))
-    bounds = [change @ v.reach, change @ outward(around)]
-    return np.asarray(outward(np.min(bounds, 0) + 4 * gamma(len(v.mid) + 64) * mean + 1e-290 * UNIT))
+    ball = v.ball - v.ball.mean(0)
+    rest = np.abs(v.errors - v.errors.mean(0)).sum(-1) + v.rad + v.rad.mean(0)
+    rest = outward(rest + gamma(len(v.mid) + 4) * (v.mass + v.mass.mean(0)))
+    around = outward(euclidean(ball) + rest)
+    half = np.asarray(outward(np.minimum(change.most @ v.reach, change.most @ around)))
+    found = Interval(np.zeros_like(half), half)
+    if ball.shape[-1]:
+        low, high = form_range(change.ball, np.swapaxes(ball, 0, 1))
+        more = outward(euclidean(change.ball) @ rest + change.rest @ around)
+        found = found.or_narrower(low - outward(more), high + outward(more))
+    return Interval(found.middle, np.asarray(outward(found.half + 4 * gamma(len(v.mid) + 64) * mean)))
