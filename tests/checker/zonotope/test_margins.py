@@ -16,6 +16,7 @@ from specguard.checker.zonotope.walk import lower_margins
 
 BALLS = (("l2", False), ("linf", False), ("linf", True))
 RADII = (0.01, 0.1)
+AGREE = {0.01: 1e-4, 0.1: 0.25}  # of a radius: by how much more the checker's margins may lose
 
 
 def proved(model, images, labels, region, budget=None):
@@ -61,19 +62,18 @@ def test_margins_are_those_of_the_prover(name, norm, box):
     model, images = network(name)
     labels, classes = model(images).argmax(1), model(images).shape[1]
     others = torch.stack([torch.tensor([j for j in range(classes) if j != y]) for y in labels.tolist()])
-    for radius in (1e-6, 1e-3, 0.01, 0.1):
+    for radius, apart in AGREE.items():
         region = Region(norm, torch.full((2,), radius, dtype=torch.float64), box)
         theirs = prover_margins(PROVER.balls(model, images, region, None), labels, others)
         clean = model(images).detach()
         clean = clean.gather(1, labels[:, None]) - clean.gather(1, others)
-        loss = clean - proved(model, images, labels, region)
-        ratio = loss / (clean - theirs.lower)
-        print("RATIO", name, norm, box, radius, float(ratio.min()), float(ratio.max()))
+        ratio = (clean - proved(model, images, labels, region)) / (clean - theirs.lower)
+        assert ((ratio > 1 - 1e-5) & (ratio < 1 + apart)).all(), f"{float(ratio.min())}, {float(ratio.max())}"
 
 
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 def test_bounds_that_overflow_prove_nothing(norm):
-    model, images = network("norm=layernorm")
+    model, images = network("norm=none")
     for radius in (1e100, 1e250, float("inf"), float("nan")):
         region = Region(norm, torch.full((2,), radius, dtype=torch.float64), False)
-        assert (proved(model, images, model(images).argmax(1), region) == -torch.inf).all() 
+        assert (proved(model, images, model(images).argmax(1), region) == -torch.inf).all()
