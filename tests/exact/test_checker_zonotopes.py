@@ -1,5 +1,7 @@
 """The checker's affine forms against exact arithmetic: exact values are enclosed, without a tolerance."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -16,12 +18,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow|invalid|divide by zero:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", LAYERS)
 def test_exact_values_of_layers_are_enclosed_whatever_the_sizes(name, layout):
-    for seed in (1, 2):
+    for seed, size in ((1, 0.0), (2, 1e-14)):
         layer, x = scaled(name, seed)
         generator = torch.Generator().manual_seed(seed)
         z = drawn(x, generator, **LAYOUTS[layout])
-        for size in (0.0, 1e-14):
-            check_exactly(layer, sized(z, size * float(x.abs().max())), generator, points=seed - 1, by=CHECKER)
+        z = sized(z, size * float(x.abs().max()))
+        check_exactly(layer, z, generator, points=seed - 1, by=CHECKER)
 
 
 @pytest.mark.parametrize("norm", ["l2", "linf"])
@@ -33,3 +35,19 @@ def test_exact_values_of_networks_are_enclosed(name, norm):
         generator = torch.Generator().manual_seed(seed)
         for radius in (0.0, 1e-14, 1e-3, 0.3):
             check_image(model, x, norm, radius, seed, generator, CHECKER)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_rounding_of_coefficients_is_enclosed_where_it_is_all_there_is(name, layout):
+    """Centers and biases are zero, and symbols so small that what is quadratic in them is far below their rounding."""
+    layer, x = scaled(name, 0)
+    with torch.no_grad():
+        for key, p in layer.named_parameters():
+            if key.endswith(("bias", "shift", "token", "table")):
+                p.zero_()
+    for seed in range(2):
+        generator = torch.Generator().manual_seed(seed)
+        z = sized(drawn(x, generator, **LAYOUTS[layout]), 1e-25)
+        z = replace(z, center=0 * z.center, slack=0 * z.slack)
+        check_exactly(layer, z, generator, points=1, by=CHECKER)
