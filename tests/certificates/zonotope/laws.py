@@ -7,7 +7,7 @@ the violation as well.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -176,6 +176,21 @@ def check_images(
     found = outside(function_of(layer), Perturbed(images, region), out, generator)
     assert found <= 0, f"a value is outside of its enclosure by {found:.2g} of the range"
     return out
+
+
+def check_first_order(layer: nn.Module, z: Zonotope, generator: torch.Generator, by: Encloser = PROVER) -> None:
+    """Over tiny zonotopes without rounding errors, the range of a functional is that of its slope over z."""
+    fresh = None if z.fresh is None else 1e-7 * z.fresh
+    z = replace(z, generators=1e-7 * z.generators, fresh=fresh, slack=0 * z.slack)
+    out, f = by.zonotope(layer, z, None), function_of(layer)
+    a = functionals(out.zonotope, generator).expand(len(z.center), -1, *out.zonotope.shape)
+    x = z.center[:, None].expand(-1, a.shape[1], *z.shape).clone().requires_grad_()
+    (slope,) = torch.autograd.grad((f(x.flatten(0, 1)).unflatten(0, a.shape[:2]) * a).sum(), x)
+    wanted, found = upper(z, slope), upper(out.zonotope, a)
+    scale = wanted.amax(1, keepdim=True)
+    assert not out.lost.any()
+    assert (found >= wanted - 1e-9 * scale).all(), f"{float(((wanted - found) / scale).max()):.2g}"
+    assert (found <= wanted + 1e-3 * scale).all(), f"{float(((found - wanted) / scale).max()):.2g}"
 
 
 def beside(layer: nn.Module, width: int) -> nn.Module:

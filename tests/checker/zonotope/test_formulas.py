@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from certificates.zonotope.inputs import LAYOUTS, inputs
-from certificates.zonotope.laws import check_beside, check_contains
-from certificates.zonotope.values import upper
+from certificates.zonotope.laws import check_beside, check_contains, check_first_order
+from certificates.zonotope.values import drawn, upper
 from checker.zonotope.forms import CHECKER, form, stacked
 from specguard.checker.enclosure import Box
 from specguard.checker.layers import curves
@@ -287,6 +287,8 @@ def test_blocks_over_tokens_with_symbols_of_their_own_are_enclosed(name, layout,
     with torch.no_grad():
         for p in layer.parameters():
             p.copy_(torch.randn(p.shape, generator=generator) / max(1, p.shape[-1]) ** 0.5)
-    z = inputs(torch.randn(2, 4, 6, generator=generator), generator, **LAYOUTS[layout])
+    x = torch.randn(2, 4, 6, generator=generator)
+    check_first_order(layer, drawn(x, generator, **LAYOUTS[layout]), generator, by=CHECKER)
+    z = inputs(x, generator, **LAYOUTS[layout])
     check_contains(layer, z, generator, by=CHECKER)
     check_beside(layer, z, generator, by=CHECKER)
