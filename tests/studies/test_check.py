@@ -122,6 +122,68 @@ def test_linf_balls_and_single_methods_too(norm, tmp_path):
     assert verified(certified(tmp_path / "study", settings))[0].claims > 0
 
 
+@pytest.fixture(scope="module")
+def native(tmp_path_factory) -> Path:
+    """A study of linf balls: radii of zonotope are linf radii, those of local are l2 radii."""
+    settings = CertifySettings(radii=(0.004,), norm="linf", methods=("local", "zonotope"), batch=5)
+    return certified(tmp_path_factory.mktemp("native") / "study", settings).parent
+
+
+def test_native_radii_are_checked_in_their_own_norm(native, tmp_path):
+    study = shutil.copytree(native, tmp_path / "study")
+    records = [json.loads(line) for line in (study / "records.jsonl").read_text().splitlines()]
+    summary, _ = verified(study / "records.jsonl")
+    lines = [json.loads(line) for line in (study / "checked" / "records.jsonl").read_text().splitlines()]
+    correct = [record for record in records if record["predicted"] == record["label"]]
+    assert summary.attacked == len(correct) >= 3
+    for line, record in zip(lines, records, strict=True):
+        if record in correct:
+            assert record["method"] == "zonotope"
+            assert line["attacked"] == max(record["largest"]["zonotope"], 0.004)
+            assert record["largest"]["zonotope"] > record["largest"]["local"] / 4 > 0  # sqrt(16)
+            proof = record["proofs"]["zonotope"]
+            assert "radii" not in proof or not proof["radii"]
+            assert sum(proof["terms"].values()) == pytest.approx(proof["loss"], rel=1e-9)
+            assert {"input", "rounding"} <= proof["terms"].keys()
+
+
+NATIVE_FORGED = {
+    "a radius of the other norm": lambda record: record["largest"].update(zonotope=4 * record["largest"]["zonotope"]),
+    "a bound": lambda record: record["radii"][0]["lower"].update(zonotope=record["margin"]),
+    "a smaller loss": lambda record: record["losses"].update({next(iter(record["losses"])): 1e-9}),
+    "a smaller loss of the proof": lambda record: record["proofs"]["zonotope"].update(
+        loss=record["proofs"]["zonotope"]["loss"] * 0.99
+    ),
+    "a class bound": lambda record: record["proofs"]["zonotope"]["lower"].__setitem__((record["label"] + 1) % 4, 9.0),
+    "no proof": lambda record: record["proofs"].pop("zonotope"),
+    "radii of layers": lambda record: record["proofs"]["zonotope"].update(radii={"head": 1.0}),
+    "errors of no layer": lambda record: record["proofs"]["zonotope"]["terms"].update(
+        {"blocks.9: errors": record["proofs"]["zonotope"]["terms"].pop("input")}
+    ),
+    "another method": lambda record: record.update(method="local"),
+}
+
+
+@pytest.mark.parametrize("name", NATIVE_FORGED)
+def test_forged_claims_of_native_methods_are_errors(name, native, tmp_path):
+    study = shutil.copytree(native, tmp_path / "study")
+    file = changed(study, NATIVE_FORGED[name])
+    with pytest.raises((SoundnessError, RunError), match="image 0"):
+        verified(file)
+
+
+def test_bounds_in_the_box_are_not_bounds_without_it(native, tmp_path):
+    """The images' darkest pixels move half as far in the box: a study that drops the box claims too much."""
+    study = shutil.copytree(native, tmp_path / "study")
+    header = json.loads((study / "study.json").read_text())
+    assert header["settings"]["box"] is True
+    header["settings"]["box"] = False
+    (study / "study.json").write_text(json.dumps(header))
+    (study / "summary.json").unlink()
+    with pytest.raises(SoundnessError, match="image"):
+        verified(study / "records.jsonl")
+
+
 def first(record, *path):
     for key in path[:-1]:
         record = record[key]
@@ -131,6 +193,7 @@ def first(record, *path):
 CLAIMS = {
     "a lower bound": ("radii", 0, "lower", "local"),
     "a lower bound of the adjoint": ("radii", 0, "lower", "adjoint"),
+    "a lower bound of the zonotope": ("radii", 0, "lower", "zonotope"),
     "a largest radius": ("largest", "local"),
     "the radius of a proof": ("proofs", "local", "radius"),
     "a margin": ("margin",),
@@ -146,6 +209,8 @@ SIZES = {
     "attention's remainder": ("proofs", "adjoint", "terms", "blocks.1.attention.branch.inner: together"),
     "a remainder of the mixed proof": ("proofs", "mixed", "terms", "first order"),
     "the first order": ("proofs", "adjoint", "terms", "first order"),
+    "a loss of the zonotope": ("proofs", "zonotope", "loss"),
+    "a term of the zonotope": ("proofs", "zonotope", "terms", "input"),
 }
 
 
@@ -361,7 +426,7 @@ def test_no_field_can_be_changed_into_nonsense_or_into_a_better_claim(checked, t
             decoded += 1
             if (found.sample, found.label) == (0, image.label) and fits(found, study):
                 try:
-                    prove_again(image, found, pixels, study)
+                    prove_again(image, found, pixels, study, box=True)
                 except SoundnessError:  # which names the image, as above
                     continue
                 if not harmless(path, old, value):

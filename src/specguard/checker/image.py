@@ -20,7 +20,7 @@ from specguard.checker.propagate import (
 )
 from specguard.checker.reading import Reading
 from specguard.checker.zonotope.region import Region
-from specguard.checker.zonotope.walk import margins
+from specguard.checker.zonotope.walk import Budget, margins
 from specguard.geometry import Norm
 
 Terms = dict[tuple[Position, str], Array]  # (step, term): per other class; _WHOLE for the network
@@ -114,13 +114,18 @@ class Image:
             found = self._proof(radius, method, largest_entry)
         return replace(found, losses=np.where(np.isnan(found.losses), np.inf, found.losses))
 
-    def zonotope(self, norm: Norm, radius: float, box: bool = False, symbols: int | None = None) -> Array:
-        """Lower bounds on the margins within a ball by affine forms, at most so many shared error symbols kept.
+    def zonotope(
+        self, norm: Norm, radius: float, box: bool = False, symbols: int | None = None, numbers: int = 0
+    ) -> Array:
+        """Lower bounds on the margins within a ball by affine forms.
 
-        An linf ball with `box` is cut to [0, 1]; so may be an l2 ball, whose bound is that of the whole ball.
+        Of the error symbols that all tokens share, the heaviest are kept: `symbols` of them, and as many more as have
+        `numbers` coefficients; all for None. An linf ball with `box` is cut to [0, 1]; so may be an l2 ball, whose
+        bound is that of the whole ball.
         """
         region = Region(self.pixels, norm, radius, box)
-        return margins(self.reading.steps, region, self.label, len(self.output), symbols)
+        budget = None if symbols is None else Budget(symbols, numbers)
+        return margins(self.reading.steps, region, self.label, len(self.output), budget)
 
     def losses(
         self, radius: float, method: str, largest_entry: float, near: float

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from specguard import nn as own
 from specguard.checker import weights
 from specguard.checker.attention.core import core_attention
 from specguard.checker.attention.point import Attention
 from specguard.checker.attention.weights import Weights
-from specguard.checker.enclosure import Box, outward
-from specguard.checker.layers import activations, affine, convolution, curves, gated, norms, pooling, qk_norm
+from specguard.checker.enclosure import Box
+from specguard.checker.layers import activations, affine, convolution, gated, norms, pooling, qk_norm
 from specguard.checker.layers.activations import Map
 from specguard.checker.layers.sll import sll
 from specguard.checker.node import Maker, Point
@@ -23,16 +23,11 @@ from specguard.checker.shapes import for_broadcast, for_shape, for_tokens
 from specguard.checker.weights import bias, box
 from specguard.errors import ConfigError
 from specguard.nn.settings import (
-    bias_of,
     choice,
     count,
-    fraction,
     heads_and_dim,
-    kernel_width,
-    number,
     patch_side,
     positive,
-    width_of_norm,
 )
 
 _SLOPES_TO_ONE = (nn.ReLU, nn.Tanh, own.Softplus, own.Squareplus)  # those whose slopes lie in [0, 1]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int64
@@ -17,7 +18,7 @@ from specguard.certificates import Certificate, Verifier, certify
 from specguard.certificates.methods import Method, ZonotopeMethod
 from specguard.certificates.verifier import check_verifiers
 from specguard.data import Split
-from specguard.errors import SoundnessError
+from specguard.errors import ConfigError, SoundnessError
 from specguard.geometry import Ball
 from specguard.nn import Classifier
 from specguard.records.base import About
@@ -36,7 +37,8 @@ from specguard.records.certificate import (
     fits,
     summarize,
 )
-from specguard.records.shards import WHOLE, Shard
+from specguard.records.io import read_record
+from specguard.records.shards import STUDY, WHOLE, Shard
 from specguard.records.store import described
 from specguard.records.study import Pending, Study, Watcher, complete
 from specguard.studies.counterexample import broken
@@ -99,7 +101,7 @@ def run_certify(
         1
     """
     check_verifiers(verifiers)
-    settings = with_symbols(settings, model, split, device, memory)
+    settings = with_symbols(_as_begun(settings, folder), model, split, device, memory)
     prover = _Prover(model, split.to(device), settings, attack, verifiers, device, memory)
     header = CertifyStudy(
         about=about,
@@ -107,8 +109,9 @@ def run_certify(
         attack=described(attack),
         verifiers={verifier.name: verifier.rests_on for verifier in verifiers},
     )
-    measured = memory is not None and not NATIVE.issuperset(settings.methods)
-    part = images_within(memory, prover.try_proof) if measured else settings.batch
+    part = settings.batch
+    if memory is not None and not NATIVE.issuperset(settings.methods):
+        part = images_within(memory, prover.try_proof)
     study = Study(
         header,
         labels_by_sample(split),
@@ -121,6 +124,16 @@ def run_certify(
         doing="certifying",
     )
     return complete(study, folder, device, watch, shard)
+
+
+def _as_begun(settings: CertifySettings, folder: Path) -> CertifySettings:
+    """The settings with the symbols of the study that the folder holds already: another memory changes no study."""
+    path = folder / STUDY
+    if settings.symbols is not None or not path.exists():
+        return settings
+    stored = read_record(path, dict[str, Any]).get("settings")
+    symbols = stored.get("symbols") if isinstance(stored, dict) else None
+    return structs.replace(settings, symbols=symbols) if isinstance(symbols, int) and symbols > 0 else settings
 
 
 def with_symbols(
@@ -138,6 +151,9 @@ def with_symbols(
     Returns:
         The settings, unchanged if `zonotope` is not asked for, or does not fit at all.
 
+    Raises:
+        ConfigError: If the settings ask for more symbols than fit.
+
     Example:
         >>> from specguard.data import digits
         >>> from specguard.nn import ViT, preset
@@ -147,15 +163,16 @@ def with_symbols(
         >>> with_symbols(CertifySettings(), model, split, cpu, 2**30).symbols is None
         False
     """
-    if settings.symbols is not None or not NATIVE.intersection(settings.methods):
+    if not NATIVE.intersection(settings.methods) or (memory is None and settings.symbols is not None):
         return settings
     samples = samples_of(copy.deepcopy(model).to(device).eval(), split.to(device))
     positions = torch.arange(1 if isinstance(samples, ImageSamples) else len(split.labels), device=device)
     longest = max(samples.batches(positions), key=lambda batch: batch.inputs[0].numel())
-    method = ZonotopeMethod(memory=memory)
-    return structs.replace(
-        settings, symbols=method.chosen_symbols(longest.prepared.program, longest.inputs, settings.norm)
-    )
+    method = ZonotopeMethod(settings.symbols, memory)
+    network, inputs = longest.prepared.program, longest.inputs
+    if settings.symbols is not None and (why := method.memory_refusal(network, inputs, settings.norm)) is not None:
+        raise ConfigError(why)
+    return structs.replace(settings, symbols=method.chosen_symbols(network, inputs, settings.norm))
 
 
 class _Prover:

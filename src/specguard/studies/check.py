@@ -25,7 +25,7 @@ from specguard.errors import RunError, SoundnessError
 from specguard.geometry import Ball, Norm
 from specguard.nn import matches_fingerprint
 from specguard.records.base import About
-from specguard.records.certificate import CertificateRecord, CertifyStudy, fits, summarize
+from specguard.records.certificate import NATIVE, CertificateRecord, CertifyStudy, fits, summarize
 from specguard.records.check import CheckRecord, CheckSettings, CheckStudy, CheckSummary
 from specguard.records.check import summarize as summarize_check
 from specguard.records.io import read_lines
@@ -201,6 +201,7 @@ class _Check:
         self.records = dict(zip(samples, claimed.records, strict=False))  # there may be more images
         self.labels = dict(zip(samples, labels, strict=True))
         self.norm = claimed.study.settings.norm
+        self.box = self.samples.box and claimed.study.settings.box
 
     def batch(self, begin: int, end: int) -> list[CheckRecord]:
         """The results of checking these records."""
@@ -217,14 +218,14 @@ class _Check:
         chosen = [self.records[sample] for sample in samples]
         attacked = [self._largest_certified(record) for record in chosen]
         self._attack(batch, attacked, self.norm)
-        if self.norm != "l2":  # the search is for l2 radii
-            self._attack(batch, [_largest_found(record) for record in chosen], "l2")
+        if self.norm != "l2":  # methods that are not native search for l2 radii
+            self._attack(batch, [_largest_found(record, native=False) for record in chosen], "l2")
         pixels = batch.inputs.double().cpu().numpy()
         for i, (sample, record) in enumerate(zip(samples, chosen, strict=True)):
             image = Image.of(batch.prepared.read, pixels[i], int(batch.labels[i]))
             if (radius := attacked[i]) is not None:
                 image.check_within(l2_ball(radius, pixels[i].size, self.norm)[0])
-            claims, room = prove_again(image, record, pixels[i], self.study)
+            claims, room = prove_again(image, record, pixels[i], self.study, box=self.box)
             yield CheckRecord(
                 sample=sample,
                 label=int(batch.labels[i]),
@@ -247,9 +248,11 @@ class _Check:
         return (record.sample, record.label) == (sample, self.labels[sample]) and fits(record, self.study)
 
     def _largest_certified(self, record: CertificateRecord) -> float | None:
-        """The largest certified radius, of the given radii and, in l2, of the search."""
+        """The largest certified radius in the study's norm, of the given radii and of the search."""
         curve = [row.radius for row in record.radii if row.verdict == "certified"]
-        found = _largest_found(record) if self.norm == "l2" else None
+        found = _largest_found(record, native=True)
+        if self.norm == "l2":
+            found = max(found or 0.0, _largest_found(record, native=False) or 0.0) or None
         return max([*curve, *([] if found is None else [found])], default=None)
 
     def _attack(self, batch: Batch, radii: Sequence[float | None], norm: Norm) -> None:
@@ -258,12 +261,14 @@ class _Check:
         for radius in sorted({radius for radius in radii if radius}):
             members = torch.tensor([i for i, r in enumerate(radii) if r == radius], device=batch.inputs.device)
             x, y, samples = batch.inputs[members].double(), batch.labels[members], batch.samples[members]
-            within = Ball(norm, radius, box=self.samples.box and self.study.settings.box)
+            within = Ball(norm, radius, box=self.box)
             found = self.attack(exact, x, y, within, ids=samples, seed=self.seed).images
             if (lost := misclassified(exact, x, found, y, within)).any():
                 sample = int(samples[lost][0])
                 raise SoundnessError(f"image {sample} is certified at radius {radius:g}, and an attack succeeds")
 
 
-def _largest_found(record: CertificateRecord) -> float | None:
-    return max(record.largest.values(), default=0.0) or None  # methods that stop early search for none
+def _largest_found(record: CertificateRecord, *, native: bool) -> float | None:
+    """The largest radius that native methods, or the others, found; those that stop early search for none."""
+    found = (radius for method, radius in record.largest.items() if (method in NATIVE) == native)
+    return max(found, default=0.0) or None

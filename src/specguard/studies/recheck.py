@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,21 @@ from specguard.checker.layers.affine import Linear
 from specguard.checker.propagate import LayerAtPoint, Path, ResidualAtPoint
 from specguard.errors import SoundnessError
 from specguard.geometry import Norm
-from specguard.records.certificate import LARGEST_LOSSES, CertificateRecord, CertifyStudy, MethodName, Proof
+from specguard.records.certificate import (
+    LARGEST_LOSSES,
+    NATIVE,
+    CertificateRecord,
+    CertifySettings,
+    CertifyStudy,
+    MethodName,
+    Proof,
+)
 
 CLOSE = 1e-7  # relative tolerance between prover and checker, which round differently
 _TINY = 1e-12  # absolute tolerance, where the exact value is zero and only rounding remains
 _NORMS = ("norm", "zeta", "derivative_norm", "mu", "mu_uncentered", "xi", "norm_cv", "norm_xvo", "norm_p")
+_NUMBERS = 2**28  # coefficients of error symbols that the checker keeps at least: 2 GiB
+_PARTS = {"input", "center", "folded", "rounding"}  # terms of enclosures beside the errors of layers
 Require = Callable[[str, Any], None]
 
 
@@ -48,22 +59,60 @@ def l2_ball(radius: float, size: int, norm: Norm) -> tuple[float, float]:
     return (radius, math.inf) if norm == "l2" else (radius * math.sqrt(size) * (1 + 1e-15), radius)
 
 
+@dataclass(frozen=True)
+class Prover:
+    """What the checker proves about an image in the balls of a study.
+
+    Args:
+        image: the image.
+        settings: those of the study.
+        box: whether perturbed entries stay in [0, 1].
+    """
+
+    image: Image
+    settings: CertifySettings
+    box: bool
+    _native: dict[float, Array] = field(default_factory=dict)
+
+    def lower(self, method: str, radius: float) -> Array:
+        """Lower bounds on all margins by a method, within a ball of the study's norm."""
+        if method in NATIVE:
+            return self._zonotope(radius)
+        l2, entry = l2_ball(radius, self.image.pixels.size, self.settings.norm)
+        return np.asarray(self.image.margins - self.image.proof(l2, method, entry).losses)
+
+    def lower_at_largest(self, method: str, radius: float) -> Array:
+        """The same within a radius that the study searched for: an l2 radius, but for native methods."""
+        if method in NATIVE:
+            return self._zonotope(radius)
+        return np.asarray(self.image.margins - self.image.proof(radius, method).losses)
+
+    def _zonotope(self, radius: float) -> Array:
+        if radius not in self._native:
+            settings = self.settings
+            self._native[radius] = self.image.zonotope(settings.norm, radius, self.box, settings.symbols, _NUMBERS)
+        return self._native[radius]
+
+
 def prove_again(
-    image: Image, record: CertificateRecord, pixels: Array, study: CertifyStudy
+    image: Image, record: CertificateRecord, pixels: Array, study: CertifyStudy, *, box: bool
 ) -> tuple[int, float | None]:
-    """Check a record; returns the number of claims that were proved again and the smallest proved margin."""
+    """Check a record; returns the number of claims that were proved again and the smallest proved margin.
+
+    `box` says whether perturbed entries stay in [0, 1].
+    """
+    prover = Prover(image, study.settings, box)
     if study.settings.stop_early:
-        return _prove_early(image, record, pixels, study)
+        return _prove_early(prover, record, pixels, study)
     norm = study.settings.norm
     require = requirement(record.sample)
     same_image(image, record, pixels, require)
     claims, rooms = 0, []
     for row in record.radii:
-        radius, entry = l2_ball(row.radius, pixels.size, norm)
         for method, claimed in row.lower.items():
             if claimed is None and row.verdict != "broken":
                 continue
-            left = float((image.margins - image.proof(radius, method, entry).losses).min())
+            left = float(prover.lower(method, row.radius).min())
             right = row.verdict != "broken" or left <= 0
             require(f"its verdict is broken at radius {row.radius:g}, which {method} certifies", right)
             if claimed is None:
@@ -76,18 +125,18 @@ def prove_again(
                 rooms.append(left)
     for method, radius in record.largest.items():
         if radius > 0:
-            left = float((image.margins - image.proof(radius, method).losses).min())
+            left = float(prover.lower_at_largest(method, radius).min())
             require(f"{method} does not certify its largest radius {radius:g}", left > 0)
             rooms.append(left)
             claims += 1
     for method in record.largest:
         stored, farthest = record.proofs.get(method), _farthest(record, method)
-        if norm == "l2":  # a certificate of an linf ball need not hold in the l2 ball around it
+        if norm == "l2" or method in NATIVE:  # other certificates of an linf ball need not hold in the l2 ball around it
             require(f"{method} certifies a radius without a proof", stored is not None or not farthest)
             require(f"the proof of {method} is about another radius", stored is None or stored.radius == farthest)
         if stored is not None:
-            claims += _same_proof(image, method, stored, require)
-    claims += _same_losses(image, record, pixels.size, norm, require)
+            claims += _same_proof(prover, method, stored, require)
+    claims += _same_losses(prover, record, pixels.size, norm, require)
     return claims + _same_norms(image.path, record.norms, require), min(rooms, default=None)
 
 
@@ -98,18 +147,29 @@ def _farthest(record: CertificateRecord, method: MethodName) -> float:
     return float(max([record.largest[method], *curve]))
 
 
-def _same_proof(image: Image, method: MethodName, stored: Proof, require: Require) -> int:
-    """Check that no radius, layer term or class bound of a proof is tighter than the checker's own."""
-    proof = image.proof(stored.radius, method)
+def _same_proof(prover: Prover, method: MethodName, stored: Proof, require: Require) -> int:
+    """Check that nothing in a proof is tighter than the checker's own: loss, class bounds, and radii and layer terms.
+
+    Enclosures have no radii, and the checker does not know which layer made an error symbol: their terms only have to
+    make up the loss.
+    """
+    image = prover.image
     require(f"the proof of {method} names no other class", stored.other_class in image.other_classes)
     other = image.other_classes.index(stored.other_class)
     size = 1 + np.abs(image.output).max()
     same = abs(stored.margin - image.margins[other]) <= CLOSE * size
     require(f"the proof of {method} claims another margin", same)
     require(f"the proof of {method} does not hold", stored.loss < stored.margin)
-    require(f"{method} claims a smaller loss", proof.losses[other] <= stored.loss * (1 + CLOSE) + 1e-12 * size)
     total = sum(stored.terms.values())
     require(f"the terms of {method} are not its loss", abs(total - stored.loss) <= CLOSE * stored.loss + 1e-12)
+    losses = image.margins - prover.lower_at_largest(method, stored.radius)
+    require(f"{method} claims a smaller loss", losses[other] <= stored.loss * (1 + CLOSE) + 1e-12 * size)
+    claims = 1 + _same_bounds(image, method, stored, losses, require)
+    if method in NATIVE:
+        require(f"the proof of {method} has radii of layers", not stored.radii)
+        require(f"the proof of {method} has other terms", stored.terms.keys() <= _parts(image))
+        return claims
+    proof = image.proof(stored.radius, method)
     require(f"the proof of {method} has other layers", stored.radii.keys() == proof.radii.keys())
     for layer, own in proof.radii.items():
         require(f"{method} claims a smaller radius at {layer}", own <= stored.radii[layer] * (1 + CLOSE))
@@ -122,7 +182,7 @@ def _same_proof(image: Image, method: MethodName, stored: Proof, require: Requir
         claimed = sum(stored.terms.get(f"{layer}: {term}" if layer else term, 0.0) for term in terms)
         right = found <= claimed * (1 + CLOSE) + 1e-12 or np.isinf(found)
         require(f"{method} claims a smaller {' + '.join(terms)} at {layer or 'the whole'}", right)
-    return 1 + len(proof.radii) + len(layers) + _same_bounds(image, method, stored, proof.losses, require)
+    return claims + len(proof.radii) + len(layers)
 
 
 def _same_bounds(image: Image, method: MethodName, stored: Proof, losses: Array, require: Require) -> int:
@@ -144,7 +204,7 @@ def _same_bounds(image: Image, method: MethodName, stored: Proof, losses: Array,
     return len(losses)
 
 
-def _same_losses(image: Image, record: CertificateRecord, size: int, norm: Norm, require: Require) -> int:
+def _same_losses(prover: Prover, record: CertificateRecord, size: int, norm: Norm, require: Require) -> int:
     """Check the margin losses per layer, at the last radius by the best method.
 
     A record stores the largest terms only. Losses are compared per layer, since prover and checker may divide a
@@ -154,10 +214,32 @@ def _same_losses(image: Image, record: CertificateRecord, size: int, norm: Norm,
     """
     method, losses, last = record.method, record.losses, record.radii[-1]
     assert method is not None  # the record was checked against its study
-    radius, entry = l2_ball(last.radius, size, norm)
-    found = any(_may_lose(losses, own) for own in image.losses(radius, method, entry, CLOSE))
+    if method in NATIVE:
+        found = _may_be(losses, prover, prover.lower(method, last.radius))
+    else:
+        radius, entry = l2_ball(last.radius, size, norm)
+        found = any(_may_lose(losses, own) for own in prover.image.losses(radius, method, entry, CLOSE))
     require(f"its margin losses by {method} at radius {last.radius:g} are different", found)
     return 1
+
+
+def _may_be(claimed: Mapping[str, float | None], prover: Prover, lower: Array) -> bool:
+    """Whether the claimed terms of an enclosure may make up the loss of the worst margin."""
+    image = prover.image
+    worst = int(lower.argmin())
+    own = float(image.margins[worst] - lower[worst])
+    if own == math.inf:
+        return not claimed
+    sizes = [math.inf if value is None else value for value in claimed.values()]
+    known = _parts(image)
+    hidden = min(sizes, default=0.0) * len(known) if len(claimed) >= LARGEST_LOSSES else 0.0
+    ordered = sizes == sorted(sizes, reverse=True) and claimed.keys() <= known
+    return ordered and sum(sizes) + hidden >= own * (1 - CLOSE)
+
+
+def _parts(image: Image) -> set[str]:
+    """The names of the terms of an enclosure."""
+    return {f"{layer}: errors" for layer in image.names.values()} | _PARTS
 
 
 def _may_lose(claimed: Mapping[str, float | None], own: dict[tuple[str, str], float]) -> bool:
@@ -212,28 +294,26 @@ def _places(path: Path) -> dict[str, LayerAtPoint]:
 
 
 def _prove_early(
-    image: Image, record: CertificateRecord, pixels: Array, study: CertifyStudy
+    prover: Prover, record: CertificateRecord, pixels: Array, study: CertifyStudy
 ) -> tuple[int, float | None]:
     """Check a record of methods that stop early: each class that a method of this package excludes is a claim.
 
     The claims of an external verifier are counted only to check that no class is missing.
     """
-    require = requirement(record.sample)
+    image, require = prover.image, requirement(record.sample)
     same_image(image, record, pixels, require)
     claims, rooms = 0, []
     for row in record.radii:
         if row.verdict != "certified":
             continue
-        radius, entry = l2_ball(row.radius, pixels.size, study.settings.norm)
         excluded = [other for claim in row.proved for other in claim.classes]
         require(
             f"not every other class is excluded once at radius {row.radius:g}",
             sorted(excluded) == image.other_classes,
         )
         for claim in (claim for claim in row.proved if claim.method not in study.verifiers):
-            losses = image.proof(radius, claim.method, entry).losses
             at = [image.other_classes.index(other) for other in claim.classes]
-            left = float((image.margins - losses)[at].min())
+            left = float(prover.lower(claim.method, row.radius)[at].min())
             near = CLOSE * (abs(claim.lower) + np.abs(image.output).max())
             require(
                 f"{claim.method} does not exclude all of {list(claim.classes)} at radius {row.radius:g}", left > 0

@@ -14,7 +14,7 @@ from specguard.certificates.zonotope.walk import Output
 from specguard.checker import read
 from specguard.checker.zonotope.form import Form
 from specguard.checker.zonotope.region import Region
-from specguard.checker.zonotope.walk import enclose
+from specguard.checker.zonotope.walk import Budget, enclose
 
 
 def form(z: Zonotope, image: int) -> Form:
@@ -43,11 +43,15 @@ def stacked(found: Iterable[Form | None], empty: Callable[[], Tensor]) -> Output
     return Output(Zonotope(mid, torch.cat([balls, shared, local], 1), fresh, rad, balls.shape[1], *runs), lost)
 
 
+def kept(budget: int | None) -> Budget | None:
+    return None if budget is None else Budget(budget)
+
+
 def over_zonotope(layer: nn.Module, z: Zonotope, budget: int | None = None) -> Output:
     """The checker's form of a layer's outputs over every image of a zonotope."""
     steps = read(layer.eval()).steps
     return stacked(
-        (enclose(steps, form(z, i), budget) for i in range(len(z.center))), lambda: 0 * function_of(layer)(z.center)
+        (enclose(steps, form(z, i), kept(budget)) for i in range(len(z.center))), lambda: 0 * function_of(layer)(z.center)
     )
 
 
@@ -55,7 +59,7 @@ def over_balls(layer: nn.Module, images: Tensor, region: ball.Region, budget: in
     """The checker's form of a network's outputs over the ball of every image."""
     steps, radii = read(layer.eval()).steps, region.radius.tolist()
     regions = [Region(x.numpy(), region.norm, r, region.box) for x, r in zip(images, radii, strict=True)]
-    return stacked((enclose(steps, each, budget) for each in regions), lambda: 0 * function_of(layer)(images))
+    return stacked((enclose(steps, each, kept(budget)) for each in regions), lambda: 0 * function_of(layer)(images))
 
 
 CHECKER = Encloser(over_zonotope, over_balls)

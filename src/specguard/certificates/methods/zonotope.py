@@ -1,6 +1,5 @@
 """The zonotope method: margins over an enclosure of the output that knows which entries move together."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -15,15 +14,16 @@ from specguard.certificates.problem import WHOLE, MarginLoss, Problem, Term
 from specguard.certificates.propagate import Path, forward_pass
 from specguard.certificates.rules import Leaf, Program, Step
 from specguard.certificates.zonotope.ball import Pixels, Region
-from specguard.certificates.zonotope.margins import INPUT, ROUNDING, lower_margins
+from specguard.certificates.zonotope.margins import CENTER, ERRORS, INPUT, lower_margins
 from specguard.certificates.zonotope.search import lower_radius
 from specguard.certificates.zonotope.size import LADDER, Size, largest_budget, size_of
 from specguard.certificates.zonotope.walk import enclose
-from specguard.geometry import Ball
+from specguard.geometry import Ball, Norm
 from specguard.linalg import UNIT
 
 MEMORY = 2 * 2**30  # bytes for enclosures, where nothing else is said
 _AT_ONCE = 2**28  # bytes: more images at once do not make a CPU faster
+_RESERVE = 2.0**-13  # of every loss: whoever rounds or folds otherwise can prove the bound too
 _CLASSES = 10  # whose gradients say where the search begins
 
 
@@ -43,33 +43,35 @@ class ZonotopeMethod:
     name: Literal["zonotope"] = "zonotope"
     needs_backward: bool = False
 
-    def refusal(self, network: Program, images: Float[Tensor, "batch *shape"], norm: str) -> str | None:
+    def refusal(self, network: Program, images: Float[Tensor, "batch *shape"], norm: Norm) -> str | None:
         """Why it cannot be applied to this network, or None."""
-        return self._refusal(network, forward_pass(network.steps, images[:1].double())[0], norm)
-
-    def _refusal(self, network: Program, path: Path, norm: str) -> str | None:
         if (name := _without_rule(network.steps)) is not None:
             return f"{name or 'the model'} has no rule for zonotopes"
-        if self.symbols is not None and self.memory is None:
+        return self.memory_refusal(network, images, norm)
+
+    def memory_refusal(self, network: Program, images: Float[Tensor, "batch *shape"], norm: Norm) -> str | None:
+        """Why enclosures of such images do not fit the memory, or None."""
+        if (self.symbols is not None and self.memory is None) or _without_rule(network.steps) is not None:
             return None
+        path = forward_pass(network.steps, images[:1].double())[0]
         if self._size(network, path, norm) is not None:
             return None
         least = size_of(network.steps, path, norm, LADDER[0] if self.symbols is None else self.symbols)
         memory = MEMORY if self.memory is None else self.memory
         return (
-            f"zonotopes of this model take about {least.bytes / 2**30:.2g} GiB an image with {least.symbols} symbols, "
-            f"more than {memory / 2**30:.2g} GiB"
+            f"zonotopes of this model take about {least.bytes / 2**30:.2g} GiB an image with {least.symbols} "
+            f"symbols, more than {memory / 2**30:.2g} GiB"
         )
 
-    def _size(self, network: Program, path: Path, norm: str) -> Size | None:
+    def _size(self, network: Program, path: Path, norm: Norm) -> Size | None:
         """The budget of symbols with its memory; None where it does not fit."""
         memory = MEMORY if self.memory is None else self.memory
         if self.symbols is None:
-            return largest_budget(network.steps, path, norm, memory)  # type: ignore[arg-type]
-        size = size_of(network.steps, path, norm, self.symbols)  # type: ignore[arg-type]
+            return largest_budget(network.steps, path, norm, memory)
+        size = size_of(network.steps, path, norm, self.symbols)
         return size if self.memory is None or size.bytes <= memory else None
 
-    def chosen_symbols(self, network: Program, images: Float[Tensor, "batch *shape"], norm: str) -> int | None:
+    def chosen_symbols(self, network: Program, images: Float[Tensor, "batch *shape"], norm: Norm) -> int | None:
         """The budget of symbols for such images; None where none fits."""
         if _without_rule(network.steps) is not None:
             return None
@@ -108,9 +110,9 @@ class ZonotopeMethod:
         lower_radius(_first_order_radius(problem, ball), used)
         return known, best
 
-    def _losses(self, p: Problem, norm: str, box: bool) -> Callable[[Tensor, Tensor], MarginLoss]:
+    def _losses(self, p: Problem, norm: Norm, box: bool) -> Callable[[Tensor, Tensor], MarginLoss]:
         """The losses of some images at some radii; infinite for the others."""
-        size = None if self._refusal(p.network, p.path, norm) else self._size(p.network, p.path, norm)
+        size = None if _without_rule(p.network.steps) is not None else self._size(p.network, p.path, norm)
         positions = {name: position for position, name in p.names.items()}
 
         def losses(which: Tensor, radius: Tensor) -> MarginLoss:
@@ -121,21 +123,29 @@ class ZonotopeMethod:
             room = _AT_ONCE if not p.images.is_cuda else (MEMORY if self.memory is None else self.memory)
             count = max(1, int(room // max(size.bytes, 1)))
             for some, within in zip(which.split(count), radius.split(count), strict=True):
-                region = Region(norm, within, box)  # type: ignore[arg-type]
+                region = Region(norm, within, box)
                 with torch.no_grad():
                     output = enclose(p.network.steps, Pixels(p.images[some], region), size.symbols)
                     found = lower_margins(output, p.labels[some], p.other_classes[:, some].mT)
-                margins = p.margins[:, some]
-                lower = found.lower.mT
-                total = up(margins - lower + 4 * UNIT * (margins.abs() + lower.abs()))
+                margins, lower = p.margins[:, some], found.lower.mT
+                total = up((margins - lower + 4 * UNIT * (margins.abs() + lower.abs())) * (1 + _RESERVE))
                 whole.total[:, some] = torch.where(lower > -torch.inf, total.clamp(min=0), torch.inf)
-                shift = (margins - found.center.mT).clamp(min=0)
-                for name, part in {**found.parts, "center": shift.mT}.items():
-                    key = (positions[name], "errors") if name in positions and name != INPUT else (WHOLE, name)
+                parts = {**found.parts, CENTER: (margins.mT - found.center).clamp(min=0)}
+                for name, part in _shares(parts, whole.total[:, some].mT).items():
+                    layer = name in positions and name != INPUT
+                    key: Term = (positions[name], ERRORS) if layer else (WHOLE, name)
                     terms.setdefault(key, torch.zeros_like(p.margins))[:, some] += part.mT
             return MarginLoss(whole.total, terms)
 
         return losses
+
+
+def _shares(parts: dict[str, Tensor], total: Tensor) -> dict[str, Tensor]:
+    """Parts of a whole that is known better than their sum, for the center may have moved either way."""
+    whole = torch.stack(list(parts.values())).sum(0)
+    known = total.isfinite() & whole.isfinite() & (whole > 0)
+    scale = torch.where(known, total / torch.where(known, whole, 1.0), 0.0)
+    return {name: torch.where(known, part, 0.0) * scale for name, part in parts.items()}
 
 
 def _without_rule(steps: tuple[Step, ...]) -> str | None:

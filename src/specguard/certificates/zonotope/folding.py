@@ -16,18 +16,19 @@ from specguard.linalg import round_up
 
 def fold(z: Zonotope) -> Zonotope:
     """Within the budget if all local symbols were expanded; what is folded is fresh where that fits the budget too."""
-    if z.budget is None or z.center.ndim == 2:
+    budget = z.budget
+    if budget is None or z.center.ndim == 2:
         return z
     tokens, width = z.center.shape[1], z.center[0, 0].numel()
     shared, local = z.symbols()
-    if shared + tokens * (local + (z.fresh is not None) * width) <= z.budget:
+    if shared + tokens * (local + (z.fresh is not None) * width) <= budget:
         return z
     z = lift(z)
-    fits = z.budget >= 2 * tokens * width
+    fits = budget >= 2 * tokens * width
     begin, middle = z.balls, z.balls + shared
     of_shared, of_local = z.generators[:, begin:middle], z.generators[:, middle:]
     weights = torch.cat([_weights(of_shared, 2), _weights(of_local, 3).flatten(1)], 1)
-    which, dropped = _heaviest(weights, z.budget - tokens * width * fits)
+    which, dropped = _heaviest(weights, budget - tokens * width * fits)
     origins = _origins(z, tokens)
     box = _folded(of_shared, dropped[:, :shared]) + _folded(of_local, dropped[:, shared:].unflatten(1, (-1, tokens)))
     kept = torch.where(

@@ -47,7 +47,7 @@ def mixing(
     """
     z = mixed(z)
     center = apply(z.center) + bias
-    size = sizes(z.magnitude + z.center.abs() + z.slack) + abs(bias)
+    size = sizes(z.magnitude + z.center.abs() + z.slack) + torch.as_tensor(bias).abs()
     generators = apply(z.generators.flatten(0, 1)).unflatten(0, z.generators.shape[:2])
     return replace(z, center=center, generators=generators, slack=up(sizes(z.slack) + gamma(terms + 16) * size))
 

@@ -17,7 +17,8 @@ from specguard.certificates.zonotope.folding import sources
 from specguard.certificates.zonotope.walk import Output
 from specguard.linalg import UNIT, gamma
 
-INPUT, ROUNDING = "input", "rounding"  # parts of the width that are no layer's errors
+ERRORS = "errors"  # of a layer
+INPUT, CENTER, ROUNDING = "input", "center", "rounding"  # parts of a loss that are no layer's errors
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from functools import cached_property
 import numpy as np
 
 from specguard.checker.enclosure import Array, outward
-from specguard.errors import ConfigError
 
-_MOST_SYMBOLS = 2**16  # sums of so many terms are rounded up by `outward`
+_ADDENDS = 2**16  # sums of so many terms are rounded up by `outward`
 _SQUARES = 1e-150  # squares of smaller numbers vanish
 _NOTHING = 1e-280
 
@@ -57,8 +56,7 @@ class Form:
     @cached_property
     def mass(self) -> Array:
         """The sum of the sizes of all coefficients: what their rounding errors are relative to."""
-        parts = (np.abs(part).sum(-1) for part in (self.ball, self.shared, self.local))
-        return np.asarray(outward(sum(parts, self.fresh)))
+        return np.asarray(outward(taxicab(self.ball) + taxicab(self.shared) + taxicab(self.local) + self.fresh))
 
     @cached_property
     def reach(self) -> Array:
@@ -71,28 +69,27 @@ class Form:
 
         `change` takes arrays with one axis of symbols behind those of the activation.
         """
-        parts = (change(x) for x in (self.ball, self.shared, self.local))
-        plain = (change(x[..., None])[..., 0] for x in (self.mid, self.fresh, self.rad))
-        mid, fresh, rad = plain
-        return Form(mid, *parts, fresh, rad, self.mixings)
+        ball, shared, local = (change(x) for x in (self.ball, self.shared, self.local))
+        mid, fresh, rad = (change(x[..., None])[..., 0] for x in (self.mid, self.fresh, self.rad))
+        return Form(mid, ball, shared, local, fresh, rad, self.mixings)
 
 
 def taxicab(rows: Array) -> Array:
     """`sum_s |a_s|` over the last axis, rounded up."""
-    return np.asarray(outward(np.abs(_few(rows)).sum(-1)))
+    return np.asarray(outward(sum(outward(np.abs(part).sum(-1)) for part in _pieces(rows))))
 
 
 def euclidean(rows: Array) -> Array:
     """`sqrt(sum_s a_s^2)` over the last axis, rounded up."""
     if not rows.shape[-1]:
         return np.zeros(rows.shape[:-1])
-    return np.asarray(outward(np.sqrt(np.einsum("...s,...s->...", rows, _few(rows))) + _SQUARES))
+    squares = sum(outward(np.einsum("...s,...s->...", part, part)) for part in _pieces(rows))
+    return np.asarray(outward(np.sqrt(outward(squares)) + _SQUARES))
 
 
-def _few(rows: Array) -> Array:
-    if rows.shape[-1] > _MOST_SYMBOLS:
-        raise ConfigError(f"the checker adds at most {_MOST_SYMBOLS} symbols, not {rows.shape[-1]}")
-    return rows
+def _pieces(rows: Array) -> list[Array]:
+    """Few enough addends each, one piece at least, that `outward` rounds their sums up."""
+    return [rows[..., at : at + _ADDENDS] for at in range(0, max(1, rows.shape[-1]), _ADDENDS)]
 
 
 def settle(z: Form) -> Form:

@@ -44,7 +44,8 @@ def smooth_projection(z: Form, R2: Box) -> Form:
     wrong = (size * (z.rad + gamma(width) * z.mass)).sum(-1)
     T = outward(euclidean(along[0]) + taxicab(along[1]) + taxicab(along[2]) + outward(wrong))
     L, N2_low, R2_low = length_above(z), (N2.mid - N2.rad) * _DOWN, (R2.mid - R2.rad) * _DOWN
-    least = np.maximum(R2_low, (N2_low - 2 * outward(T)) * _DOWN)  # of R^2 + |c|^2
+    nearest = np.maximum((norm_below(Box.exact(a), a.ndim - 1) - outward(L)) * _DOWN, 0.0)
+    least = np.maximum(R2_low + nearest**2, N2_low - 2 * outward(T)) * _DOWN  # of R^2 + |c|^2
     known &= least > 0
     safe = np.where(known, least, 1.0)
     both = np.maximum((2 * T) ** 2 * safe**-2.5, (2 * T + L * L) ** 2 * N2_low**-2.5)
@@ -66,10 +67,12 @@ def smooth_projection(z: Form, R2: Box) -> Form:
     whole = np.where(known[..., None], whole, 1.0)
     kept = known & (fresh.sum(-1) + size.sum(-1) * half < whole.sum(-1))  # False where NaN
     inside = kept[..., None]
-    parts = [np.where(inside[..., None], part, 0.0) for part in rows]
+    ball, shared, local = (np.where(inside[..., None], part, 0.0) for part in rows)
     result = Form(
         np.where(inside, a * slope[..., None], 0.0),
-        *parts,
+        ball,
+        shared,
+        local,
         np.where(inside, fresh, whole),
         np.where(inside, outward(rad), 0.0),
         z.mixings,

@@ -73,10 +73,10 @@ class Region:
             half = cut(self.intervals.rad)
             each = flat.mid * half[:, None, :]
             rad = outward(output.rad + half @ (flat.rad + gamma(1) * np.abs(flat.mid)).T)
-        rows = np.zeros((tokens, dim, tokens, each.shape[-1]))
+        blocks = np.zeros((tokens, dim, tokens, each.shape[-1]))
         for i in range(tokens):
-            rows[i, :, i] = each[i]
-        rows = rows.reshape(tokens, dim, -1)
+            blocks[i, :, i] = each[i]
+        rows = blocks.reshape(tokens, dim, -1)
         none, zero = np.zeros((tokens, dim, 0)), np.zeros((tokens, dim))
         ball, shared = (rows, none) if self.norm == "l2" else (none, rows)
         return Form(output.mid, ball, shared, none, zero, np.asarray(rad))

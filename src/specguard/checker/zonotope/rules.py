@@ -15,7 +15,6 @@ from specguard import nn as own
 from specguard.checker import weights
 from specguard.checker.enclosure import Array, Box
 from specguard.checker.layers.affine import interpolation
-from specguard.checker.layers.curves import Curve
 from specguard.checker.layers.sll import second_map
 from specguard.checker.zonotope import lines, maps, norms
 from specguard.checker.zonotope.attention import Mixture, core

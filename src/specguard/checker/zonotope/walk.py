@@ -1,6 +1,7 @@
 """The affine form of a network's output, and what it proves about the margins of a label."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,19 +12,37 @@ from specguard.checker.zonotope.maps import UNIT
 from specguard.checker.zonotope.region import Region
 
 
-def enclose(steps: Sequence[Step], inputs: Region | Form, symbols: int | None = None) -> Form | None:
+@dataclass(frozen=True)
+class Budget:
+    """How many shared error symbols are kept outside of residual branches.
+
+    Args:
+        symbols: so many, at least.
+        numbers: more, as long as they have at most so many coefficients.
+    """
+
+    symbols: int
+    numbers: int = 0
+
+    def fold(self, z: Form) -> Form:
+        return fold(z, max(self.symbols, self.numbers // max(1, z.mid.size)))
+
+
+def enclose(steps: Sequence[Step], inputs: Region | Form, budget: Budget | None = None) -> Form | None:
     """The affine form of the output over all inputs of a ball or of a form, or None where bounds overflow.
 
-    Outside of residual branches, at most `symbols` shared error symbols are kept, or all.
+    Without a budget, all symbols are kept.
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
-        z = _walk(steps, inputs, None, symbols)
+        z = _walk(steps, inputs, None, budget)
         return z.form if isinstance(z, Region) else z
 
 
-def margins(steps: Sequence[Step], region: Region, label: int, classes: int, symbols: int | None = None) -> Array:
+def margins(
+    steps: Sequence[Step], region: Region, label: int, classes: int, budget: Budget | None = None
+) -> Array:
     """Lower bounds on `f_label - f_j` over the ball, one for every other class j in order; -inf where none is known."""
-    z = enclose(steps, region, symbols)
+    z = enclose(steps, region, budget)
     return np.full(classes - 1, -np.inf) if z is None else lower_margins(z, label)
 
 
@@ -43,7 +62,7 @@ def lower_margins(z: Form, label: int) -> Array:
 
 
 def _walk(
-    steps: Sequence[Step], z: Region | Form, last: int | None, symbols: int | None
+    steps: Sequence[Step], z: Region | Form, last: int | None, budget: Budget | None
 ) -> Region | Form | None:
     for step, first in zip(steps, _read_behind(steps, last), strict=True):
         if isinstance(step, Leaf):
@@ -62,7 +81,7 @@ def _walk(
         if isinstance(z, Form):
             if not (np.isfinite(z.reach).all() and np.isfinite(z.mid).all()):
                 return None
-            z = z if symbols is None else fold(z, symbols)
+            z = z if budget is None else budget.fold(z)
     return z
 
 
