@@ -25,12 +25,13 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from mutation.attention import ATTENTION  # noqa: E402
 from mutation.checker import CHECKER  # noqa: E402
+from mutation.checker_zonotope import CHECKER_ZONOTOPE  # noqa: E402
 from mutation.layers import LAYERS  # noqa: E402
 from mutation.linalg import LINALG  # noqa: E402
 from mutation.mutant import SOURCE, Mutant  # noqa: E402
 from mutation.prover import CORE  # noqa: E402
 
-MUTANTS: tuple[Mutant, ...] = (*LINALG, *CORE, *LAYERS, *ATTENTION, *CHECKER)
+MUTANTS: tuple[Mutant, ...] = (*LINALG, *CORE, *LAYERS, *ATTENTION, *CHECKER, *CHECKER_ZONOTOPE)
 TABLE = ROOT / "docs" / "mutants.json"
 _KEPT = ROOT / ".mutants"
 _UNKNOWN = 4  # exit code of pytest if a test does not exist
@@ -48,6 +49,7 @@ _LAWS = (
     "certificates/test_planted.py",
     "certificates/test_linear.py",
 )
+_FORMS = ("test_formulas.py", "test_contains.py", "test_margins.py", "test_networks.py")
 _PROVER, _CHECKER = ("certificates", "linalg", "nn"), ("nn", "checker")  # folders of the source
 _HELPERS = (
     "tests/exact/numbers.py",
@@ -56,7 +58,14 @@ _HELPERS = (
     "tests/exact/networks.py",
     "tests/exact/boxes.py",
     "tests/exact/checker.py",
+    "tests/exact/zonotopes.py",
     "tests/certificates/layers.py",
+    "tests/certificates/zonotope/balls.py",
+    "tests/certificates/zonotope/inputs.py",
+    "tests/certificates/zonotope/laws.py",
+    "tests/certificates/zonotope/networks.py",
+    "tests/certificates/zonotope/values.py",
+    "tests/checker/zonotope/forms.py",
 )
 _NEAR = {"linalg": "test_linalg.py"}  # run first; the others in their order
 _CORE = ("node", "propagate", "problem", "methods/radii", "methods/adjoint")
@@ -73,7 +82,10 @@ survives; tests run in the order exact, checker, laws, until one fails.
 
 def killers(mutant: Mutant) -> dict[str, list[str]]:
     """The tests to run, in this order, by kind; for an equivalent mutant, only the nearest."""
-    if mutant.of_checker:
+    if mutant.file.startswith("checker/zonotope/"):
+        names, near = ["test_checker_zonotopes.py"], "test_checker_zonotopes.py"
+        others = {"checker": [f"tests/checker/zonotope/{name}" for name in _FORMS]}
+    elif mutant.of_checker:
         names = ["test_checker_layers.py", "test_checker_networks.py", "test_enclosure.py"]
         near = "test_enclosure.py" if mutant.file.endswith("enclosure.py") else "test_checker_layers.py"
         others = {"checker": ["tests/checker/test_checker.py"]}

@@ -7,13 +7,13 @@ the violation as well.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from certificates.zonotope.values import Symbols, upper
+from certificates.zonotope.values import Symbols, unit, upper
 from specguard.certificates import program
 from specguard.certificates.rules import Program
 from specguard.certificates.zonotope.ball import Pixels, Region
@@ -65,8 +65,7 @@ class Perturbed:
         r = self.region.radius.view(-1, *[1] * (direction.ndim - 1))
         if self.region.norm == "linf":
             return r * direction.sign()
-        length = torch.linalg.vector_norm(direction.flatten(2), dim=-1).clamp(min=1e-300)
-        return r * (direction / length.view(*length.shape, *[1] * (direction.ndim - 2)))
+        return r * unit(direction.flatten(2)).view_as(direction)
 
 
 def function_of(layer: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -77,6 +76,25 @@ def function_of(layer: nn.Module) -> Callable[[Tensor], Tensor]:
 def through(p: Program, z: Zonotope, budget: int | None = None) -> Output:
     """The enclosure of a program's output over a zonotope of inputs."""
     return enclose(p.steps, z, budget)
+
+
+@dataclass(frozen=True)
+class Encloser:
+    """A program that encloses the outputs of a layer or of a network, all symbols kept or at most so many.
+
+    Args:
+        zonotope: `zonotope(layer, z, budget)`, of the values of z.
+        balls: `balls(layer, images, region, budget)`, of perturbed images.
+    """
+
+    zonotope: Callable[[nn.Module, Zonotope, int | None], Output]
+    balls: Callable[[nn.Module, Tensor, Region, int | None], Output]
+
+
+PROVER = Encloser(
+    lambda layer, z, budget: through(program(layer), z, budget),
+    lambda layer, images, region, budget: enclose(program(layer).steps, Pixels(images, region), budget),
+)
 
 
 def functionals(out: Zonotope, generator: torch.Generator, entries: int = 40, dense: int = 12) -> Tensor:
@@ -136,23 +154,43 @@ def outside(
 
 
 def check_contains(
-    layer: nn.Module, z: Zonotope, generator: torch.Generator, budget: int | None = None
+    layer: nn.Module, z: Zonotope, generator: torch.Generator, budget: int | None = None, by: Encloser = PROVER
 ) -> Output:
     """No value of the layer over z lies outside of its enclosure."""
-    out = through(program(layer), z, budget)
+    out = by.zonotope(layer, z, budget)
     found = outside(function_of(layer), Symbols(z), out, generator)
     assert found <= 0, f"a value is outside of its enclosure by {found:.2g} of the range"
     return out
 
 
 def check_images(
-    layer: nn.Module, images: Tensor, region: Region, generator: torch.Generator, budget: int | None = None
+    layer: nn.Module,
+    images: Tensor,
+    region: Region,
+    generator: torch.Generator,
+    budget: int | None = None,
+    by: Encloser = PROVER,
 ) -> Output:
     """No output of the layer over balls around images lies outside of its enclosure."""
-    out = enclose(program(layer).steps, Pixels(images, region), budget)
+    out = by.balls(layer, images, region, budget)
     found = outside(function_of(layer), Perturbed(images, region), out, generator)
     assert found <= 0, f"a value is outside of its enclosure by {found:.2g} of the range"
     return out
+
+
+def check_first_order(layer: nn.Module, z: Zonotope, generator: torch.Generator, by: Encloser = PROVER) -> None:
+    """Over tiny zonotopes without rounding errors, the range of a functional is that of its slope over z."""
+    fresh = None if z.fresh is None else 1e-7 * z.fresh
+    z = replace(z, generators=1e-7 * z.generators, fresh=fresh, slack=0 * z.slack)
+    out, f = by.zonotope(layer, z, None), function_of(layer)
+    a = functionals(out.zonotope, generator).expand(len(z.center), -1, *out.zonotope.shape)
+    x = z.center[:, None].expand(-1, a.shape[1], *z.shape).clone().requires_grad_()
+    (slope,) = torch.autograd.grad((f(x.flatten(0, 1)).unflatten(0, a.shape[:2]) * a).sum(), x)
+    wanted, found = upper(z, slope), upper(out.zonotope, a)
+    scale = wanted.amax(1, keepdim=True)
+    assert not out.lost.any()
+    assert (found >= wanted - 1e-9 * scale).all(), f"{float(((wanted - found) / scale).max()):.2g}"
+    assert (found <= wanted + 1e-3 * scale).all(), f"{float(((found - wanted) / scale).max()):.2g}"
 
 
 def beside(layer: nn.Module, width: int) -> nn.Module:
@@ -167,11 +205,13 @@ def beside(layer: nn.Module, width: int) -> nn.Module:
     return nn.Sequential(first, Residual(nn.Sequential(last, layer, back))).eval()
 
 
-def check_beside(layer: nn.Module, z: Zonotope, generator: torch.Generator, entries: int = 12) -> Output:
+def check_beside(
+    layer: nn.Module, z: Zonotope, generator: torch.Generator, entries: int = 12, by: Encloser = PROVER
+) -> Output:
     """No value of (x, f(x)) lies outside of its enclosure; functionals are such that their slopes nearly cancel."""
     width = z.center.shape[-1]
     whole = beside(layer, width)
-    out, f = through(program(whole), z), function_of(layer)
+    out, f = by.zonotope(whole, z, None), function_of(layer)
     count, size = len(z.center), z.center[0].numel()
     chosen = torch.randperm(size, generator=generator)[:entries]
     rows = torch.eye(size, dtype=torch.float64)[chosen]

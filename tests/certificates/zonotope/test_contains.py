@@ -2,60 +2,15 @@
 
 import pytest
 import torch
-
-from certificates.layers import LAYERS, made
-from certificates.zonotope.laws import check_beside, check_contains
-from certificates.zonotope.values import by_token, drawn, upper
-from specguard.certificates import program
-from specguard.certificates.zonotope.enclosure import Zonotope
-from certificates.zonotope.laws import function_of, through
-from specguard.nn import LayerScale, Residual
 from torch import nn
 
-
-def inputs(center, generator, balls, shared, local):
-    """Zonotopes of all sizes around a center, of all symbols, of one kind, along the center, and around zero."""
-    sizes = (1e-6, 0.1, 0.5, 2.0, 30.0, 1e5, 1e200)
-    kinds = 10 if local else 7
-    center = center[torch.arange(len(sizes) + kinds) % len(center)].double()
-    z = drawn(center, generator, balls=balls, shared=shared, local=local)
-    scale = torch.ones(len(center), dtype=torch.float64)
-    scale[: len(sizes)] = torch.tensor(sizes)
-    at, each = len(sizes), z.generators
-    own = balls + shared
-    def only(row, kept):
-        each[row] = torch.where(kept, each[row], 0.0)
-    index = torch.arange(each.shape[1]).view(-1, *[1] * (each.ndim - 2))
-    channel = torch.arange(each.shape[-1])
-    z.slack[at:] = 0
-    if z.fresh is not None:
-        z.fresh[at:] = 0
-    # One shared symbol along the center, towards zero, and others that are small
-    each[at] *= 1e-3
-    each[at, balls] = 0.7 * z.center[at]
-    # A third of the channels, as queries, keys or values
-    for third in range(3):
-        only(at + 1 + third, (3 * channel // each.shape[-1]) == third)
-    # One symbol
-    only(at + 4, index == balls)
-    each[at + 4] *= 3
-    # The center is zero
-    z.center[at + 5] = 0
-    z.center[at + 6] = 0
-    only(at + 6, index == balls)
-    if local:
-        only(at + 7, index < balls)  # the ball
-        only(at + 8, index >= own)  # local symbols
-        each[at + 9] = 0
-        z.fresh[at + 9] = 0.3
-    factor = scale.view(-1, *[1] * (center.ndim - 1))
-    z.generators.mul_(factor.unsqueeze(1)), z.slack.mul_(factor)
-    if z.fresh is not None:
-        z.fresh.mul_(factor)
-    return z
-
-
-LAYOUTS = {"ball": dict(balls=3, shared=2, local=2), "no ball": dict(balls=0, shared=3, local=0)}
+from certificates.layers import LAYERS, made
+from certificates.zonotope.inputs import LAYOUTS, inputs, keeps_shape
+from certificates.zonotope.laws import check_beside, check_contains, function_of, through
+from certificates.zonotope.values import by_token, upper
+from specguard.certificates import program
+from specguard.certificates.zonotope.enclosure import Zonotope
+from specguard.nn import LayerScale, Residual
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -63,12 +18,6 @@ LAYOUTS = {"ball": dict(balls=3, shared=2, local=2), "no ball": dict(balls=0, sh
 def test_no_value_of_a_layer_is_outside(name, layout, generator):
     layer, points = made(name)
     check_contains(layer, inputs(points, generator, **LAYOUTS[layout]), generator)
-
-
-def keeps_shape(name):
-    layer, points = made(name)
-    with torch.no_grad():
-        return points.ndim == 3 and layer.eval()(points).shape == points.shape
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -7,7 +7,7 @@
 import numpy as np
 
 from specguard.checker.enclosure import Array, Box, norm_above, outward
-from specguard.checker.zonotope.lengths import defect_of, factor_of_gram, scaled, spectral_above
+from specguard.checker.zonotope.lengths import defect_of, eigh, factor_of_gram, scaled, spectral_above
 from specguard.checker.zonotope.maps import UNIT, gamma
 
 _ROWS = 32  # longer sums take the product of two spectral norms
@@ -51,7 +51,7 @@ def eigenvalues(A: Box) -> tuple[Array, Array]:
     """
     S = (A.mid + np.swapaxes(A.mid, -1, -2)) / 2
     axes = S.ndim - 2
-    V = Box.exact(np.linalg.eigh(S)[1])
+    V = Box.exact(eigh(S)[1])
     rotated = V.T @ (Box.exact(S) @ V)
     middle = np.einsum("...ii->...i", rotated.mid)
     own = np.eye(S.shape[-1], dtype=bool)

@@ -17,7 +17,7 @@ def spectral_above(A: Array) -> Array:
         return np.zeros(A.shape[:-2])
     A, exponent = scaled(A if A.shape[-2] >= A.shape[-1] else np.swapaxes(A, -1, -2))
     G, error = _gram(np.swapaxes(A, -1, -2))
-    V = Box.exact(np.linalg.eigh(G)[1])
+    V = Box.exact(eigh(G)[1])
     rotated = V.T @ (Box.exact(G) @ V)
     most = outward(outward(rotated.size.sum(-1)).max(-1) / (1 - defect_of(V))) + error
     return np.asarray(outward(np.ldexp(np.sqrt(outward(most)), exponent)))
@@ -28,13 +28,20 @@ def factor_of_gram(G: Array, error: Array) -> Array:
 
     `A A^T <= V diag(w) V^T + (residual + error) I`, and `I <= V V^T / (1 - defect)`.
     """
-    w, V = np.linalg.eigh(G)
+    w, V = eigh(G)
     box = Box.exact(V)
     residual = norm_above(Box.exact(G) - (box * Box.exact(w[..., None, :])) @ box.T, G.ndim - 2)
     # The columns of C are right to three roundings, which changes C C^T by less than 16 u trace(C C^T).
     trace = np.maximum(w, 0.0).sum(-1)
     shift = outward((residual + error + 64 * UNIT * trace + 1e-290) / (1 - defect_of(box)))
     return np.asarray(V * np.sqrt(np.maximum(w, 0.0) + shift[..., None])[..., None, :])
+
+
+def eigh(G: Array) -> tuple[Array, Array]:
+    """Eigenvalues and eigenvectors of symmetric matrices; where one is not finite, those of zero."""
+    finite = np.isfinite(G).all((-1, -2))[..., None, None]
+    w, V = np.linalg.eigh(np.where(finite, G, 0.0))
+    return w, V
 
 
 def scaled(A: Array) -> tuple[Array, Array]:

@@ -28,13 +28,13 @@ class Budget:
         return fold(z, max(self.symbols, self.numbers // max(1, z.mid.size)))
 
 
-def enclose(steps: Sequence[Step], region: Region, budget: Budget | None = None) -> Form | None:
-    """The affine form of the output over all inputs of a ball, or None where bounds overflow.
+def enclose(steps: Sequence[Step], inputs: Region | Form, budget: Budget | None = None) -> Form | None:
+    """The affine form of the output over all inputs of a ball or of a form, or None where bounds overflow.
 
     Without a budget, all symbols are kept.
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
-        z = _walk(steps, region, None, budget)
+        z = _walk(steps, inputs, None, budget)
         return z.form if isinstance(z, Region) else z
 
 

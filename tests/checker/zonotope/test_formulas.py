@@ -1,0 +1,294 @@
+"""Each formula of the checker's forms against what it bounds: values that are tried, and cases in which it is tight."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from certificates.zonotope.inputs import LAYOUTS, inputs
+from certificates.zonotope.laws import check_beside, check_contains, check_first_order
+from certificates.zonotope.values import drawn, upper
+from checker.zonotope.forms import CHECKER, form, stacked
+from specguard.checker.enclosure import Box
+from specguard.checker.layers import curves
+from specguard.checker.zonotope import form as forms
+from specguard.checker.zonotope.forms import eigenvalues, form_range
+from specguard.checker.zonotope.lengths import factor_of_gram, length_above, spectral_above
+from specguard.checker.zonotope.lines import ramp, smooth
+from specguard.checker.zonotope.products import Change, Part, score_error, value_error
+from specguard.checker.zonotope.region import Region
+from specguard.checker.zonotope.softmax import moved_softmax
+from specguard.nn import Attention, Residual, SkipAttention
+
+CURVES = {
+    "gelu": curves.GELU, "gelu by tanh": curves.TANH_GELU, "silu": curves.SILU, "tanh": curves.TANH,
+    "softplus": curves.softplus(3.0), "squareplus": curves.squareplus(0.5),
+}  # fmt: skip
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(3)
+
+
+def spread(low, high, points=2001):
+    return low[..., None] + (high - low)[..., None] * np.linspace(0, 1, points)
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_a_curve_is_within_its_line_and_reaches_both_sides_of_it(name):
+    center, half = np.meshgrid(np.linspace(-7, 7, 57), [1e-12, 1e-5, 1e-3, 0.1, 0.5, 1, 2, 4, 9, 300])
+    line = smooth(CURVES[name], center - half, center + half, center)
+    x = spread(center - half, center + half)
+    rest = CURVES[name].value(x) - line.slope[..., None] * x - line.middle[..., None]
+    assert (np.abs(rest).max(-1) <= line.half).all()
+    sides = np.minimum(rest.max(-1), -rest.min(-1)) / line.half
+    assert np.median(sides[(half >= 0.5) & (half <= 4)]) > 0.7
+
+
+def test_relu_is_within_its_line_and_reaches_both_sides_of_it():
+    center, half = np.meshgrid(np.linspace(-3, 3, 61), [1e-9, 0.1, 0.5, 1.0, 2.0, 1e9])
+    low, high = center - half, center + half
+    line, x = ramp(low, high), spread(low, high, 200)
+    x = np.concatenate([x, np.clip(0, low, high)[..., None]], -1)
+    rest = np.maximum(x, 0) - line.slope[..., None] * x - line.middle[..., None]
+    assert (np.abs(rest).max(-1) <= line.half + 1e-15 * np.abs(high)).all()
+    assert (np.minimum(rest.max(-1), -rest.min(-1))[(low < 0) & (high > 0)] > 0).all()
+    for a, b in ((-1 / 3, 0.7), (-1e-9, 1 / 7), (-3.3, 1e-9)):
+        line = ramp(np.array([a]), np.array([b]))
+        s, m, h = (Fraction(float(v[0])) for v in (line.slope, line.middle, line.half))
+        for t in (Fraction(a), Fraction(b), Fraction(0)):
+            assert abs(max(t, 0) - s * t - m) <= h
+    with np.errstate(invalid="ignore"):
+        assert ramp(np.array([-np.inf]), np.array([np.inf])).half[0] == np.inf
+
+
+def softmax(S):
+    e = np.exp(S - S.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("size", [1e-3, 0.1, 1.0, 4.0])
+def test_a_moved_softmax_is_within_its_bounds_and_meets_them(size, rng):
+    """All keys move one way, one key against the others, or at random: the differences known are those that are made."""
+    for keys in (2, 3, 6):
+        S = rng.standard_normal((300, keys)) * rng.choice([0.3, 1, 3, 10], (300, 1))
+        d = rng.standard_normal((300, keys)) * size
+        alone = rng.random(300) < 0.5
+        d[alone] = np.eye(keys)[rng.integers(keys, size=alone.sum())] * d[alone]
+        D = np.abs(d[:, :, None] - d[:, None, :])
+        found, p = moved_softmax(S, D), softmax(S)
+        nearest = np.zeros((2, 2))
+        for sign in (1, -1):
+            for part in np.linspace(0, 1, 41):
+                moved = sign * part * d
+                pi = softmax(S + moved)
+                rest = pi - p - p * (moved - (p * moved).sum(-1, keepdims=True))
+                assert (found.low <= pi).all()
+                assert (pi <= found.high).all()
+                assert (rest <= found.above + 1e-15).all()
+                assert (rest >= -found.below - 1e-15).all()
+                if keys == 2:
+                    with np.errstate(invalid="ignore", divide="ignore"):
+                        ends = (rest / found.above, -rest / found.below, pi / found.high, found.low / pi)
+                    nearest = np.maximum(nearest, np.array([np.nanmax(e[p > 1e-3]) for e in ends]).reshape(2, 2))
+        if keys == 2:
+            assert nearest[1].min() > 1 - 1e-9  # both ends of probabilities are attained
+            assert nearest[0].min() > (0.5 if size < 1 else 0.1)
+
+
+def test_probabilities_of_scores_beyond_all_exponents_are_bounded():
+    S = np.array([[0.0, 1000.0, -1000.0], [5e3, 0.0, 1.0]])
+    for size in (0.0, 400.0, 3000.0):
+        found = moved_softmax(S, np.full((2, 3, 3), size))
+        for shift in np.array([[0, 0, 0], [1, -1, 0], [-1, 1, 0], [0, -1, 1], [1, 0, -1]]) * size / 2:
+            pi = softmax(S + shift)
+            assert ((found.low <= pi) & (pi <= found.high)).all()
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 4), (1, 6), (6, 1)])
+def test_spectral_norms_and_factors_are_from_above_and_close(shape, rng):
+    for scale in (1.0, 1e-200, 1e200):
+        A = rng.standard_normal((7, *shape)) * scale
+        A[0] = np.outer(np.ones(shape[0]), np.ones(shape[1])) * scale
+        A[1] = 0
+        exact = np.linalg.norm(A, 2, axis=(-2, -1))
+        found = spectral_above(A)
+        assert (found >= exact * (1 - 1e-15)).all()
+        assert (found <= exact * (1 + 1e-6) + 1e-140).all()
+    A = rng.standard_normal((7, *shape))
+    wrong = 1e-3 * rng.standard_normal((7, shape[0], shape[0]))
+    wrong = wrong + np.swapaxes(wrong, 1, 2)
+    G = A @ np.swapaxes(A, 1, 2)
+    C = factor_of_gram(G + wrong, np.linalg.norm(wrong, axis=(1, 2)))
+    least = np.linalg.eigvalsh(C @ np.swapaxes(C, 1, 2) - G)
+    assert (least >= -1e-15).all()
+    assert least.max() < 0.05
+
+
+def test_spectral_norms_are_those_of_the_exact_gram_matrix_however_blunt_products_are(rng, monkeypatch):
+    """Rows at right angles but for rounding that the Gram matrix loses."""
+    A = np.array([[[1.0, 2.0**-27], [2.0**-27, 1.0], [1.0, 1.0]]])
+    for scale in (1.0, 3.0):
+        exact = np.linalg.svd(A[0].astype(np.longdouble).astype(float) * scale)[1][0]
+        assert spectral_above(A * scale)[0] >= exact * (1 - 2.0**-52)
+
+
+def test_eigenvalues_are_within_their_bounds(rng):
+    A = rng.standard_normal((50, 4, 4))
+    rad = 0.1 * rng.random(A.shape)
+    A[0], rad[0] = np.diag([-1.0, -2, -3, -4]), 0
+    A[1], rad[1] = np.diag([1.0, 2, 3, 4]), 0
+    low, high = eigenvalues(Box(A, rad))
+    for corner in (0, 1, -1, *rng.choice([-1, 1], (20, *A.shape))):
+        S = A + corner * rad
+        w = np.linalg.eigvalsh((S + np.swapaxes(S, 1, 2)) / 2)
+        assert (low <= w[:, 0]).all()
+        assert (w[:, -1] <= high).all()
+    assert high[0] == pytest.approx(0, abs=1e-9)
+    assert low[1] == pytest.approx(0, abs=1e-9)
+    assert (low <= 0).all()
+    assert (high >= 0).all()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_forms_of_the_ball_are_within_their_ranges(rows, rng):
+    left, right = rng.standard_normal((4, rows, 5)), 1e3 * rng.standard_normal((3, rows, 5))
+    left[0] *= 1e-9
+    right[1] = -right[1, :, :1] * np.eye(5)[0]
+    low, high = form_range(left, right)
+    M = np.einsum("pjs,qjt->pqst", left, right)
+    w = np.linalg.eigvalsh((M + np.swapaxes(M, -1, -2)) / 2)
+    size = np.abs(w).max(-1)
+    assert (low <= np.minimum(w[..., 0], 0) + 1e-12 * size).all()
+    assert (high >= np.maximum(w[..., -1], 0) - 1e-12 * size).all()
+    if rows < 40:
+        assert (high <= np.maximum(w[..., -1], 0) + 1e-4 * size).all()
+        assert (low >= np.minimum(w[..., 0], 0) - 1e-4 * size).all()
+
+
+def part(rng, tokens, width, balls, errors, rad):
+    """Queries, keys or values, with their symbols."""
+    z = rng.standard_normal
+    ball, rows = z((tokens, width, balls)), z((tokens, width, errors)) / 3
+    r = rad * rng.random((tokens, width))
+    mass = np.abs(ball).sum(-1) + np.abs(rows).sum(-1)
+    reach = np.linalg.norm(ball, axis=-1) + np.abs(rows).sum(-1) + r
+    return Part(z((tokens, width)), ball, rows, reach * (1 + 1e-12), mass, r)
+
+
+def moved(a, xi, eta, beta):
+    return a.ball @ xi + a.errors @ eta + a.rad * beta
+
+
+def symbols(rng, balls, errors):
+    xi = rng.standard_normal(balls)
+    return xi / max(np.linalg.norm(xi), 1e-9), rng.choice([-1.0, 1.0], errors)
+
+
+@pytest.mark.parametrize(("balls", "errors", "rad"), [(3, 0, 0), (3, 2, 0.3), (0, 3, 0.3), (1, 1, 0), (2, 0, 1.0)])
+def test_products_of_deviations_are_within_their_intervals(balls, errors, rad, rng):
+    for size in (1, 3):
+        q, k = (part(rng, size, size, balls, errors, rad) for _ in range(2))
+        k = q if size == 1 else k
+        scores, v = score_error(q, k), part(rng, 4, 2, balls, errors, rad)
+        ball = rng.standard_normal((3, 4, balls))
+        ball -= ball.mean(1, keepdims=True)
+        noise = rad * rng.random((3, 4))
+        most = np.linalg.norm(ball, axis=-1) + noise
+        values = value_error(Change(most, ball, noise), v)
+        worst = 0.0
+        for _ in range(3000):
+            xi, eta = symbols(rng, balls, errors)
+            signs = [rng.choice([-1.0, 1.0], a.shape) for a in (q.rad, k.rad, v.rad)]
+            product = moved(q, xi, eta, signs[0]) @ moved(k, xi, eta, signs[1]).T
+            assert (np.abs(product - scores.middle) <= scores.half * (1 + 1e-12)).all()
+            worst = max(worst, np.abs((product - scores.middle) / scores.half).max())
+            e = noise * rng.choice([-1.0, 1.0], noise.shape)
+            e = np.clip(e - e.mean(1, keepdims=True), -noise, noise)
+            e -= e.mean(1, keepdims=True) * (np.abs(e.mean(1, keepdims=True)) < 1e-12)
+            keeps = np.abs(e.sum(1)) < 1e-12
+            dP = ball @ xi + e
+            product = dP @ moved(v, xi, eta, signs[2])
+            assert (np.abs(product - values.middle) <= values.half * (1 + 1e-9))[keeps].all()
+        assert worst > 0.9 or size > 1
+
+
+def test_lengths_of_deviations_are_within_their_bounds(rng):
+    generator = torch.Generator().manual_seed(1)
+    for layout in (*LAYOUTS.values(), {"balls": 0, "shared": 1, "local": 5}, {"balls": 6, "shared": 1, "local": 0}):
+        z = inputs(torch.randn(2, 3, 4, generator=generator), generator, **layout)
+        for image in (1, 8, 11):
+            a = form(z, image)
+            L = length_above(a)
+            for _ in range(200):
+                xi, eta = symbols(rng, a.ball.shape[-1], a.shared.shape[-1])
+                signs = [rng.choice([-1.0, 1.0], x.shape) for x in (a.local[:, :1], a.mid, a.mid)]
+                own = (a.local * signs[0]).sum(-1)
+                found = a.ball @ xi + a.shared @ eta + own + a.fresh * signs[1] + a.rad * signs[2]
+                assert (np.linalg.norm(found, axis=-1) <= L * (1 + 1e-12)).all()
+    one = replace(a, ball=np.zeros((3, 4, 0)), shared=np.zeros((3, 4, 0)), local=a.local[..., :0])
+    free = np.abs(rng.standard_normal((3, 4)))
+    for fresh, rad in ((free, 0 * free), (0 * free, free)):
+        along = np.linalg.norm(free, axis=-1)
+        found = length_above(replace(one, fresh=fresh, rad=rad))
+        assert ((found >= along) & (found <= along * (1 + 1e-9))).all()
+    rows = np.eye(4)[None] * np.array([1.0, 2, 3, 4])
+    for name in ("shared", "local"):
+        found = length_above(replace(one, fresh=0 * free, rad=0 * free, **{name: np.broadcast_to(rows, (3, 4, 4))}))
+        assert (found >= 30**0.5).all()
+
+
+@pytest.mark.parametrize("symbols", [0, 1, 3])
+def test_folding_never_narrows_a_functional(symbols, generator):
+    z = inputs(torch.randn(2, 3, 4, generator=generator), generator, balls=2, shared=5, local=2)
+    z.generators[6], z.slack[6], z.fresh[6] = 1, 1, 1  # which was 1e200
+    a = torch.randn(len(z.center), 60, 3, 4, generator=generator, dtype=torch.float64)
+    a[:, :12] = torch.eye(12).view(12, 3, 4)
+    kept = [forms.fold(form(z, i), symbols) for i in range(len(z.center))]
+    assert all(each.shared.shape[-1] == symbols for each in kept)
+    folded = stacked(kept, lambda: z.center).zonotope
+    before, after = upper(z, a), upper(folded, a)
+    assert (after >= before * (1 - 1e-12)).all()
+    assert torch.allclose(after[:, :12], before[:, :12], rtol=1e-9)
+    assert torch.equal(folded.center, z.center)
+
+
+@pytest.mark.parametrize("box", [False, True])
+def test_intervals_hold_every_pixel_of_a_ball(box):
+    pixels = np.array([[[0.0, 1.0, 0.1, 1 / 3, 0.5, 1 - 2.0**-53, 1e-20]]])
+    for radius in (0.0, 1e-17, 0.1, 1 / 3, 0.7, 3.0):
+        found = Region(pixels, "linf", radius, box).intervals
+        for x, mid, rad in zip(pixels.flat, found.mid.flat, found.rad.flat, strict=True):
+            low, high = Fraction(x) - Fraction(radius), Fraction(x) + Fraction(radius)
+            low, high = (max(low, Fraction(0)), min(high, Fraction(1))) if box else (low, high)
+            for end in (low, high):
+                assert abs(end - Fraction(mid)) <= Fraction(rad)
+            assert Fraction(rad) <= (high - low) / 2 + Fraction(2) ** -30 * (1 + abs(high))
+
+
+BLOCKS = {
+    "errors before attention": lambda: Residual(nn.Sequential(nn.GELU(), Attention(6, 2)), -0.8),
+    "errors between two": lambda: Residual(
+        nn.Sequential(nn.Tanh(), Attention(6, 3), nn.GELU(), Residual(nn.Sequential(nn.ReLU(), Attention(6, 2)), 0.6))
+    ),
+    "peaked": lambda: Residual(nn.Sequential(nn.LayerNorm(6), SkipAttention(6, 2, 0.3, position_bias=True, tokens=4))),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_over_tokens_with_symbols_of_their_own_are_enclosed(name, layout, generator):
+    """Symbols that a branch adds stand behind those of its input, shared or not."""
+    layer = BLOCKS[name]()
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) / max(1, p.shape[-1]) ** 0.5)
+    x = torch.randn(2, 4, 6, generator=generator)
+    check_first_order(layer, drawn(x, generator, **LAYOUTS[layout]), generator, by=CHECKER)
+    z = inputs(x, generator, **LAYOUTS[layout])
+    check_contains(layer, z, generator, by=CHECKER)
+    check_beside(layer, z, generator, by=CHECKER)
