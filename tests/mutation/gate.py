@@ -29,8 +29,9 @@ from mutation.layers import LAYERS  # noqa: E402
 from mutation.linalg import LINALG  # noqa: E402
 from mutation.mutant import SOURCE, Mutant  # noqa: E402
 from mutation.prover import CORE  # noqa: E402
+from mutation.zonotope import ZONOTOPE  # noqa: E402
 
-MUTANTS: tuple[Mutant, ...] = (*LINALG, *CORE, *LAYERS, *ATTENTION, *CHECKER)
+MUTANTS: tuple[Mutant, ...] = (*LINALG, *CORE, *LAYERS, *ATTENTION, *ZONOTOPE, *CHECKER)
 TABLE = ROOT / "docs" / "mutants.json"
 _KEPT = ROOT / ".mutants"
 _UNKNOWN = 4  # exit code of pytest if a test does not exist
@@ -48,6 +49,8 @@ _LAWS = (
     "certificates/test_planted.py",
     "certificates/test_linear.py",
 )
+_ZONOTOPES = tuple(f"tests/certificates/zonotope/test_{name}.py" for name in ("contains", "folding", "networks"))
+_ZONOTOPES += tuple(f"tests/certificates/zonotope/test_{name}.py" for name in ("margins", "search", "method"))
 _PROVER, _CHECKER = ("certificates", "linalg", "nn"), ("nn", "checker")  # folders of the source
 _HELPERS = (
     "tests/exact/numbers.py",
@@ -57,22 +60,31 @@ _HELPERS = (
     "tests/exact/boxes.py",
     "tests/exact/checker.py",
     "tests/certificates/layers.py",
+    "tests/certificates/zonotope/laws.py",
+    "tests/certificates/zonotope/networks.py",
+    "tests/certificates/zonotope/values.py",
 )
 _NEAR = {"linalg": "test_linalg.py"}  # run first; the others in their order
 _CORE = ("node", "propagate", "problem", "methods/radii", "methods/adjoint")
 _NEAR |= {f"certificates/{name}.py": "test_networks.py" for name in _CORE}
 _ATTENTION = ("forward", "point", "softmax", "rule", "weights", "remainder", "quadratic_form", "local", "lofast")
 _NEAR |= {f"certificates/attention/{name}.py": "test_attention.py" for name in _ATTENTION}
+_NEAR |= {"certificates/methods/zonotope.py": "test_method.py"}
+_NEAR |= {f"certificates/zonotope/{name}.py": f"test_{name}.py" for name in ("folding", "margins", "search")}
 _INTRODUCTION = """
 Every row is one small change of the source that would make a proof, or the check of one, unsound: a rounding left
 out, a constant too small, a term dropped. It is killed when a test fails with it. A change that leaves every claim
 true is equivalent, and its row says why. `python tests/mutation/gate.py` writes this page and fails if a mutant
-survives; tests run in the order exact, checker, laws, until one fails.
+survives; tests run in the order exact, checker, laws (of zonotopes: laws, exact), until one fails.
 """
 
 
 def killers(mutant: Mutant) -> dict[str, list[str]]:
     """The tests to run, in this order, by kind; for an equivalent mutant, only the nearest."""
+    if mutant.of_zonotopes:
+        near = f"tests/certificates/zonotope/{_NEAR.get(mutant.file, 'test_contains.py')}"
+        laws = sorted(_ZONOTOPES, key=lambda name: name != near)
+        return {"laws": [near]} if mutant.equivalent else {"laws": laws, "exact": ["tests/exact/test_zonotopes.py"]}
     if mutant.of_checker:
         names = ["test_checker_layers.py", "test_checker_networks.py", "test_enclosure.py"]
         near = "test_enclosure.py" if mutant.file.endswith("enclosure.py") else "test_checker_layers.py"
@@ -207,7 +219,7 @@ def main() -> int:
     _KEPT.mkdir(exist_ok=True)
     rows = []
     with ThreadPoolExecutor(chosen.jobs) as pool:
-        asked = list({mutant.of_checker: mutant for mutant in mutants if not mutant.equivalent}.values())
+        asked = list({(m.of_checker, m.of_zonotopes): m for m in mutants if not m.equivalent}.values())
         plain = [(None, kind, tests, m.of_checker) for m in asked for kind, tests in killers(m).items()]
         unchanged = pool.map(lambda question: verdict(*question), plain)
         before = load_previous()

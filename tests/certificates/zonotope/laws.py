@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from certificates.zonotope.values import Symbols, upper
+from certificates.zonotope.values import Symbols, unit, upper
 from specguard.certificates import program
 from specguard.certificates.rules import Program
 from specguard.certificates.zonotope.ball import Pixels, Region
@@ -65,8 +65,7 @@ class Perturbed:
         r = self.region.radius.view(-1, *[1] * (direction.ndim - 1))
         if self.region.norm == "linf":
             return r * direction.sign()
-        length = torch.linalg.vector_norm(direction.flatten(2), dim=-1).clamp(min=1e-300)
-        return r * (direction / length.view(*length.shape, *[1] * (direction.ndim - 2)))
+        return r * unit(direction.flatten(2)).view_as(direction)
 
 
 def function_of(layer: nn.Module) -> Callable[[Tensor], Tensor]:

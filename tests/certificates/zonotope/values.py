@@ -36,6 +36,12 @@ def upper(z: Zonotope, a: Tensor) -> Tensor:
     return most + torch.einsum("bstc,bktc->bkst", local, a).abs().sum((-1, -2))
 
 
+def unit(x: Tensor) -> Tensor:
+    """Vectors on the last axis made a unit long, even those whose squares underflow; zero remains."""
+    x = x / x.abs().amax(-1, keepdim=True).clamp(min=1e-300) if x.shape[-1] else x
+    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1.0)
+
+
 @dataclass(frozen=True)
 class Symbols:
     """The values of a zonotope as a function of its symbols, several points per image."""
@@ -74,8 +80,7 @@ class Symbols:
     def farthest(self, slopes: list[Tensor], symbols: list[Tensor]) -> list[Tensor]:
         """The symbols along which a function of these slopes is largest."""
         xi, *rest = slopes
-        xi = xi / torch.linalg.vector_norm(xi, dim=-1, keepdim=True).clamp(min=1e-300)
-        return [xi, *(x.sign() for x in rest)]
+        return [unit(xi), *(x.sign() for x in rest)]
 
 
 def drawn(center: Tensor, generator: torch.Generator, *, balls: int, shared: int, local: int) -> Zonotope:
