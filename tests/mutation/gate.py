@@ -49,8 +49,9 @@ _LAWS = (
     "certificates/test_planted.py",
     "certificates/test_linear.py",
 )
-_ZONOTOPES = tuple(f"tests/certificates/zonotope/test_{name}.py" for name in ("contains", "folding", "networks"))
+_ZONOTOPES = tuple(f"tests/certificates/zonotope/test_{name}.py" for name in ("contains", "folding", "inexact", "networks"))
 _ZONOTOPES += tuple(f"tests/certificates/zonotope/test_{name}.py" for name in ("margins", "search", "method"))
+_EXACT_ZONOTOPES = ("tests/exact/test_zonotope_maps.py", "tests/exact/test_zonotopes.py")
 _PROVER, _CHECKER = ("certificates", "linalg", "nn"), ("nn", "checker")  # folders of the source
 _HELPERS = (
     "tests/exact/numbers.py",
@@ -84,7 +85,7 @@ def killers(mutant: Mutant) -> dict[str, list[str]]:
     if mutant.of_zonotopes:
         near = f"tests/certificates/zonotope/{_NEAR.get(mutant.file, 'test_contains.py')}"
         laws = sorted(_ZONOTOPES, key=lambda name: name != near)
-        return {"laws": [near]} if mutant.equivalent else {"laws": laws, "exact": ["tests/exact/test_zonotopes.py"]}
+        return {"laws": [near]} if mutant.equivalent else {"laws": laws, "exact": list(_EXACT_ZONOTOPES)}
     if mutant.of_checker:
         names = ["test_checker_layers.py", "test_checker_networks.py", "test_enclosure.py"]
         near = "test_enclosure.py" if mutant.file.endswith("enclosure.py") else "test_checker_layers.py"

@@ -427,8 +427,6 @@ ZONOTOPE: tuple[Mutant, ...] = (
         ("p.other_classes[:, some].mT", "p.other_classes[:, some].mT.flip(1)", "a margin's loss is that of another class"),
         ("torch.full_like(p.margins, torch.inf)", "torch.zeros_like(p.margins)",
          "a network or an image that is refused loses nothing"),
-        ("if size is None or not len(which)", "if False", "a network that is refused is enclosed all the same",
-         "every enclosure is sound, whatever memory it takes; a layer without a rule raises an error"),
     ),
     *mutants(
         "certificates/zonotope/walk.py",

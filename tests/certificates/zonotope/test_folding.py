@@ -12,7 +12,7 @@ from specguard.certificates.zonotope.enclosure import Zonotope, add, append, exp
 from specguard.certificates.zonotope.folding import fold, mixed, sources, without_zeros
 
 TOKENS, WIDTH = 3, 4
-BUDGETS = (0, 1, 2, 5, 11, 17, 23, 24, 29, 40, 1000)
+BUDGETS = (0, 1, 2, 5, 11, 17, 23, 24, 29, 40, 1000, None)
 LAYOUTS = {
     "of all kinds": {"balls": 2, "shared": 6, "local": 4},
     "local": {"balls": 1, "shared": 1, "local": 7},
@@ -49,6 +49,15 @@ def test_no_range_shrinks_with_the_budget_and_the_ball_stays(shorter, layout, ge
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_all_symbols_are_generators_of_all_tokens_where_tokens_mix(layout, generator):
+    z = given(layout, generator)
+    for budget in BUDGETS:
+        found = mixed(replace(z, budget=budget))
+        assert found.fresh is None
+        assert not found.local
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_budget_that_suffices_changes_no_range(layout, generator):
     z = replace(given(layout, generator), budget=1000)
     a = functionals(z, generator).expand(len(z.center), -1, *z.shape)
@@ -79,7 +88,7 @@ def test_symbols_that_a_sum_waits_for_cancel_whatever_is_folded(layout, generato
         a = functionals(z, generator).expand(3, -1, *z.shape)
         slack = replace(wanted, center=0 * z.center, slack=2 * z.slack)
         encloses(sum_, slack, generator)
-        if budget >= 5 * TOKENS:
+        if budget is None or budget >= 5 * TOKENS:
             assert torch.allclose(upper(sum_, a), upper(slack, a), rtol=1e-9)
 
 
