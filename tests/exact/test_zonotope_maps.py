@@ -7,7 +7,7 @@ range of a functional is a sum, is not hidden by what the center loses.
 import pytest
 import torch
 
-from certificates.layers import LAYERS, made
+from certificates.layers import made
 from exact.laws import plain
 from exact.numbers import exact, mp, real
 from exact.reference import forward
@@ -41,7 +41,7 @@ def rows_of(z: Zonotope):
 
 
 def check_images(images, out: Zonotope, seed):
-    """Symbols that move by `images`, those of the ball first, move no functional by more than its range over `out`."""
+    """Symbols that move by `images`, those of the ball first, move no functional by more than its range."""
     generator = torch.Generator().manual_seed(seed)
     size = out.center[0].numel()
     chosen = torch.randperm(size, generator=generator)[:12]

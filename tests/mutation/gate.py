@@ -49,8 +49,10 @@ _LAWS = (
     "certificates/test_planted.py",
     "certificates/test_linear.py",
 )
-_ZONOTOPES = tuple(f"tests/certificates/zonotope/test_{name}.py" for name in ("contains", "folding", "inexact", "networks"))
-_ZONOTOPES += tuple(f"tests/certificates/zonotope/test_{name}.py" for name in ("margins", "search", "method"))
+_ZONOTOPES = tuple(
+    f"tests/certificates/zonotope/test_{name}.py"
+    for name in ("contains", "folding", "inexact", "networks", "margins", "ranges", "search", "method")
+)
 _EXACT_ZONOTOPES = ("tests/exact/test_zonotope_maps.py", "tests/exact/test_zonotopes.py")
 _PROVER, _CHECKER = ("certificates", "linalg", "nn"), ("nn", "checker")  # folders of the source
 _HELPERS = (

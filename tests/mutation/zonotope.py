@@ -384,7 +384,9 @@ ZONOTOPE: tuple[Mutant, ...] = (
          "margins forget fresh errors"),
         ("width = up(width + loose + rounding)", "width = up(width + rounding)", "margins forget what is independent"),
         ("rounding = 4 * UNIT * both(z.center.abs()) + gamma(8) * both(z.magnitude)", "rounding = 0 * both(z.magnitude)",
-         "margins are computed exactly"),
+         "margins are computed exactly",
+         "every difference of two numbers is right to one rounding of itself, which the factors 1 + 4u of the width "
+         "and the last subtraction hold; this part is counted besides, for what it says of the width"),
         ("rows = of_label(z.generators) - of_others(z.generators)", "rows = of_others(z.generators)",
          "the label's output does not move"),
         ("output.lost[:, None] | lower.isnan()", "lower.isnan()", "images that are lost have margins"),

@@ -23,6 +23,12 @@ def wrong(x, generator):
     return x * (1 + ERROR * (3 * sign).clamp(-1, 1))
 
 
+def sized(z, size):
+    """All errors and generators times a size."""
+    fresh = None if z.fresh is None else size * z.fresh
+    return replace(z, generators=size * z.generators, fresh=fresh, slack=size * z.slack)
+
+
 def check(f, z, found, generator):
     """No value of f over z lies outside of an enclosure."""
     lost = torch.zeros(len(z.center), dtype=torch.bool)
@@ -36,8 +42,7 @@ def check(f, z, found, generator):
 def test_a_linear_map(layout, size, scale, generator):
     """Around zero, what moves is all there is; without symbols, only the center is."""
     z = drawn(scale * torch.randn(3, 4, 5, generator=generator), generator, **LAYOUTS[layout])
-    fresh = None if z.fresh is None else size * z.fresh
-    z = replace(z, generators=size * z.generators, fresh=fresh, slack=size * z.slack)
+    z = sized(z, size)
     W = torch.randn(3, 5, generator=generator, dtype=torch.float64)
     found = maps.linear(z, W, torch.zeros(3, dtype=torch.float64), ERROR)
     for sign in (-1, 1):
@@ -53,8 +58,7 @@ def test_the_second_map_of_a_layer_whose_weights_are_computed(layout, generator,
     true = rules.sll.second_map(layer)[0]
     monkeypatch.setattr(rules.sll, "second_map", lambda layer: (true * (1 + ERROR), ERROR))
     z = drawn(x, generator, **LAYOUTS[layout])
-    still = replace(z, generators=0 * z.generators, fresh=None if z.fresh is None else 0 * z.fresh, slack=0 * z.slack)
-    for each in (z, still):
+    for each in (z, sized(z, 0.0)):
         found = enclose(program(layer).steps, each).zonotope
         check(lambda x: layer(x), each, found, generator)
 
@@ -65,12 +69,10 @@ def test_attention_whose_fixed_part_is_computed(layout, generator):
     mix = torch.tensor([0.4, 0.7], dtype=torch.float64)
     fixed = torch.rand(heads, tokens, tokens, generator=generator, dtype=torch.float64)
     z = drawn(torch.randn(2, tokens, 3 * heads * width, generator=generator), generator, **LAYOUTS[layout])
-    small = replace(
-        z, generators=1e-6 * z.generators, fresh=None if z.fresh is None else 1e-6 * z.fresh, slack=1e-6 * z.slack
-    )
+    small = sized(z, 1e-6)
     found = core(small, heads, Mixture(mix, fixed, None, ERROR), "attention", None)
-    for sign in (-1, 0, 1):
-        m, c = (mix * (1 + sign * ERROR), fixed * (1 + sign * ERROR)) if sign else (wrong(mix, generator), wrong(fixed, generator))
+    ends = [(mix * factor, fixed * factor) for factor in (1 - ERROR, 1 + ERROR)]
+    for m, c in (*ends, (wrong(mix, generator), wrong(fixed, generator))):
 
         def f(x, m=m, c=c):
             q, k, v = x.unflatten(-1, (3, heads, width)).movedim(-3, 0).transpose(-3, -2)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from certificates.zonotope.laws import Perturbed, function_of
-from certificates.zonotope.networks import AFFINE, CONFIGS, NETWORKS, network
+from certificates.zonotope.networks import CONFIGS, NETWORKS, network
 from helpers.proofs import prepared_problem
 from specguard.certificates import program
 from specguard.certificates.methods import LayerRadii
@@ -103,7 +103,7 @@ def test_one_class_that_does_not_hold_is_enough(closest, monkeypatch):
 
 def test_images_that_are_misclassified_or_tied_have_no_radius():
     labels = torch.tensor([0, 1, 2, 0])
-    model, images, p = classified("flat", labels)
+    _, _, p = classified("flat", labels)
     wrong = (p.margins <= 0).any(0)
     assert wrong.any()
     radius, best = ZONOTOPE.search(p, Ball("linf", 0.1))
