@@ -51,7 +51,7 @@ _LAWS = (
 )
 _ZONOTOPES = tuple(
     f"tests/certificates/zonotope/test_{name}.py"
-    for name in ("contains", "folding", "inexact", "networks", "margins", "ranges", "search", "method")
+    for name in ("contains", "folding", "inexact", "networks", "margins", "norms", "ranges", "search", "method")
 )
 _EXACT_ZONOTOPES = ("tests/exact/test_zonotope_maps.py", "tests/exact/test_zonotopes.py")
 _PROVER, _CHECKER = ("certificates", "linalg", "nn"), ("nn", "checker")  # folders of the source
@@ -73,7 +73,9 @@ _NEAR |= {f"certificates/{name}.py": "test_networks.py" for name in _CORE}
 _ATTENTION = ("forward", "point", "softmax", "rule", "weights", "remainder", "quadratic_form", "local", "lofast")
 _NEAR |= {f"certificates/attention/{name}.py": "test_attention.py" for name in _ATTENTION}
 _NEAR |= {"certificates/methods/zonotope.py": "test_method.py"}
-_NEAR |= {f"certificates/zonotope/{name}.py": f"test_{name}.py" for name in ("folding", "margins", "search")}
+_NEAR |= {
+    f"certificates/zonotope/{name}.py": f"test_{name}.py" for name in ("folding", "margins", "norms", "search")
+}
 _INTRODUCTION = """
 Every row is one small change of the source that would make a proof, or the check of one, unsound: a rounding left
 out, a constant too small, a term dropped. It is killed when a test fails with it. A change that leaves every claim

@@ -230,7 +230,10 @@ ZONOTOPE: tuple[Mutant, ...] = (
         ("nearest = upper_length(a) * (1 - 2 * relative) - L * (1 + 4 * UNIT)",
          "nearest = upper_length(a) * (1 - 2 * relative) - L / 2", "tokens shrink by half of their deviation"),
         ("least.pow(-2.5), (2 * T + L.square()).square() * square_low.pow(-2.5))",
-         "least.pow(-2.5), 0 * T)", "tokens only shrink"),
+         "least.pow(-2.5), 0 * T)",
+         "deviations that lengthen a token scale it no more than first order",
+         "alpha = 1 / sqrt(N^2 + v) - 1 / N + t / N^3 falls with |delta|^2: for t >= 0 it is at most "
+         "3/8 (2 t)^2 zeta^(-5/2) with zeta >= N^2 >= least, and for t < 0 <= v it is not positive"),
         ("(2 * T).square() * least.pow(-2.5)", "0 * least", "tokens only grow"),
         ("high, low = up(0.375 * most), up(L.square() / (2 * N_low * square_low))", "high, low = up(0.375 * most), 0 * L",
          "the length of a deviation shrinks no token"),
