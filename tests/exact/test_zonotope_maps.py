@@ -4,6 +4,9 @@ A zonotope around zero without slack has nothing but generators, so that an erro
 range of a functional is a sum, is not hidden by what the center loses.
 """
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +18,7 @@ from exact.test_zonotopes import exact_range
 from specguard.certificates import program
 from specguard.certificates.zonotope.activations import along_line
 from specguard.certificates.zonotope.enclosure import Zonotope, add, lift
-from specguard.certificates.zonotope.norms import centered
+from specguard.certificates.zonotope.norms import centered, smooth_projection
 from specguard.certificates.zonotope.walk import enclose
 
 AFFINE = (
@@ -91,6 +94,24 @@ def test_of_residual_sums(symbols):
         z, other = around_zero((3, 4), symbols, seed), around_zero((3, 4), symbols, seed + 9)
         images = [row + mp.mpf(0.3) * more for row, more in zip(rows_of(z), rows_of(other), strict=True)]
         check_images(images, add(z, other, 0.3), seed)
+
+
+@pytest.mark.parametrize("R", [0.0, 1.0, 1e-9])
+def test_of_norms_of_tokens_that_do_not_move(R):
+    """What is left is rounding, which the affine map behind a norm must not have to cover."""
+    for seed in range(5):
+        z = around_zero((3, 7), "both", seed)
+        z = replace(z, center=z.generators[:, 0].clone(), generators=0 * z.generators)
+        out = smooth_projection(z, R, "norm")
+        a = real(exact(z.center[0]))
+        lengths = [mp.sqrt(mp.mpf(R) ** 2 + (row * row).sum()) for row in a]
+        off = [
+            abs(row / length - at) for row, length, at in zip(a, lengths, real(exact(out.center[0])), strict=True)
+        ]
+        for token, entry in np.ndindex(*out.shape):
+            one = 0 * a
+            one[token, entry] = mp.mpf(1)
+            assert off[token][entry] <= exact_range(out, one)
 
 
 def test_images_that_are_larger_are_noticed():

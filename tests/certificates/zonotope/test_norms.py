@@ -25,7 +25,7 @@ def moving(directions, generator) -> Zonotope:
 @pytest.mark.parametrize("R", [0.0, 0.2, 1.0, 3.0])
 @pytest.mark.parametrize("directions", ["along", "across", "both"])
 def test_the_second_order_of_the_scale_is_in_its_interval(directions, R, generator):
-    """`alpha = 1 / sqrt(R^2 + |a + delta|^2) - 1 / N + a . delta / N^3` is `middle +- half`, read off the enclosure."""
+    """`1 / sqrt(R^2 + |a + delta|^2) - 1 / N + a . delta / N^3` is in `middle +- half`, read off the enclosure."""
     z = moving(directions, generator)
     out = smooth_projection(z, R, "norm")
     a, inputs = z.center, Symbols(z)
