@@ -19,6 +19,7 @@ from torch import Tensor
 from specguard.linalg import (
     LinearOperator,
     dense_operator,
+    eigenvalue_range,
     identity,
     kronecker,
     power_step,
@@ -430,6 +431,48 @@ def test_the_largest_eigenvalue_of_a_symmetric_matrix_is_nearly_attained_and_nev
     assert upper_eigenvalue(torch.zeros(1, 3, 3)).item() == 0
     with pytest.raises(ValueError, match="excess"):
         upper_eigenvalue(S, 0.0)
+
+
+def integers(side: int, seed: int) -> Tensor:
+    """Matrices of whole numbers, not symmetric; the last ones of rank one, with one sign."""
+    S = torch.randint(-9, 10, (6, side, side), generator=seeded(seed)).double()
+    x = torch.randint(1, 10, (2, side), generator=seeded(seed + 1)).double()
+    return torch.cat([S, x[:1, :, None] * x[:1, None], -x[1:, :, None] * x[1:, None]])
+
+
+def check_range(S: Tensor) -> None:
+    """`low |x|^2 <= x^T S x <= high |x|^2` exactly, for eigenvectors to fifty digits; both ends nearly attained."""
+    low, high = eigenvalue_range(S)
+    assert (low <= 0).all()
+    assert (high >= 0).all()
+    with mpmath.workdps(50):
+        for number, matrix in enumerate(S.tolist()):
+            M = mpmath.matrix(matrix)
+            values = mpmath.eigsy((M + M.T) / 2, eigvals_only=True)
+            least, most, size = min(0, *values), max(0, *values), mpmath.mnorm(M, "f")
+            assert low[number].item() <= least + 1e-40 * size
+            assert high[number].item() >= most - 1e-40 * size
+            assert low[number].item() >= least - 1e-7 * size
+            assert high[number].item() <= most + 1e-7 * size
+
+
+@pytest.mark.parametrize("side", [1, 2, 3, 6])
+def test_the_range_of_a_form_holds_its_eigenvalues_and_zero(side):
+    for size in (1.0, 1e-140, 1e140):
+        check_range(size * integers(side, side))
+
+
+def test_eigenvalues_are_candidates_only(monkeypatch):
+    """Computed eigenvalues may be anything: what they say is verified."""
+    S = integers(4, 7)
+    true = torch.linalg.eigvalsh((S + S.mT) / 2)
+    for wrong in (lambda x: 0.3 * x, lambda x: 0 * x, lambda x: torch.full_like(x, torch.nan), lambda x: x.flip(1)):
+        computed = torch.linalg.eigvalsh
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.linalg, "eigvalsh", lambda B, wrong=wrong, computed=computed: wrong(computed(B)))
+            low, high = eigenvalue_range(S)
+        assert (low <= true[:, 0].clamp(max=0)).all()
+        assert (high >= true[:, -1].clamp(min=0)).all()
 
 
 @pytest.mark.parametrize("name", BOUNDS)

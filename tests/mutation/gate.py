@@ -30,8 +30,9 @@ from mutation.layers import LAYERS  # noqa: E402
 from mutation.linalg import LINALG  # noqa: E402
 from mutation.mutant import SOURCE, Mutant  # noqa: E402
 from mutation.prover import CORE  # noqa: E402
+from mutation.zonotope import ZONOTOPE  # noqa: E402
 
-MUTANTS: tuple[Mutant, ...] = (*LINALG, *CORE, *LAYERS, *ATTENTION, *CHECKER, *CHECKER_ZONOTOPE)
+MUTANTS: tuple[Mutant, ...] = (*LINALG, *CORE, *LAYERS, *ATTENTION, *ZONOTOPE, *CHECKER, *CHECKER_ZONOTOPE)
 TABLE = ROOT / "docs" / "mutants.json"
 _KEPT = ROOT / ".mutants"
 _UNKNOWN = 4  # exit code of pytest if a test does not exist
@@ -50,6 +51,11 @@ _LAWS = (
     "certificates/test_linear.py",
 )
 _FORMS = ("test_formulas.py", "test_contains.py", "test_margins.py", "test_networks.py")
+_ZONOTOPES = tuple(
+    f"tests/certificates/zonotope/test_{name}.py"
+    for name in ("contains", "folding", "inexact", "networks", "margins", "norms", "ranges", "search", "method")
+)
+_EXACT_ZONOTOPES = ("tests/exact/test_zonotope_maps.py", "tests/exact/test_zonotopes.py")
 _PROVER, _CHECKER = ("certificates", "linalg", "nn"), ("nn", "checker")  # folders of the source
 _HELPERS = (
     "tests/exact/numbers.py",
@@ -72,16 +78,24 @@ _CORE = ("node", "propagate", "problem", "methods/radii", "methods/adjoint")
 _NEAR |= {f"certificates/{name}.py": "test_networks.py" for name in _CORE}
 _ATTENTION = ("forward", "point", "softmax", "rule", "weights", "remainder", "quadratic_form", "local", "lofast")
 _NEAR |= {f"certificates/attention/{name}.py": "test_attention.py" for name in _ATTENTION}
+_NEAR |= {"certificates/methods/zonotope.py": "test_method.py"}
+_NEAR |= {
+    f"certificates/zonotope/{name}.py": f"test_{name}.py" for name in ("folding", "margins", "norms", "search")
+}
 _INTRODUCTION = """
 Every row is one small change of the source that would make a proof, or the check of one, unsound: a rounding left
 out, a constant too small, a term dropped. It is killed when a test fails with it. A change that leaves every claim
 true is equivalent, and its row says why. `python tests/mutation/gate.py` writes this page and fails if a mutant
-survives; tests run in the order exact, checker, laws, until one fails.
+survives; tests run in the order exact, checker, laws (of zonotopes: laws, exact), until one fails.
 """
 
 
 def killers(mutant: Mutant) -> dict[str, list[str]]:
     """The tests to run, in this order, by kind; for an equivalent mutant, only the nearest."""
+    if mutant.of_zonotopes:
+        near = f"tests/certificates/zonotope/{_NEAR.get(mutant.file, 'test_contains.py')}"
+        laws = sorted(_ZONOTOPES, key=lambda name: name != near)
+        return {"laws": [near]} if mutant.equivalent else {"laws": laws, "exact": list(_EXACT_ZONOTOPES)}
     if mutant.file.startswith("checker/zonotope/"):
         names, near = ["test_checker_zonotopes.py"], "test_checker_zonotopes.py"
         others = {"checker": [f"tests/checker/zonotope/{name}" for name in _FORMS]}
@@ -219,7 +233,7 @@ def main() -> int:
     _KEPT.mkdir(exist_ok=True)
     rows = []
     with ThreadPoolExecutor(chosen.jobs) as pool:
-        asked = list({mutant.of_checker: mutant for mutant in mutants if not mutant.equivalent}.values())
+        asked = list({(m.of_checker, m.of_zonotopes): m for m in mutants if not m.equivalent}.values())
         plain = [(None, kind, tests, m.of_checker) for m in asked for kind, tests in killers(m).items()]
         unchanged = pool.map(lambda question: verdict(*question), plain)
         before = load_previous()

@@ -29,6 +29,11 @@ class Mutant:
     def of_checker(self) -> bool:
         return self.file.startswith("checker/")
 
+    @property
+    def of_zonotopes(self) -> bool:
+        """Of the prover's."""
+        return self.file.startswith("certificates/zonotope/") or self.file == "certificates/methods/zonotope.py"
+
 
 def mutants(file: str, *rows: tuple[str, ...]) -> tuple[Mutant, ...]:
     """The mutants of one file: old text, new text, what is then false and, if equivalent, why nothing is."""

@@ -244,11 +244,12 @@ def _bilinear_values(P: Probabilities, v: Part, balls: int) -> tuple[Tensor, Ten
 def last_distance(a: Float[Tensor, "*stack functional symbol"], balls: int) -> Float[Tensor, "*stack functional other"]:
     """The ranges of all differences of the functionals of a stack, rounded up."""
     flat, count = a.flatten(0, -3), a.shape[-1]
-    total = torch.cdist(flat[..., balls:], flat[..., balls:], p=1.0) if count > balls else 0.0
+    total = flat.new_zeros(*flat.shape[:2], flat.shape[1])
+    if count > balls:
+        total = torch.cdist(flat[..., balls:], flat[..., balls:], p=1.0)
     if balls:
         ball = flat[..., :balls]
         total = total + 1e-140 + torch.cdist(ball, ball, p=2.0, compute_mode="donot_use_mm_for_euclid_dist")
-    assert isinstance(total, Tensor)
     # Every difference is right to one rounding of its own.
     return round_up(total, count + 16).unflatten(0, a.shape[:-2])
 
