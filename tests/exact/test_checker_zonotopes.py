@@ -40,7 +40,7 @@ def test_exact_values_of_networks_are_enclosed(name, norm):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", LAYERS)
 def test_rounding_of_coefficients_is_enclosed_where_it_is_all_there_is(name, layout):
-    """Centers and biases are zero, and symbols so small that what is quadratic in them is far below their rounding."""
+    """Centers and biases are zero; symbols so small that what is quadratic in them is far below rounding."""
     layer, x = scaled(name, 0)
     with torch.no_grad():
         for key, p in layer.named_parameters():

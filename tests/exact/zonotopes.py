@@ -36,7 +36,7 @@ def exact_range(z: Zonotope, a):
 
 
 def exact_values(z: Zonotope, symbols):
-    """The exact value of one image of a zonotope at symbols of one point; those of the ball are made a unit long."""
+    """The exact value of one image of a zonotope at the symbols of a point; those of the ball get unit length."""
     ball, shared, local = (real(exact(part[0])) for part in parts(z))
     xi, eta, own, fresh, slack = (real(exact(x)) for x in symbols)
     if len(xi) and any(xi):

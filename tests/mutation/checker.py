@@ -201,8 +201,8 @@ LAYERS: tuple[Mutant, ...] = (
     *mutants(
         "checker/layers/sll.py",
         ("T.rad < _MAX_RELATIVE_ERROR * T.mid", "T.rad > -1.0 * T.mid", "sums that are lost in rounding divide"),
-        ("/ _divisors(before.W, log_q).rearrange(lambda a: a[:, None])",
-         "/ Box.exact(_divisors(before.W, log_q).mid).rearrange(lambda a: a[:, None])",
+        ("/ _divisors(W, log_q).rearrange(lambda a: a[:, None])",
+         "/ Box.exact(_divisors(W, log_q).mid).rearrange(lambda a: a[:, None])",
          "the divisors of an SLL are exact"),
     ),
 )

@@ -97,7 +97,9 @@ def test_where_little_is_certified_the_radius_the_term_and_the_block_are_named()
 def test_a_radius_below_rounding_is_vacuous_and_never_a_small_number():
     for median in (0.0, 1e-12, 2.0**-25):
         found = result(0, median, 9)
-        assert "median certified l2 radius: vacuous (local); vacuous for 9 of 9 images" in certificate_verdict(found)
+        assert "median certified l2 radius: vacuous (local); vacuous for 9 of 9 images" in certificate_verdict(
+            found
+        )
         (table,) = certificate_tables(found)
         assert cells(table)[3] == ["local", "0.0", "vacuous", "2"]
     (table,) = certificate_tables(result(0, 2.0**-23))

@@ -148,13 +148,17 @@ def test_native_radii_are_checked_in_their_own_norm(native, tmp_path):
 
 
 NATIVE_FORGED = {
-    "a radius of the other norm": lambda record: record["largest"].update(zonotope=4 * record["largest"]["zonotope"]),
+    "a radius of the other norm": lambda record: record["largest"].update(
+        zonotope=4 * record["largest"]["zonotope"]
+    ),
     "a bound": lambda record: record["radii"][0]["lower"].update(zonotope=record["margin"]),
     "a smaller loss": lambda record: record["losses"].update({next(iter(record["losses"])): 1e-9}),
     "a smaller loss of the proof": lambda record: record["proofs"]["zonotope"].update(
         loss=record["proofs"]["zonotope"]["loss"] * 0.99
     ),
-    "a class bound": lambda record: record["proofs"]["zonotope"]["lower"].__setitem__((record["label"] + 1) % 4, 9.0),
+    "a class bound": lambda record: record["proofs"]["zonotope"]["lower"].__setitem__(
+        (record["label"] + 1) % 4, 9.0
+    ),
     "no proof": lambda record: record["proofs"].pop("zonotope"),
     "radii of layers": lambda record: record["proofs"]["zonotope"].update(radii={"head": 1.0}),
     "errors of no layer": lambda record: record["proofs"]["zonotope"]["terms"].update(

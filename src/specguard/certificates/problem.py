@@ -109,9 +109,7 @@ def problem(
     g = g.gather(0, order[..., None].expand_as(g))
     whole = Backward(path, g, classes_at_once) if classes_at_once else None
     predicted, tail_pass = output.argmax(1), backward_pass(tail, g)
-    return Problem(
-        path, names(path), labels, predicted, other_classes, margins, tail_pass, whole, network, images
-    )
+    return Problem(path, names(path), labels, predicted, other_classes, margins, tail_pass, whole, network, images)
 
 
 def _functionals(other_classes: Tensor, labels: Tensor, classes: int) -> Float[Tensor, "other batch class_"]:

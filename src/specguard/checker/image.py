@@ -119,9 +119,9 @@ class Image:
     ) -> Array:
         """Lower bounds on the margins within a ball by affine forms.
 
-        Of the error symbols that all tokens share, the heaviest are kept: `symbols` of them, and as many more as have
-        `numbers` coefficients; all for None. An linf ball with `box` is cut to [0, 1]; so may be an l2 ball, whose
-        bound is that of the whole ball.
+        Of the error symbols that all tokens share, the heaviest are kept: `symbols` of them, and as many more as
+        have `numbers` coefficients; all for None. An linf ball with `box` is cut to [0, 1]; so may be an l2 ball,
+        whose bound is that of the whole ball.
         """
         region = Region(self.pixels, norm, radius, box)
         budget = None if symbols is None else Budget(symbols, numbers)

@@ -49,10 +49,13 @@ class CertifySettings(Record, frozen=True):
     methods: Annotated[tuple[MethodName, ...], setting("methods to certify with")] = METHOD_NAMES
     search: Annotated[
         bool,
-        setting("also search for the largest certified radius of every image: in l2, by zonotope in the norm given"),
+        setting(
+            "also search for the largest certified radius of every image: in l2, by zonotope in the norm given"
+        ),
     ] = True
     box: Annotated[
-        bool, setting("keep perturbed pixels in [0, 1]: proofs by zonotope in linf use it, other proofs hold without")
+        bool,
+        setting("keep perturbed pixels in [0, 1]: proofs by zonotope in linf use it, other proofs hold without"),
     ] = True
     symbols: Annotated[
         int | None,
@@ -152,8 +155,9 @@ class CertificateRecord(SampleRecord, frozen=True, omit_defaults=True):
 
     `input` is a SHA-256 of its entries in float64. `method` has the largest lower bound of the worst margin at the
     last radius, and `losses` holds the largest terms of that margin's loss, None where infinite. `largest` has the
-    largest certified l2 radius by method, in the norm of the study by `zonotope`, 0 where there is none; `norms` the
-    norms of layers that the bounds use; `failures` the reasons why verifiers failed or methods were not applied.
+    largest certified l2 radius by method, in the norm of the study by `zonotope`, 0 where there is none; `norms`
+    the norms of layers that the bounds use; `failures` the reasons why verifiers failed or methods were not
+    applied.
     """
 
     predicted: Count
@@ -270,7 +274,7 @@ class Growth(Record, frozen=True):
 
 
 class Share(Record, frozen=True):
-    """A part of what zonotopes lose, as the mean fraction of the worst margin: of the input, or of a layer's errors."""
+    """A part of what zonotopes lose, as the mean fraction of the worst margin: the input, or a layer's errors."""
 
     part: Name
     fraction: Size

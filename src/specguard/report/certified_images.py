@@ -41,8 +41,8 @@ class CertifiedImages:
     """Statistics of a whole file of records.
 
     `best` holds the largest certified l2 radius of each correctly classified image by any method (an linf radius is
-    one), `largest` that by each method, in the study's norm for native ones, both in ascending order. `digest` is the
-    SHA-256 of the file.
+    one), `largest` that by each method, in the study's norm for native ones, both in ascending order. `digest` is
+    the SHA-256 of the file.
     """
 
     best: tuple[float, ...]

@@ -192,10 +192,12 @@ class _Prover:
         self.samples = samples_of(copy.deepcopy(model).to(device).eval(), split)
         self.balls = tuple(Ball(settings.norm, radius) for radius in settings.radii)
         zonotope = ZonotopeMethod(symbols=settings.symbols, memory=memory)
-        self.methods: tuple[Method | str, ...] = tuple(zonotope if name == zonotope.name else name for name in settings.methods)
+        self.methods: tuple[Method | str, ...] = tuple(
+            zonotope if name == zonotope.name else name for name in settings.methods
+        )
 
     def try_proof(self, count: int) -> None:
-        """Certify the first image `count` times at once, to measure the memory; `zonotope` takes images in parts."""
+        """Certify the first image `count` times at once to measure memory; `zonotope` takes images in parts."""
         others = [name for name in self.settings.methods if name not in NATIVE]
         proof_of_first(self.samples, count, others, max(self.balls, key=lambda ball: ball.radius))
 

@@ -131,7 +131,8 @@ def prove_again(
             claims += 1
     for method in record.largest:
         stored, farthest = record.proofs.get(method), _farthest(record, method)
-        if norm == "l2" or method in NATIVE:  # other certificates of an linf ball need not hold in the l2 ball around it
+        # Other certificates of an linf ball need not hold in the l2 ball around it.
+        if norm == "l2" or method in NATIVE:
             require(f"{method} certifies a radius without a proof", stored is not None or not farthest)
             require(f"the proof of {method} is about another radius", stored is None or stored.radius == farthest)
         if stored is not None:
@@ -148,10 +149,10 @@ def _farthest(record: CertificateRecord, method: MethodName) -> float:
 
 
 def _same_proof(prover: Prover, method: MethodName, stored: Proof, require: Require) -> int:
-    """Check that nothing in a proof is tighter than the checker's own: loss, class bounds, and radii and layer terms.
+    """Check that nothing in a proof is tighter than the checker's own: loss, class bounds, radii and layer terms.
 
-    Enclosures have no radii, and the checker does not know which layer made an error symbol: their terms only have to
-    make up the loss.
+    Enclosures have no radii, and the checker does not know which layer made an error symbol: their terms only have
+    to make up the loss.
     """
     image = prover.image
     require(f"the proof of {method} names no other class", stored.other_class in image.other_classes)

@@ -97,7 +97,7 @@ def check_margins(
     lower_margins: Callable[[Tensor, Tensor], Tensor],
     generator: torch.Generator,
 ) -> None:
-    """No margin in the ball is below `lower_margins(labels, others)`: ascent from the image, corners and between."""
+    """No margin in the ball is below `lower_margins(labels, others)`: ascent from the image and corners."""
     f = function_of(model)
     with torch.no_grad():
         labels = f(images).argmax(1)

@@ -1,8 +1,8 @@
 """Laws of enclosures: the search for a value outside of one.
 
-A value y is outside if `<a, y - center>` exceeds the range of a functional a. The search tries every entry and random
-functionals, from the center, corners and random values, along the slope of `<a, f(x)>`; random functionals follow
-the violation as well.
+A value y is outside if `<a, y - center>` exceeds the range of a functional a. The search tries every entry and
+random functionals, from the center, corners and random values, along the slope of `<a, f(x)>`; random functionals
+follow the violation as well.
 """
 
 import math
@@ -116,7 +116,7 @@ def outside(
     given: Tensor | None = None,
     restarts: int = 3,
 ) -> float:
-    """By how much the worst value found lies outside of an enclosure, relative to its range; at most 0 if none does.
+    """How far outside of an enclosure the worst value found lies, relative to its range; at most 0 if none does.
 
     It tries functionals of every image, if `given`, else entries and random ones. Images that are lost count as
     enclosed.
@@ -138,7 +138,9 @@ def outside(
         seen = excess.detach()[kept]
         seen = seen[seen.isfinite()]
         worst = max(worst, float(seen.max()) if len(seen) else -math.inf)
-        *slopes, turn = torch.autograd.grad((gain - most).nan_to_num(0, 0, 0).sum(), [*symbols, a], allow_unused=True)
+        *slopes, turn = torch.autograd.grad(
+            (gain - most).nan_to_num(0, 0, 0).sum(), [*symbols, a], allow_unused=True
+        )
         slopes = [
             torch.zeros_like(x) if slope is None else slope.nan_to_num(0, 0, 0)
             for x, slope in zip(symbols, slopes, strict=True)
@@ -148,7 +150,9 @@ def outside(
             step = max(pace, 1.0) if pace == 0 else pace
             symbols = [x + step * (end - x) for x, end in zip(symbols, ends, strict=True)]
             size = turn.nan_to_num(0, 0, 0).flatten(2).norm(dim=-1).clamp(min=1e-300)
-            moved = turn.nan_to_num(0, 0, 0) * (a.flatten(2).norm(dim=-1) / size).view(*size.shape, *[1] * len(z.shape))
+            moved = turn.nan_to_num(0, 0, 0) * (a.flatten(2).norm(dim=-1) / size).view(
+                *size.shape, *[1] * len(z.shape)
+            )
             a = torch.where(free.view(1, -1, *[1] * len(z.shape)), a + 0.3 * moved, a)
     return worst
 
@@ -224,6 +228,8 @@ def check_beside(
         y = f(x.flatten(0, 1)).unflatten(0, rows.shape[:2])
         (slope,) = torch.autograd.grad((y * rows).sum(), x)
         found += [torch.cat([-slope, rows], -1), torch.cat([slope, -rows], -1)]
-    worst = outside(function_of(whole), Symbols(z), out, generator, torch.cat(found, 1).nan_to_num(0, 0, 0), restarts=1)
+    worst = outside(
+        function_of(whole), Symbols(z), out, generator, torch.cat(found, 1).nan_to_num(0, 0, 0), restarts=1
+    )
     assert worst <= 0, f"a value is outside of its enclosure by {worst:.2g} of the range"
     return out

@@ -59,9 +59,7 @@ def block(attention: nn.Module) -> nn.Module:
 
 def heads() -> nn.Module:
     """Attention whose queries and keys are normalized."""
-    return nn.Sequential(
-        nn.Linear(6, 18), HeadNorm(6, 2, 1e-2), CoreAttention(2, fused=False), nn.Linear(6, 6)
-    )
+    return nn.Sequential(nn.Linear(6, 18), HeadNorm(6, 2, 1e-2), CoreAttention(2, fused=False), nn.Linear(6, 6))
 
 
 PATCHES = (1, 4, 4)
@@ -69,14 +67,16 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "text": (text, (4, 6)),
     "normalized heads": (
         lambda: nn.Sequential(
-            PatchEmbedding(1, 2, 6), block(heads()), Residual(nn.Sequential(nn.Linear(6, 8), GatedUnit(), nn.Linear(4, 6))),
+            PatchEmbedding(1, 2, 6), block(heads()),
+            Residual(nn.Sequential(nn.Linear(6, 8), GatedUnit(), nn.Linear(4, 6))),
             ClassAndMean(), nn.Linear(12, 3),
         ),
         PATCHES,
     ),
     "skip attention": (
         lambda: nn.Sequential(
-            PatchEmbedding(1, 2, 6), ClassToken(6), Positions(5, 6), SkipAttention(6, 2, 0.3, position_bias=True, tokens=5),
+            PatchEmbedding(1, 2, 6), ClassToken(6), Positions(5, 6),
+            SkipAttention(6, 2, 0.3, position_bias=True, tokens=5),
             nn.Linear(6, 6), MaxMin(), block(SkipAttention(6, 3, 0.6)), FirstTokens(2), nn.Linear(12, 3),
         ),
         PATCHES,
@@ -91,12 +91,14 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         PATCHES,
     ),
     "attention alone": (lambda: nn.Sequential(Attention(6, 2), MeanPool(), nn.Linear(6, 3)), (5, 6)),
-    "one hidden layer": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 7), nn.GELU(), nn.Linear(7, 3)), PATCHES),
+    "one hidden layer": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 7), nn.GELU(), nn.Linear(7, 3)),
+    PATCHES),
 }  # fmt: skip
 AFFINE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "patches": (
         lambda: nn.Sequential(
-            PatchEmbedding(1, 2, 3), ClassToken(3), Positions(5, 3), Residual(nn.Linear(3, 3), -0.9), TokenBatchNorm(3),
+            PatchEmbedding(1, 2, 3), ClassToken(3), Positions(5, 3),
+            Residual(nn.Linear(3, 3), -0.9), TokenBatchNorm(3),
             MeanPool(), nn.Linear(3, 3),
         ),
         PATCHES,

@@ -31,7 +31,9 @@ def test_no_value_beside_its_input_is_outside(name, layout, generator):
 def test_what_an_activation_leaves_beside_its_line_is_enclosed(name):
     """On a grid of intervals: a residual sum takes the line away, and all values of all intervals are tried."""
     layer, _ = made(name)
-    center, half = torch.meshgrid(torch.linspace(-6, 6, 61), torch.tensor([1e-3, 0.1, 0.5, 1, 2, 4, 9]), indexing="ij")
+    center, half = torch.meshgrid(
+        torch.linspace(-6, 6, 61), torch.tensor([1e-3, 0.1, 0.5, 1, 2, 4, 9]), indexing="ij"
+    )
     center, half = center.double().reshape(1, 1, -1), half.double().reshape(1, 1, -1)
     z = Zonotope(center, center.new_zeros(1, 0, 1, center.shape[-1]), half, 0 * center, 0, (), (), "x")
     own = by_token(through(program(layer), z).zonotope.generators, 2)[0].diagonal(dim1=0, dim2=-1)[0]
@@ -42,4 +44,7 @@ def test_what_an_activation_leaves_beside_its_line_is_enclosed(name):
     out = through(program(whole), z).zonotope
     x = center + half * torch.linspace(-1, 1, 1999, dtype=torch.float64).view(-1, 1, 1)
     off = (function_of(whole)(x) - out.center).abs()
-    assert (off <= upper(out, torch.eye(center.shape[-1]).double().view(1, -1, 1, center.shape[-1])) * (1 + 1e-9) + 1e-13).all()
+    assert (
+        off
+        <= upper(out, torch.eye(center.shape[-1]).double().view(1, -1, 1, center.shape[-1])) * (1 + 1e-9) + 1e-13
+    ).all()

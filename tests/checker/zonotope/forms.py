@@ -1,4 +1,4 @@
-"""The checker's affine forms as the zonotopes over which the laws of enclosures run, and back: nothing is computed."""
+"""The checker's affine forms as zonotopes, over which the laws of enclosures run, and back; nothing is computed."""
 
 from collections.abc import Callable, Iterable
 
@@ -51,7 +51,8 @@ def over_zonotope(layer: nn.Module, z: Zonotope, budget: int | None = None) -> O
     """The checker's form of a layer's outputs over every image of a zonotope."""
     steps = read(layer.eval()).steps
     return stacked(
-        (enclose(steps, form(z, i), kept(budget)) for i in range(len(z.center))), lambda: 0 * function_of(layer)(z.center)
+        (enclose(steps, form(z, i), kept(budget)) for i in range(len(z.center))),
+        lambda: 0 * function_of(layer)(z.center),
     )
 
 

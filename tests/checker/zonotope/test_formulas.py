@@ -1,4 +1,4 @@
-"""Each formula of the checker's forms against what it bounds: values that are tried, and cases in which it is tight."""
+"""Each formula of the checker's forms against what it bounds: tried values, and cases in which it is tight."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -73,7 +73,7 @@ def softmax(S):
 
 @pytest.mark.parametrize("size", [1e-3, 0.1, 1.0, 4.0])
 def test_a_moved_softmax_is_within_its_bounds_and_meets_them(size, rng):
-    """All keys move one way, one key against the others, or at random: the differences known are those that are made."""
+    """All keys move one way, one against the others, or at random; differences are known as they are made."""
     for keys in (2, 3, 6):
         S = rng.standard_normal((300, keys)) * rng.choice([0.3, 1, 3, 10], (300, 1))
         d = rng.standard_normal((300, keys)) * size
@@ -273,9 +273,13 @@ def test_intervals_hold_every_pixel_of_a_ball(box):
 BLOCKS = {
     "errors before attention": lambda: Residual(nn.Sequential(nn.GELU(), Attention(6, 2)), -0.8),
     "errors between two": lambda: Residual(
-        nn.Sequential(nn.Tanh(), Attention(6, 3), nn.GELU(), Residual(nn.Sequential(nn.ReLU(), Attention(6, 2)), 0.6))
+        nn.Sequential(
+            nn.Tanh(), Attention(6, 3), nn.GELU(), Residual(nn.Sequential(nn.ReLU(), Attention(6, 2)), 0.6)
+        )
     ),
-    "peaked": lambda: Residual(nn.Sequential(nn.LayerNorm(6), SkipAttention(6, 2, 0.3, position_bias=True, tokens=4))),
+    "peaked": lambda: Residual(
+        nn.Sequential(nn.LayerNorm(6), SkipAttention(6, 2, 0.3, position_bias=True, tokens=4))
+    ),
 }
 
 

@@ -2,8 +2,8 @@
 
 naive, specformer, lofast   radii through the network, then Proposition 1: `m_j` loses at most `sqrt(2) delta`
 local                       radii by T1, T2 and local constants, then `||w_y - w_j|| delta` at the last linear layer
-zonotope                    the smallest margin over an enclosure of the output that knows which entries move together
-adjoint                     the identity `m_j(x + d) = m_j(x) + <g_0, d> + sum_k <g_{k+1}, r_k>` with bounds on r_k
+zonotope                    the smallest margin over an enclosure of the output: which entries move together
+adjoint                     the identity `m_j(x + d) = m_j(x) + <g_0, d> + sum_k <g_{k+1}, r_k>`, bounds on r_k
 mixed                       the identity from the k-th step on with the local radius there, for the best k
 """
 

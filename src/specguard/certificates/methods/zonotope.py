@@ -164,7 +164,7 @@ def _unknown(p: Problem) -> MarginLoss:
 
 
 def _first_order_radius(p: Problem, ball: Ball) -> Float[Tensor, " batch"]:
-    """Where the first-order bound of the closest classes reaches zero, by autograd: a starting point, not a bound."""
+    """Where the first-order bound of the closest classes reaches zero, by autograd: where to start, not a bound."""
     images = p.images.detach().clone().requires_grad_()
     with torch.enable_grad():
         logits = p.network.model(images)

@@ -1,7 +1,8 @@
 """Elementwise layers on zonotopes: a slope, and an interval for what the slope leaves out.
 
-`phi(x) = s x + m + e` with `|e| <= h` for all x in the interval [l, u] of an entry. Any slope s is sound; the chord's
-is used, or the tangent's at the center where it leaves less. Its middle m moves the center, h is a fresh symbol.
+`phi(x) = s x + m + e` with `|e| <= h` for all x in the interval [l, u] of an entry. Any slope s is sound; the
+chord's is used, or the tangent's at the center where it leaves less. Its middle m moves the center, h is a fresh
+symbol.
 """
 
 import math
@@ -27,7 +28,9 @@ def interval(z: Zonotope) -> tuple[Tensor, Tensor]:
 def activation(z: Zonotope, phi: Activation, source: str) -> Zonotope:
     """`phi(x)` of every entry."""
     low, high = interval(z)
-    slope, middle, half = relu_line(low, high) if math.isinf(phi.curvature) else smooth_line(phi, low, high, z.center)
+    slope, middle, half = (
+        relu_line(low, high) if math.isinf(phi.curvature) else smooth_line(phi, low, high, z.center)
+    )
     return along_line(z, slope, middle, half, source)
 
 
@@ -83,7 +86,9 @@ def smooth_line(phi: Activation, low: Tensor, high: Tensor, center: Tensor) -> t
             best = slope, middle, half
         else:
             better = half < best[2]
-            best = tuple(torch.where(better, new, old) for new, old in zip((slope, middle, half), best, strict=True))  # type: ignore[assignment]
+            best = tuple(
+                torch.where(better, new, old) for new, old in zip((slope, middle, half), best, strict=True)
+            )  # type: ignore[assignment]
     assert best is not None
     return best[0], best[1], up(best[2])
 

@@ -2,14 +2,16 @@
 
 With q, k, v the centers of a head and their deviations dq, dk, dv, scores move by
 
-    dS_ij = A_ij + e_ij,    A_ij = tau (dq_i . k_j + q_i . dk_j),    e_ij = tau dq_i . dk_j,    |e_ij - middle_ij| <= E_ij,
+    dS_ij = A_ij + e_ij,    A_ij = tau (dq_i . k_j + q_i . dk_j),
+    e_ij = tau dq_i . dk_j,    |e_ij - middle_ij| <= E_ij,
 
-and probabilities, computed at the scores' middle, by `dP_ij = p_ij (A_ij - mean_i A) + p_ij (e_ij - mean_i e) + r_ij`,
-means weighted by p. They sum to one, so `dP_i V = dP_i (V - 1 v_i)` for any vector v_i, here the output's center
-`p_i V`, which makes the means vanish: the errors `p_ij e_ij + r_ij` move row i along `v_j - p_i V`, one symbol per
-query, key and head. A row whose probabilities lie in narrower intervals than `p_ij e_ij + r_ij` takes those, and slope
-zero. What is bilinear, `dq_i . dk_j` and `dP_i dV`, is bounded entrywise: the part that the l2 ball moves as a
-quadratic form, the rest by ranges.
+and probabilities, computed at the scores' middle, by
+`dP_ij = p_ij (A_ij - mean_i A) + p_ij (e_ij - mean_i e) + r_ij`, means weighted by p. They sum to one, so
+`dP_i V = dP_i (V - 1 v_i)` for any vector v_i, here the output's center `p_i V`, which makes the means vanish: the
+errors `p_ij e_ij + r_ij` move row i along `v_j - p_i V`, one symbol per query, key and head. A row whose
+probabilities lie in narrower intervals than `p_ij e_ij + r_ij` takes those, and slope zero. What is bilinear,
+`dq_i . dk_j` and `dP_i dV`, is bounded entrywise: the part that the l2 ball moves as a quadratic form, the rest by
+ranges.
 """
 
 from dataclasses import dataclass, replace
@@ -200,7 +202,7 @@ def _probabilities(scores: Scores, balls: int) -> Probabilities:
 
 
 def _values(P: Probabilities, v: Part, mixture: Mixture, balls: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The output's center, its generators, the half widths of its entries, and one error per key, query and head."""
+    """The output's center, generators, half widths of its entries, and one error per key, query and head."""
     n, width = v.center.shape[-2:]
     p, mix = P.p, mixture.mix[:, None, None]
     m = mix.abs()
@@ -241,7 +243,9 @@ def _bilinear_values(P: Probabilities, v: Part, balls: int) -> tuple[Tensor, Ten
     return _narrower(middle, half, low, high, round_up(more, 2 * n + 16))
 
 
-def last_distance(a: Float[Tensor, "*stack functional symbol"], balls: int) -> Float[Tensor, "*stack functional other"]:
+def last_distance(
+    a: Float[Tensor, "*stack functional symbol"], balls: int
+) -> Float[Tensor, "*stack functional other"]:
     """The ranges of all differences of the functionals of a stack, rounded up."""
     flat, count = a.flatten(0, -3), a.shape[-1]
     total = flat.new_zeros(*flat.shape[:2], flat.shape[1])
@@ -252,5 +256,3 @@ def last_distance(a: Float[Tensor, "*stack functional symbol"], balls: int) -> F
         total = total + 1e-140 + torch.cdist(ball, ball, p=2.0, compute_mode="donot_use_mm_for_euclid_dist")
     # Every difference is right to one rounding of its own.
     return round_up(total, count + 16).unflatten(0, a.shape[:-2])
-
-

@@ -1,7 +1,8 @@
 """The perturbations of an input, and their enclosure before and behind the first linear map.
 
 l2       the unit ball of all pixels times the radius: `||xi||_2 <= 1`. The map of a patch sees it only through as
-         many directions as a token has channels, so behind the patch embedding fewer symbols are an exact enclosure.
+         many directions as a token has channels, so behind the patch embedding fewer symbols are an exact
+         enclosure.
 linf     one error symbol per pixel, local to its token behind the patch embedding; its center and its width are
          those of the interval that the box leaves.
 """

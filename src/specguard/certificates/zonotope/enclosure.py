@@ -4,8 +4,8 @@ For an activation of any shape, tokens first, the set of values that perturbatio
 
     center + sum_s G_s xi_s + sum_s E_s eta_s + fresh * eta' + slack * beta,
 
-`||xi||_2 <= 1` for the `balls` first generators and `|eta_s|, |eta'_i|, |beta_i| <= 1`. Generators of a linf ball of
-inputs count among the error symbols, which have the same range. Three kinds of error symbols save memory:
+`||xi||_2 <= 1` for the `balls` first generators and `|eta_s|, |eta'_i|, |beta_i| <= 1`. Generators of a linf ball
+of inputs count among the error symbols, which have the same range. Three kinds of error symbols save memory:
 
 `shared`  one symbol per generator, for all tokens
 `local`   one symbol per generator *and token*: generator s moves token i by `E_s[i] eta_{s, i}`. Layers that treat
@@ -149,7 +149,7 @@ def rearrange(z: Zonotope, move: Callable[[Tensor], Tensor]) -> Zonotope:
 
 
 def lift(z: Zonotope) -> Zonotope:
-    """Carry `fresh` errors as generators, so that a map can follow them: as many local ones as entries per token."""
+    """Carry `fresh` errors as generators that a map can follow: as many local ones as a token has entries."""
     if z.fresh is None:
         return z
     tokens = z.center.shape[1] if z.center.ndim > 2 else 1
@@ -178,9 +178,7 @@ def expand(z: Zonotope) -> Zonotope:
     own[:, :, index, index] = local
     generators = torch.cat([z.generators[:, :-count], own.flatten(1, 2)], 1)
     moved = tuple((source, number * tokens) for source, number in z.local)
-    return replace(
-        z, generators=generators, shared=(*z.shared, *moved), local=(), held=0, expanded=z.expanded + 1
-    )
+    return replace(z, generators=generators, shared=(*z.shared, *moved), local=(), held=0, expanded=z.expanded + 1)
 
 
 def add(z: Zonotope, other: Zonotope, scale: float = 1.0) -> Zonotope:

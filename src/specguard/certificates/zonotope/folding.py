@@ -15,7 +15,7 @@ from specguard.linalg import round_up
 
 
 def fold(z: Zonotope) -> Zonotope:
-    """Within the budget if all local symbols were expanded; what is folded is fresh where that fits the budget too."""
+    """Within the budget if all local symbols were expanded; what is folded is fresh where that fits it too."""
     budget = z.budget
     if budget is None or z.center.ndim == 2:
         return z
@@ -30,7 +30,8 @@ def fold(z: Zonotope) -> Zonotope:
     weights = torch.cat([_weights(of_shared, 2), _weights(of_local, 3).flatten(1)], 1)
     which, dropped = _heaviest(weights, budget - tokens * width * fits)
     origins = _origins(z, tokens)
-    box = _folded(of_shared, dropped[:, :shared]) + _folded(of_local, dropped[:, shared:].unflatten(1, (-1, tokens)))
+    of_tokens = dropped[:, shared:].unflatten(1, (-1, tokens))
+    box = _folded(of_shared, dropped[:, :shared]) + _folded(of_local, of_tokens)
     kept = torch.where(
         _like(which < shared, of_shared),
         _gather(of_shared, which.clamp(max=shared - 1)) if shared else 0.0,

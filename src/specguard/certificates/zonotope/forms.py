@@ -1,8 +1,8 @@
 """Sums of products of functionals of an l2 ball: quadratic forms, bounded by their eigenvalues.
 
 For rows l_j and r_j, `f(d) = sum_j (l_j . d) (r_j . d)` is the form of `(L^T R + R^T L) / 2`. With `[L; R] = C Y`,
-`||Y|| <= 1`, C the small Cholesky factor of the Gram matrix of all rows, its values over the unit ball are among those
-of `(C_L^T C_R + C_R^T C_L) / 2`: between its smallest and its largest eigenvalue, and zero, the value at d = 0.
+`||Y|| <= 1`, C the small Cholesky factor of the Gram matrix of all rows, its values over the unit ball are among
+those of `(C_L^T C_R + C_R^T C_L) / 2`: between its smallest and its largest eigenvalue and zero, the value at 0.
 """
 
 import torch

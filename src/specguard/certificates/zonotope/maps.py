@@ -13,9 +13,7 @@ from specguard.certificates.zonotope.folding import mixed
 from specguard.linalg import UNIT, gamma
 
 
-def linear(
-    z: Zonotope, W: Float[Tensor, "out in_"], bias: Float[Tensor, " out"], error: float = 0.0
-) -> Zonotope:
+def linear(z: Zonotope, W: Float[Tensor, "out in_"], bias: Float[Tensor, " out"], error: float = 0.0) -> Zonotope:
     """`x W^T + bias` on the last axis; `error` bounds the relative error of the entries of W.
 
     Fresh errors become local symbols: entry j of a token moves its output along column j of W.

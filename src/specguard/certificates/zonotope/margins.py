@@ -36,9 +36,7 @@ class Margins:
     parts: dict[str, Float[Tensor, "batch other"]]
 
 
-def lower_margins(
-    output: Output, labels: Int[Tensor, " batch"], others: Int[Tensor, "batch other"]
-) -> Margins:
+def lower_margins(output: Output, labels: Int[Tensor, " batch"], others: Int[Tensor, "batch other"]) -> Margins:
     """Bound `g_y - g_j` from below for the other classes j of every image.
 
     Guarantee: lower bounds over everything that the enclosure contains; rounding included.

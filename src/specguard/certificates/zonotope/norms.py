@@ -6,9 +6,10 @@ With a the center of a token (centered for LayerNorm), delta its deviation, `t =
     (a + delta) / sqrt(R^2 + |a + delta|^2) = a / N + (delta / N - a t / N^3) + (a + delta) alpha - delta t / N^3,
     alpha = -|delta|^2 / (2 N^3) + (3 / 8) v^2 zeta^(-5/2),      zeta between N^2 and N^2 + v.
 
-alpha lies in `[-L^2 / (2 N^3), 3/8 max((2 T)^2 least^(-5/2), (2 T + L^2)^2 N^(-5))]` for `|t| <= T`, `|delta| <= L` and
-`least = max(N^2 - 2 T, R^2 + max(0, |a| - L)^2)`. Its middle is one more slope, its half width one error symbol along a, and one per entry
-of delta. Where that is wider than the unit ball, which contains every value, the box around it takes its place.
+alpha lies in `[-L^2 / (2 N^3), 3/8 max((2 T)^2 least^(-5/2), (2 T + L^2)^2 N^(-5))]` for `|t| <= T`, `|delta| <= L`
+and `least = max(N^2 - 2 T, R^2 + max(0, |a| - L)^2)`. Its middle is one more slope, its half width one error symbol
+along a, and one per entry of delta. Where that is wider than the unit ball, which contains every value, the box
+around it takes its place.
 """
 
 from dataclasses import replace
@@ -42,8 +43,8 @@ def upper_deviation(z: Zonotope) -> Float[Tensor, "batch *token"]:
 def _upper_error_length(E: Float[Tensor, "*token symbol channel"]) -> Float[Tensor, "*token"]:
     """`sup |sum_s E_s eta_s|_2`.
 
-    By Cauchy-Schwarz with weights `m_s = |E_s|`, `|sum_s E_s eta_s|^2 <= lmax(sum_s E_s E_s^T / m_s) sum_s m_s`, for
-    any positive m.
+    By Cauchy-Schwarz with weights `m_s = |E_s|`, `|sum_s E_s eta_s|^2 <= lmax(sum_s E_s E_s^T / m_s) sum_s m_s`,
+    for any positive m.
     """
     count = E.shape[-2]
     sizes = torch.linalg.vector_norm(E, dim=-1)
@@ -115,7 +116,8 @@ def hard_projection(z: Zonotope, R: float, source: str) -> Zonotope:
     """`c / max(R, |c|)` of every token.
 
     Inside the ball it is `c / R`, outside `c / |c|`, the smooth projection with R = 0; where it may be both,
-    `c (s_low + s_high) / 2` with `|c| (s_high - s_low) / 2` left out, `[s_low, s_high]` the range of `1 / max(R, |c|)`.
+    `c (s_low + s_high) / 2` with `|c| (s_high - s_low) / 2` left out, `[s_low, s_high]` the range of
+    `1 / max(R, |c|)`.
     """
     z = lift(z)
     a = z.center

@@ -140,9 +140,10 @@ def resize(layer: Resize) -> Enclosure:
 
     def apply(z: Zonotope) -> Zonotope:
         R, C = (interpolation(side, layer.size, z.center) for side in z.center.shape[-2:])
-        entry = gamma(64 + 8 * max(z.center.shape[-2:]))  # of the matrices: positions are computed from the old side
+        # Entries of R and C are wrong by `entry`: positions are computed from the old side.
+        entry = gamma(64 + 8 * max(z.center.shape[-2:]))
         exact = maps.mixing(z, lambda x: R @ x @ C.mT, lambda x: R.abs() @ x @ C.abs().mT, sum(z.center.shape[-2:]))
-        # Entries of |R| |x| |C|^T with R and C wrong by `entry`, rows of R and C having sums of at most 1 + rounding.
+        # Entries of |R| |x| |C|^T, rows of R and C having sums of at most 1 + rounding.
         size = (z.magnitude + z.center.abs() + z.slack).sum((-2, -1), keepdim=True)
         return replace(exact, slack=up(exact.slack + 3 * entry * size))
 
@@ -257,9 +258,7 @@ def rms_norm(layer: nn.RMSNorm) -> Enclosure:
     gain, shift = _gain_and_shift(layer.weight, None, width, layer)
     assert layer.eps is not None  # refused by its other rule
     R = math.sqrt(width * positive("eps", layer.eps))
-    return _each(
-        lambda z, name: _stretched(norms.smooth_projection(z, R, name), gain * math.sqrt(width), shift)
-    )
+    return _each(lambda z, name: _stretched(norms.smooth_projection(z, R, name), gain * math.sqrt(width), shift))
 
 
 def _gain_and_shift(weight: Any, bias: Any, width: int, layer: nn.Module) -> tuple[Tensor, Tensor]:
@@ -276,17 +275,13 @@ def _stretched(z: Zonotope, factor: Tensor, shift: Tensor) -> Zonotope:
 def smooth_project(layer: SmoothProject) -> Enclosure:
     """`R c / sqrt(R^2 + |c|^2)`."""
     R = torch.tensor(float(layer.radius), dtype=torch.float64)
-    return _each(
-        lambda z, name: _stretched(norms.smooth_projection(z, float(R), name), R, torch.zeros_like(R))
-    )
+    return _each(lambda z, name: _stretched(norms.smooth_projection(z, float(R), name), R, torch.zeros_like(R)))
 
 
 def layer_project(layer: LayerProject) -> Enclosure:
     """`R c / max(R, |c|)`."""
     R = torch.tensor(float(layer.radius), dtype=torch.float64)
-    return _each(
-        lambda z, name: _stretched(norms.hard_projection(z, float(R), name), R, torch.zeros_like(R))
-    )
+    return _each(lambda z, name: _stretched(norms.hard_projection(z, float(R), name), R, torch.zeros_like(R)))
 
 
 def head_norm(layer: HeadNorm) -> Enclosure:
@@ -339,10 +334,15 @@ def sll_residual(layer: SLL) -> Enclosure:
     return _each(apply)
 
 
-def attention(layer: Attention | GatedPositionalAttention | SkipAttention, residual: float | None = None) -> Enclosure:
+def attention(
+    layer: Attention | GatedPositionalAttention | SkipAttention, residual: float | None = None
+) -> Enclosure:
     """Attention or, with `residual`, `x + residual attention(x)`."""
     W, b, W_out, b_out = (
-        layer.qkv.weight.detach(), bias_of(layer.qkv), layer.out.weight.detach(), bias_of(layer.out)
+        layer.qkv.weight.detach(),
+        bias_of(layer.qkv),
+        layer.out.weight.detach(),
+        bias_of(layer.out),
     )
     mix, fixed, error = mixture_of(layer)
     bias = layer.bias.detach() if isinstance(layer, SkipAttention) and layer.bias is not None else None
@@ -390,7 +390,7 @@ ENCLOSURES: dict[type[nn.Module], Maker] = {
     GatedUnit: gated_unit,
     CoreAttention: core_attention,
     SLL: sll_residual,
-    **{kind: attention for kind in _ATTENTION},
+    **dict.fromkeys(_ATTENTION, attention),
     nn.GELU: elementwise(curves.gelu),
     nn.ReLU: elementwise(curves.relu),
     nn.SiLU: elementwise(curves.silu),

@@ -49,7 +49,7 @@ def lower_radius(first: Float[Tensor, " batch"], used: Used) -> Float[Tensor, " 
 
 
 def _next(low: Tensor, high: Tensor, low_used: Tensor, high_used: Tensor) -> Tensor:
-    """Where the line through both ends, or of slope 3/2 through the only one, reaches half the tolerance below 1."""
+    """Where the line through both ends, or of slope 3/2 through the only one, is half the tolerance below 1."""
     target = math.log(1 - TOLERANCE / 2)
     only_low, only_high = high.isinf(), low == 0
     known = ~only_low & ~only_high & high_used.isfinite() & (low_used > 0)

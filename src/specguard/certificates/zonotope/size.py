@@ -29,7 +29,7 @@ def size_of(steps: Sequence[Step], path: Path, norm: Norm, budget: int | None) -
 
 
 def largest_budget(steps: Sequence[Step], path: Path, norm: Norm, memory: float) -> Size | None:
-    """The largest budget of symbols, of a ladder or all, whose enclosures fit into `memory` bytes; None for none."""
+    """The largest budget of symbols, of a ladder or all, whose enclosures fit into `memory` bytes, or None."""
     everything = size_of(steps, path, norm, None)
     if everything.bytes <= memory:
         return everything
@@ -42,7 +42,7 @@ def largest_budget(steps: Sequence[Step], path: Path, norm: Norm, memory: float)
 
 @dataclass(frozen=True)
 class _State:
-    """The enclosure of an activation: `ball` and `shared` symbols, `local` ones per token, and the entries alive."""
+    """The enclosure of an activation: `ball` and `shared` symbols, `local` ones per token, entries alive."""
 
     shape: tuple[int, ...]
     ball: int = 0

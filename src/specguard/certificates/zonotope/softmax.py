@@ -1,4 +1,4 @@
-"""The softmax of rows of scores over an enclosure: bounds on probabilities, and on what its linear part leaves out."""
+"""Softmax over an enclosure of rows of scores: bounds on probabilities, and on what its linear part leaves out."""
 
 from dataclasses import dataclass
 
@@ -34,13 +34,16 @@ class SoftmaxBounds:
     top: Maps
 
 
-def softmax_bounds(S: Maps, centered: Maps, differences: Float[Tensor, "batch head query key other"] | None) -> SoftmaxBounds:
+def softmax_bounds(
+    S: Maps, centered: Maps, differences: Float[Tensor, "batch head query key other"] | None
+) -> SoftmaxBounds:
     """Bounds from `centered[j] >= |d_j - sum_k p_k d_k|` and, if given, `differences[j, k] >= |d_j - d_k|`.
 
     With `D_jk = min(centered_j + centered_k, differences_jk)`,
 
         pbar_j = 1 / sum_k exp(S_k - S_j - D_jk),    plow_j = 1 / sum_k exp(S_k - S_j + D_jk),
-        -1/2 pbar_j min(1/2 sum_kl pbar_k pbar_l D_kl^2, max D^2 / 4) <= r_j <= 1/2 pbar_j min(sum_k pbar_k D_jk, max_k D_jk)^2,
+        -1/2 pbar_j min(1/2 sum_kl pbar_k pbar_l D_kl^2, max D^2 / 4) <= r_j,
+        r_j <= 1/2 pbar_j min(sum_k pbar_k D_jk, max_k D_jk)^2,
 
     the second derivative of p_j along d being `p_j ((d_j - mean)^2 - Var)` at some point of the segment.
     """
@@ -59,7 +62,8 @@ def softmax_bounds(S: Maps, centered: Maps, differences: Float[Tensor, "batch he
     # A cut exponent: its probability is above 0 by less than exp(-600).
     low = torch.where((gap + D + rounding).amax(-1) > _LARGEST, 0.0, (1 - relative) / total)
     widest = D.amax((-1, -2))[..., None]
-    variance = torch.minimum(((high[..., None, :] * D.square()).sum(-1) * high).sum(-1, keepdim=True) / 2, widest.square() / 4)
+    by_pairs = ((high[..., None, :] * D.square()).sum(-1) * high).sum(-1, keepdim=True) / 2
+    variance = torch.minimum(by_pairs, widest.square() / 4)
     reach = torch.minimum((high[..., None, :] * D).sum(-1), D.amax(-1))
     error = (gamma(keys + 96) + 4 * UNIT * S.abs().amax(-1, keepdim=True)) * p + 1e-300
     return SoftmaxBounds(p, up(error), low, high, up(high * variance / 2), up(high * reach.square() / 2))

@@ -16,7 +16,7 @@ from specguard.errors import ConfigError
 
 @dataclass(frozen=True)
 class Output:
-    """The enclosure of a network's output; it says nothing about images that are `lost`, whose bounds overflowed."""
+    """The enclosure of a network's output; nothing is known of images that are `lost`: their bounds overflowed."""
 
     zonotope: Zonotope
     lost: Bool[Tensor, " batch"]
@@ -98,7 +98,5 @@ def _without_overflow(z: Zonotope, lost: Tensor) -> tuple[Zonotope, Tensor]:
         return torch.where(finite.view(-1, *[1] * (x.ndim - 1)), x, 0.0)
 
     fresh = None if z.fresh is None else kept(z.fresh)
-    zeros = replace(
-        z, center=kept(z.center), generators=kept(z.generators), fresh=fresh, slack=kept(z.slack)
-    )
+    zeros = replace(z, center=kept(z.center), generators=kept(z.generators), fresh=fresh, slack=kept(z.slack))
     return zeros, lost | ~finite

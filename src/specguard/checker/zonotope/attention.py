@@ -44,16 +44,20 @@ def core(z: Form, heads: int, mixture: Mixture, first: int | None) -> Form:
     def part(which: int, head: int, tokens: int) -> Part:
         begin = (which * heads + head) * width
         mine = (slice(tokens), slice(begin, begin + width))
-        return Part(z.mid[mine], rows[mine][..., :balls], rows[mine][..., balls:], z.reach[mine], z.mass[mine], z.rad[mine])
+        return Part(
+            z.mid[mine], rows[mine][..., :balls], rows[mine][..., balls:], z.reach[mine], z.mass[mine], z.rad[mine]
+        )
 
     found = [
-        _head(part(0, h, queries), part(1, h, n), part(2, h, n), _of_head(mixture, h, queries)) for h in range(heads)
+        _head(part(0, h, queries), part(1, h, n), part(2, h, n), _of_head(mixture, h, queries))
+        for h in range(heads)
     ]
     own = np.zeros((queries, heads, width, heads, n))
     for h, each in enumerate(found):
         own[:, h, :, h] = each.local
     mid, ball, shared, fresh, rad = (
-        np.concatenate([getattr(each, name) for each in found], 1) for name in ("mid", "ball", "shared", "fresh", "rad")
+        np.concatenate([getattr(each, name) for each in found], 1)
+        for name in ("mid", "ball", "shared", "fresh", "rad")
     )
     return Form(mid, ball, shared, own.reshape(queries, heads * width, -1), fresh, rad, z.mixings)
 
@@ -72,7 +76,8 @@ def _head(q: Part, k: Part, v: Part, mixture: Mixture) -> Form:
     product = score_error(q, k)
     scores = (Box.exact(q.mid) @ Box.exact(k.mid).T + Box.exact(product.middle)) * tau
     S = scores if mixture.bias is None else scores + mixture.bias
-    ball, errors = (_score_rows(q.mid, k.mid, dq, dk) * tau.mid for dq, dk in ((q.ball, k.ball), (q.errors, k.errors)))
+    moves = ((q.ball, k.ball), (q.errors, k.errors))
+    ball, errors = (_score_rows(q.mid, k.mid, dq, dk) * tau.mid for dq, dk in moves)
     qa, ka = np.abs(q.mid), np.abs(k.mid)
     mass = outward((q.mass @ ka.T + qa @ k.mass.T) * tau.size)
     beside = product.half + q.rad @ ka.T + qa @ k.rad.T
@@ -113,7 +118,9 @@ def _head(q: Part, k: Part, v: Part, mixture: Mixture) -> Form:
     relative = gamma(3 * n + 4 * width + 64)
     each = (p * (1 + mass + E) + np.abs(middle) + half)[:, None]
     constant = 1 + (p * (mass + E)).sum(-1, keepdims=True) + (mass + E).max(-1, keepdims=True)
-    rounding = relative * ((each @ (size + np.abs(u)[:, None]))[:, 0] + constant * (p @ va) + p @ v.mass + np.abs(product.middle))
+    rounding = relative * (
+        (each @ (size + np.abs(u)[:, None]))[:, 0] + constant * (p @ va) + p @ v.mass + np.abs(product.middle)
+    )
     # The mixture, whose fixed part is linear in the values.
     mix, most = mixture.mix.mid, mixture.mix.size
     P, P_most = mix * p, most * p

@@ -5,8 +5,8 @@ A `Form` stands for every array
     mid + ball @ xi + shared @ eta + sum_i local_i @ eta_i + fresh * eta' + rad * beta,
 
 `||xi||_2 <= 1`, every other symbol in [-1, 1]. Symbols are on the last axis of their coefficients, tokens on the
-first axis of all. A token i has its own symbols eta_i of `local`; `fresh` and `rad` have one per entry. Coefficients
-are taken as they were computed: whatever a computed one is wrong by is part of `rad`, entry by entry.
+first axis of all. A token i has its own symbols eta_i of `local`; `fresh` and `rad` have one per entry.
+Coefficients are taken as they were computed: whatever a computed one is wrong by is part of `rad`, entry by entry.
 """
 
 from collections.abc import Callable

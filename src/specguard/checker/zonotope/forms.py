@@ -44,10 +44,10 @@ def _few(left: Array, right: Array) -> tuple[Array, Array]:
 
 
 def eigenvalues(A: Box) -> tuple[Array, Array]:
-    """`low <= 0 <= high` with `low |x|^2 <= x^T A x <= high |x|^2` for the symmetric part of every matrix of a stack.
+    """`low <= 0 <= high` with `low |x|^2 <= x^T A x <= high |x|^2` for the symmetric part of every matrix.
 
-    With V from any eigensolver and `x = V y`, `x^T A x = y^T (V^T A V) y` and `|y|^2 <= |x|^2 / (1 - ||V^T V - I||)`.
-    Gershgorin discs bound the rotated matrix.
+    With V from any eigensolver and `x = V y`, `x^T A x = y^T (V^T A V) y` and
+    `|y|^2 <= |x|^2 / (1 - ||V^T V - I||)`. Gershgorin discs bound the rotated matrix.
     """
     S = (A.mid + np.swapaxes(A.mid, -1, -2)) / 2
     axes = S.ndim - 2

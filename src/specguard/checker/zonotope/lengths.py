@@ -39,7 +39,7 @@ def factor_of_gram(G: Array, error: Array) -> Array:
 
 def eigh(G: Array) -> tuple[Array, Array]:
     """Eigenvalues and eigenvectors of symmetric matrices; where one is not finite, those of zero."""
-    finite = np.isfinite(G).all((-1, -2))[..., None, None]
+    finite = np.isfinite(G).all((-1, -2), keepdims=True)
     w, V = np.linalg.eigh(np.where(finite, G, 0.0))
     return w, V
 

@@ -1,8 +1,8 @@
 """Elementwise layers on affine forms: a line, and an interval for the distance from it.
 
 `phi(x) = s x + m + e` with `|e| <= h` on the interval of an entry. The slope is the chord's or the tangent's at the
-center, whichever leaves less; the distance is known at 17 points, and between two of them it differs from their chord
-by at most `kappa cell^2 / 8`, kappa the largest second derivative.
+center, whichever leaves less; the distance is known at 17 points, and between two of them it differs from their
+chord by at most `kappa cell^2 / 8`, kappa the largest second derivative.
 """
 
 import math
@@ -71,7 +71,9 @@ def smooth(phi: Curve, low: Array, high: Array, center: Array) -> Line:
     chord = np.where(wide, (y[..., -1] - y[..., 0]) / np.where(wide, width, 1.0), tangent)
     lines = [_line(np.clip(s, -2.0, 2.0), x, y, between, size + phi.scale) for s in (chord, tangent)]
     better = lines[1].half < lines[0].half
-    return Line(*(np.where(better, getattr(lines[1], k), getattr(lines[0], k)) for k in ("slope", "middle", "half")))
+    return Line(
+        *(np.where(better, getattr(lines[1], k), getattr(lines[0], k)) for k in ("slope", "middle", "half"))
+    )
 
 
 def _line(slope: Array, x: Array, y: Array, between: Array, scale: Array) -> Line:

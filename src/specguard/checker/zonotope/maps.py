@@ -37,7 +37,9 @@ def matrix(z: Form, A: Box, b: Box) -> Form:
     )
 
 
-def mixing(z: Form, apply: Callable[[Array, Callable[[Box], Array]], Array], terms: int, b: Box | None = None) -> Form:
+def mixing(
+    z: Form, apply: Callable[[Array, Callable[[Box], Array]], Array], terms: int, b: Box | None = None
+) -> Form:
     """A map that mixes tokens. `apply(x, part)` is linear in x and in its weights, each taken as `part(weight)`.
 
     Weights are within boxes whose radii are below 8 roundings of their midpoints; sums have `terms` addends.

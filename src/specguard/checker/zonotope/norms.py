@@ -112,7 +112,7 @@ def hard_projection(z: Form, R: float) -> Form:
 
 
 def beside(z: Form, other: Form) -> Form:
-    """z and further vectors of the same tokens, without fresh errors; the symbols of z begin with those of `other`."""
+    """z and further vectors of its tokens, without fresh errors; symbols of z begin with those of `other`."""
     missing = z.local.shape[-1] - other.local.shape[-1]
     local = np.concatenate([other.local, np.zeros((*other.shape, missing))], -1)
     pairs = ((z.ball, other.ball), (z.shared, other.shared), (z.local, local))

@@ -44,8 +44,9 @@ class Region:
     def patches(self, W: Box, b: Box, mean: Box, std: Box) -> Form:
         """Adjacent patches of the normalized pixels, each times `W`: channels of a token by entries of a patch.
 
-        Under an l2 ball, `W d = (W V) (V^T d) + (W - W V V^T) d` for any V with fewer columns; with columns that are
-        orthonormal up to a defect, `||V^T d|| <= sqrt(1 + defect) ||d||`, and the last part is a rounding error.
+        Under an l2 ball, `W d = (W V) (V^T d) + (W - W V V^T) d` for any V with fewer columns; with columns that
+        are orthonormal up to a defect, `||V^T d|| <= sqrt(1 + defect) ||d||`, and the last part is a rounding
+        error.
         """
         channels, side = W.shape[1], W.shape[-1]
         down, right = (length // side for length in self.pixels.shape[1:])

@@ -233,7 +233,10 @@ def attention(layer: Any, residual: float | None = None) -> Rule:
     """Attention, or with `residual` the map `x + residual attention(x)`."""
     heads = heads_and_dim(layer.heads, layer.qkv, layer.out)[0]
     W, b, W_out, b_out = (
-        weights.box(layer.qkv.weight), weights.bias(layer.qkv), weights.box(layer.out.weight), weights.bias(layer.out)
+        weights.box(layer.qkv.weight),
+        weights.bias(layer.qkv),
+        weights.box(layer.out.weight),
+        weights.bias(layer.out),
     )
     mix, fixed = weights.mixture(layer)
     bias = None if getattr(layer, "bias", None) is None else weights.box(layer.bias)

@@ -3,9 +3,11 @@
 For scores `S + d`, along the segment from S the derivative of `pi_j` is `pi_j (d_j - mean)` and the second one
 `pi_j ((d_j - mean)^2 - variance)`, both over pi itself. With `|d_j - d_k| <= D_jk` and bounds `pi <= high`,
 
-    variance <= min(1/2 sum_kl high_k high_l D_kl^2, max D^2 / 4),   |d_j - mean| <= min(sum_k high_k D_jk, max_k D_jk),
+    variance     <= min(1/2 sum_kl high_k high_l D_kl^2, max D^2 / 4),
+    |d_j - mean| <= min(sum_k high_k D_jk, max_k D_jk),
 
-so what `p_j + p_j (d_j - sum_k p_k d_k)` leaves out lies between `-high_j variance / 2` and `high_j |d_j - mean|^2 / 2`.
+so what `p_j + p_j (d_j - sum_k p_k d_k)` leaves out lies between `-high_j variance / 2` and
+`high_j |d_j - mean|^2 / 2`.
 """
 
 from dataclasses import dataclass

@@ -38,10 +38,8 @@ def enclose(steps: Sequence[Step], inputs: Region | Form, budget: Budget | None 
         return z.form if isinstance(z, Region) else z
 
 
-def margins(
-    steps: Sequence[Step], region: Region, label: int, classes: int, budget: Budget | None = None
-) -> Array:
-    """Lower bounds on `f_label - f_j` over the ball, one for every other class j in order; -inf where none is known."""
+def margins(steps: Sequence[Step], region: Region, label: int, classes: int, budget: Budget | None = None) -> Array:
+    """Lower bounds on `f_label - f_j` over the ball, one per other class j in order; -inf where none is known."""
     z = enclose(steps, region, budget)
     return np.full(classes - 1, -np.inf) if z is None else lower_margins(z, label)
 
@@ -61,9 +59,7 @@ def lower_margins(z: Form, label: int) -> Array:
     return np.where(np.isnan(bound), -np.inf, bound)
 
 
-def _walk(
-    steps: Sequence[Step], z: Region | Form, last: int | None, budget: Budget | None
-) -> Region | Form | None:
+def _walk(steps: Sequence[Step], z: Region | Form, last: int | None, budget: Budget | None) -> Region | Form | None:
     for step, first in zip(steps, _read_behind(steps, last), strict=True):
         if isinstance(step, Leaf):
             rule = step.enclosure
