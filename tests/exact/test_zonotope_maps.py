@@ -14,7 +14,7 @@ from certificates.layers import made
 from exact.laws import plain
 from exact.numbers import exact, mp, real
 from exact.reference import forward
-from exact.test_zonotopes import exact_range
+from exact.zonotopes import exact_range
 from specguard.certificates import program
 from specguard.certificates.zonotope.activations import along_line
 from specguard.certificates.zonotope.enclosure import Zonotope, add, lift

@@ -457,7 +457,7 @@ ZONOTOPE: tuple[Mutant, ...] = (
     ),
     *mutants(
         "certificates/methods/zonotope.py",
-        ("total = up((margins - lower + 4 * UNIT * (margins.abs() + lower.abs())) * (1 + _RESERVE))", "total = margins - lower",
+        ("total = up((margins - lower + 4 * UNIT * (margins.abs() + lower.abs())) * (1 + RESERVE))", "total = margins - lower",
          "differences of margins are exact"),
         ("(margins > here).all(0)", "(margins > here).any(0)", "a radius holds if one class's margin does"),
         ("(margins > here).all(0)", "(margins > here)[1:].all(0)", "a radius holds without the closest class"),

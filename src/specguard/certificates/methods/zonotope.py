@@ -23,7 +23,7 @@ from specguard.linalg import UNIT
 
 MEMORY = 2 * 2**30  # bytes for enclosures, where nothing else is said
 _AT_ONCE = 2**28  # bytes: more images at once do not make a CPU faster
-_RESERVE = 2.0**-13  # of every loss: whoever rounds or folds otherwise can prove the bound too
+RESERVE = 2.0**-13  # of every loss: whoever rounds or folds otherwise can prove the bound too
 _CLASSES = 10  # whose gradients say where the search begins
 
 
@@ -128,7 +128,7 @@ class ZonotopeMethod:
                     output = enclose(p.network.steps, Pixels(p.images[some], region), size.symbols)
                     found = lower_margins(output, p.labels[some], p.other_classes[:, some].mT)
                 margins, lower = p.margins[:, some], found.lower.mT
-                total = up((margins - lower + 4 * UNIT * (margins.abs() + lower.abs())) * (1 + _RESERVE))
+                total = up((margins - lower + 4 * UNIT * (margins.abs() + lower.abs())) * (1 + RESERVE))
                 whole.total[:, some] = torch.where(lower > -torch.inf, total.clamp(min=0), torch.inf)
                 parts = {**found.parts, CENTER: (margins.mT - found.center).clamp(min=0)}
                 for name, part in _shares(parts, whole.total[:, some].mT).items():

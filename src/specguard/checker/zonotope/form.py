@@ -93,9 +93,12 @@ def _pieces(rows: Array) -> list[Array]:
 
 
 def settle(z: Form) -> Form:
-    """Fresh errors that only rounding up made are rounding errors, which need no symbols."""
+    """One kind of error per entry: rounding errors join fresh ones, for they grow where no symbol carries them.
+
+    Fresh errors that only rounding up made are rounding errors, which need no symbols.
+    """
     if (z.fresh > _NOTHING).any():
-        return z
+        return replace(z, fresh=np.asarray(outward(z.fresh + z.rad)), rad=np.zeros_like(z.rad))
     return replace(z, fresh=np.zeros_like(z.fresh), rad=z.rad + z.fresh * (1 + 2.0**-50))
 
 
