@@ -13,6 +13,7 @@ from relational.onnx_layers import read_vit
 from specguard.data import digits
 from specguard.geometry import Ball
 from specguard.nn import ViT, check_architecture, preset
+from specguard.records.files import locked
 from specguard.records.store import derived_seed
 from specguard.train import AdamW, PGDTraining, Progress, Training, Validation, train
 
@@ -58,6 +59,8 @@ def vnncomp_vit(file: Path, mean: tuple[float, ...] = _MEAN, std: tuple[float, .
 def digits_vit(name: str, run: Path, watch: Callable[[Progress], None] = lambda progress: None) -> ViT:
     """The tiny ViT of the demo, trained on digits; a minute on one core, and nothing where `run` has it already.
 
+    Of several processes that ask for it at once, the first trains it and the others wait.
+
     Args:
         name: "plain", or "adversarial" for training on adversarial examples.
         run: Folder that keeps the training.
@@ -65,5 +68,6 @@ def digits_vit(name: str, run: Path, watch: Callable[[Progress], None] = lambda 
     """
     training = DIGITS[name]
     model = ViT(preset("tiny"), torch.Generator().manual_seed(derived_seed(training.seed, "weights")))
-    train(model, digits(), run, training, device=torch.device("cpu"), resume=True, watch=watch)
+    with locked(run.parent, f".{run.name}", wait=True):
+        train(model, digits(), run, training, device=torch.device("cpu"), resume=True, watch=watch)
     return model.double().eval()
