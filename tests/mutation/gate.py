@@ -11,11 +11,10 @@ an interrupted run continues. The gate fails if a mutant survives without an arg
 import argparse
 import hashlib
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,10 +29,12 @@ from mutation.layers import LAYERS  # noqa: E402
 from mutation.linalg import LINALG  # noqa: E402
 from mutation.mutant import SOURCE, Mutant  # noqa: E402
 from mutation.prover import CORE  # noqa: E402
+from mutation.warm import Warm  # noqa: E402
 from mutation.zonotope import ZONOTOPE  # noqa: E402
 
 MUTANTS: tuple[Mutant, ...] = (*LINALG, *CORE, *LAYERS, *ATTENTION, *ZONOTOPE, *CHECKER, *CHECKER_ZONOTOPE)
 TABLE = ROOT / "docs" / "mutants.json"
+_own = threading.local()
 _KEPT = ROOT / ".mutants"
 _UNKNOWN = 4  # exit code of pytest if a test does not exist
 _LIMIT = 900  # seconds; a mutant that makes the tests exceed it is killed
@@ -129,6 +130,13 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def _warm() -> Warm:
+    """The process that runs the tests of this thread."""
+    if not hasattr(_own, "warm"):
+        _own.warm = Warm(ROOT)
+    return _own.warm
+
+
 def run_tests(mutant: Mutant | None, tests: list[str]) -> str:
     """The first test that fails for a mutant, or for the unchanged source if None; empty if all pass."""
     if not tests:
@@ -139,24 +147,16 @@ def run_tests(mutant: Mutant | None, tests: list[str]) -> str:
         if mutant is not None:
             changed = copy / mutant.file
             changed.write_text(mutant.apply(changed.read_text()))
-        # `addopts` turns on shape checks, which take half of the time and detect no unsound bound.
-        options = ["-x", "-q", "-n0", "--tb=no", "--no-header", "-p", "no:cacheprovider", "-o", "addopts="]
-        paths = os.pathsep.join((folder, os.environ.get("PYTHONPATH", "")))
-        environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "pytest", *options, *tests]
-        try:
-            run = subprocess.run(
-                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_LIMIT, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return "no end"
-    if run.returncode == 0:
+        run = _warm().run(folder, tests, _LIMIT)
+    if run.code is None:
+        return "no end"
+    if run.code == 0:
         return ""
-    failed = [line.split()[1] for line in run.stdout.splitlines() if line.startswith("FAILED ")]
-    if run.returncode == _UNKNOWN and len(tests) == 1:
+    failed = [line.split()[1] for line in run.output.splitlines() if line.startswith("FAILED ")]
+    if run.code == _UNKNOWN and len(tests) == 1:
         return ""  # the test was renamed or removed
-    if run.returncode != 1 or not failed:
-        raise RuntimeError(f"the tests did not run:\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
+    if run.code != 1 or not failed:
+        raise RuntimeError(f"the tests did not run:\n{run.output[-4000:]}")
     return failed[0].removeprefix("tests/")
 
 
