@@ -11,7 +11,6 @@ import argparse
 import importlib
 import json
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from specguard.cli.names import named_data
 from specguard.cli.options import number
 from specguard.geometry import Ball
 from specguard.models import from_run
+from specguard.models.library import library
 from specguard.records.io import read_json
 from specguard.records.store import environment
 
@@ -35,7 +35,7 @@ STEPS, APGD_STEPS = 20, 50
 
 def sides(model: nn.Module, images: Tensor, labels: Tensor, radius: float) -> dict[str, Callable[[], object]]:
     """Everything that is compared, each as a call that attacks the whole batch."""
-    torchattacks, foolbox = repaired_torchattacks(), importlib.import_module("foolbox")
+    torchattacks, foolbox = library("torchattacks"), importlib.import_module("foolbox")
     ball, size = Ball("linf", radius), radius / 4
 
     def own(attack: PGD | APGD, **options: Any) -> Callable[[], object]:
@@ -55,20 +55,6 @@ def sides(model: nn.Module, images: Tensor, labels: Tensor, radius: float) -> di
         "apgd/leaving": own(APGD(APGD_STEPS)),
         "apgd/torchattacks": lambda: auto(images, labels),
     }
-
-
-def repaired_torchattacks() -> Any:
-    """torchattacks imports torchvision, whose CUDA build fails beside a CPU torch; declaring two names helps."""
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError:
-        library = torch.library.Library("torchvision", "DEF")
-        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        library.define("qnms(Tensor d, Tensor s, float t, float x_scale, float x_zero_point) -> Tensor")
-        repaired_torchattacks.library = library  # type: ignore[attr-defined]  # must outlive the import
-        for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
-    return importlib.import_module("torchattacks")
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
@@ -122,12 +108,12 @@ def main() -> None:
         "environment": to_builtins(environment(device)),
     }
     for side in calls:
-        for library in ("torchattacks", "foolbox"):
-            other = f"{side.partition('/')[0]}/{library}"
+        for peer in ("torchattacks", "foolbox"):
+            other = f"{side.partition('/')[0]}/{peer}"
             if other in times and side != other:
                 ratios = [theirs / ours for theirs, ours in zip(times[other], times[side], strict=True)]
                 low, middle, high = statistics.quantiles(ratios, n=4)
-                record[f"over_{library}"][side] = {"median": middle, "quartiles": [low, high]}
+                record[f"over_{peer}"][side] = {"median": middle, "quartiles": [low, high]}
     print(json.dumps(record, indent=2))
     if options.out:
         old = json.loads(options.out.read_text()) if options.out.exists() else {}

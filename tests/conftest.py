@@ -2,7 +2,7 @@
 
 import importlib
 import os
-import sys
+import warnings
 
 import pytest
 import torch
@@ -29,29 +29,17 @@ settings.register_profile("deterministic", derandomize=True, deadline=None, max_
 settings.load_profile("deterministic")
 
 
-def _repair_torchvision() -> None:
-    """A torchvision built for CUDA fails to import beside a CPU torch, because two operators are missing.
-
-    Declaring them is enough for everything the tests use. Never done in the package itself.
-    """
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError:
-        library = torch.library.Library("torchvision", "DEF")
-        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        library.define(
-            "qnms(Tensor dets, Tensor scores, float iou_threshold, float x_scale, float x_zero_point) -> Tensor"
-        )
-        _repair_torchvision.library = library  # type: ignore[attr-defined]  # must outlive the import
-        for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        importlib.import_module("torchvision")
+def repaired_torchvision() -> None:
+    """Make torchvision importable, without the warning if it had to be repaired."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torchvision does not fit this torch")
+        importlib.import_module("specguard.models.library").repair_torchvision()
 
 
 @pytest.fixture(scope="session")
 def timm():
     """The real timm."""
-    _repair_torchvision()
+    repaired_torchvision()
     return importlib.import_module("timm")
 
 

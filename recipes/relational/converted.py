@@ -18,6 +18,7 @@ from torch import nn
 
 from specguard.data import Augmentation, Data, cifar10
 from specguard.models import convert, load_weights
+from specguard.models.library import library
 from specguard.nn import Network, check_architecture
 from specguard.records.store import write_tensors
 from specguard.train import AdamW, Progress, Training, train
@@ -50,20 +51,19 @@ def trained_vit(name: str, cifar: Data, run: Path, watch: Callable[[Progress], N
 
 def _timm() -> nn.Module:
     """timm's VisionTransformer with three blocks."""
-    from timm.models.vision_transformer import VisionTransformer
-
-    return VisionTransformer(
+    model: nn.Module = library("timm").models.vision_transformer.VisionTransformer(
         img_size=32, patch_size=8, num_classes=10, embed_dim=64, depth=3, num_heads=4, mlp_ratio=2
     )
+    return model
 
 
 def _huggingface() -> nn.Module:
     """Hugging Face's ViTForImageClassification with two blocks."""
-    from transformers import ViTConfig, ViTForImageClassification
-
+    transformers = library("transformers")
     settings: dict[str, Any] = {"num_labels": 10, "image_size": 32, "patch_size": 8, "num_hidden_layers": 2}
     sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4}
-    return ViTForImageClassification(ViTConfig(**settings, **sizes))
+    model: nn.Module = transformers.ViTForImageClassification(transformers.ViTConfig(**settings, **sizes))
+    return model
 
 
 LIBRARIES: MappingProxyType[str, Callable[[], nn.Module]] = MappingProxyType(

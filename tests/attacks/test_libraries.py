@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from conftest import _repair_torchvision
+from conftest import repaired_torchvision
 from helpers.registry import SMALL
 from specguard.attacks import APGD, FAB, FGSM, PGD, Adversarial, Square
 from specguard.data import digits
@@ -32,7 +32,7 @@ IDS = torch.arange(100, 100 + COUNT)
 
 
 def imported(name: str) -> ModuleType:
-    _repair_torchvision()
+    repaired_torchvision()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what they import is deprecated
         return importlib.import_module(name)
