@@ -1,7 +1,8 @@
-"""Every layer of the closed set is in each of the four tables, or refused there with a reason.
+"""Every layer of the closed set is in each of the six tables, or refused there with a reason.
 
 The closed set is what `specguard.nn` exports, and the layers of torch that the prover knows. A new layer fails here
-until each of the prover, the checker, the lowering and the training bound has a rule for it or refuses it.
+until each of the prover, the checker, their enclosures, the lowering and the training bound has a rule for it or
+refuses it.
 """
 
 import pytest
@@ -10,7 +11,9 @@ from torch import nn
 from specguard import nn as own
 from specguard.certificates import rules as prover
 from specguard.certificates.lowering import model as lowering
+from specguard.certificates.zonotope import rules as enclosures
 from specguard.checker import network, rules
+from specguard.checker.zonotope import rules as checked_enclosures
 from specguard.train.objectives import feature_radius
 
 SEQUENCES = {own.ViT, own.Block, own.Network, nn.Sequential}
@@ -20,6 +23,8 @@ _STEEP = "Its slope grows as tokens shrink, so certifiable networks project inst
 REFUSALS: dict[str, dict[type[nn.Module], str]] = {
     "certificates/rules.py": {},
     "checker/rules.py": {},
+    "certificates/zonotope/rules.py": {},
+    "checker/zonotope/rules.py": {},
     "certificates/lowering/model.py": {},
     "train/objectives/feature_radius.py": {
         nn.Dropout: "A bound on the layer in eval mode does not hold for the random masks of training.",
@@ -52,6 +57,8 @@ def shipped(table) -> set[type[nn.Module]]:
 TABLES = {
     "certificates/rules.py": shipped(prover._RULES),
     "checker/rules.py": shipped(rules.RULES),
+    "certificates/zonotope/rules.py": shipped(enclosures.ENCLOSURES),
+    "checker/zonotope/rules.py": shipped(checked_enclosures.ENCLOSURES),
     "certificates/lowering/model.py": shipped(lowering.LOWERINGS),
     "train/objectives/feature_radius.py": shipped(feature_radius.BOUNDS),
 }
