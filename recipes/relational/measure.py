@@ -45,6 +45,7 @@ from specguard.records.store import described
 from specguard.records.study import Pending, Progress, Study, complete
 from specguard.studies import about_study
 from specguard.studies.counterexample import broken
+from specguard.studies.memory import keep_freed_memory
 
 _NEAR = 1.05  # the search for the attack's radius ends where its two ends are this close
 _DEEPEST = 2.0**-20  # of the first radius tried: no smaller ball is attacked
@@ -318,6 +319,7 @@ def run_row(
 def _main(name: str, at: Places, shard: Shard = WHOLE) -> None:
     row = ROWS[name]
     torch.set_num_threads(1)
+    keep_freed_memory()
     network, data = row.network(at), row.data(at)
     chosen = row.choose(network, data.test, row.images)
     score = accuracy(network, data.test) if row.choose is first_correct else None

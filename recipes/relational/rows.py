@@ -61,7 +61,7 @@ def _trained(name: str) -> Row:
 
 
 def _initial(name: str) -> Row:
-    return Row(lambda at: initial_vit(name), _cifar10, 10, first_predicted)
+    return Row(lambda at: initial_vit(name), _cifar10, 5, first_predicted)
 
 
 ROWS: MappingProxyType[str, Row] = MappingProxyType(

@@ -1,5 +1,9 @@
 """The memory of a computation is what its tensors hold at once, and as many images are taken as fit."""
 
+import platform
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -27,3 +31,29 @@ def test_as_many_images_as_fit():
     assert images_within(round(1.5 * 10 * 24008), work) == 10
     with pytest.raises(ConfigError, match="one image alone takes about"):
         images_within(30000, work)
+
+
+FAULTS = """
+import resource, torch
+from specguard.studies.memory import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        torch.ones(2**24, dtype=torch.uint8)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+before = faults()
+keep_freed_memory()
+faults()
+print(before, faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep memory by other rules")
+def test_memory_that_was_freed_is_used_again_without_asking_the_kernel():
+    """In a process of its own, since the change lasts."""
+    printed = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True).stdout
+    before, after = map(int, printed.split())
+    assert before > 10_000
+    assert after < before / 10

@@ -66,6 +66,7 @@ def certify_command(
     from specguard.records.study import Pending
     from specguard.report import certificate_tables, certificate_verdict
     from specguard.studies import about_study, run_certify, stored_baseline
+    from specguard.studies.memory import keep_freed_memory
 
     if settings.stop_early and "search" in given:
         raise ConfigError("--search and --no-search have no effect with --stop-early, which searches for no radius")
@@ -86,6 +87,7 @@ def certify_command(
             f"certificates/{n}-{settings_hash([settings, n, *further, *subset])}", output.out
         ),
     )
+    keep_freed_memory()
     target, about = own_device(device.device), about_study(source.model, source.data, split)
     err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
     with study_progress("batches") as watch:

@@ -58,6 +58,7 @@ def check_command(
     from specguard.cli.source import load_source
     from specguard.report import subset_lines
     from specguard.studies import about_study, checked_study, run_check, stated_samples
+    from specguard.studies.memory import keep_freed_memory
 
     records = file / "records.jsonl" if file.is_dir() else file
     claimed = checked_study(records)
@@ -72,6 +73,7 @@ def check_command(
     err.print(f"{records}: {count} records, results in {folder}", soft_wrap=True)
     verb, *arguments = sys.argv[1:] or ["check"]
     again = [] if output.resume else ["--resume"]
+    keep_freed_memory()
     advice = f"continue with: {shlex.join(['specguard', verb, *again, *arguments])}"
     with interruptible(advice), plain_warnings(), study_bar("images") as watch:
         result, believed = run_check(
