@@ -100,7 +100,7 @@ def test_a_step_is_told_by_where_it_stands_whatever_it_is_called():
         return tuple(
             type(step)("", step.scale, nameless(step.branch))
             if hasattr(step, "branch")
-            else type(step)("", step.rule)
+            else type(step)("", step.rule, step.enclosure)
             for step in steps
         )
 

@@ -305,6 +305,8 @@ NORMS: tuple[Mutant, ...] = (
         ("np.where(inside, outward(rad), 0.0),\n        z.mixings",
          "np.where(inside, outward(rad), 0.0) * 0,\n        z.mixings",
          "norms are computed exactly"),
+        ("return rows.reshape(*along.shape, -1)", "return rows.sum(-1, keepdims=True).reshape(*along.shape, 1)",
+         "vectors of one token have one error along themselves"),
         ("_one_each(np.where(inside, a * half[..., None], 0.0))",
          "_one_each(np.where(inside, 0 * a * half[..., None], 0.0))",
          "the center times k is left out"),
@@ -325,7 +327,7 @@ NORMS: tuple[Mutant, ...] = (
          "projections forget rounding"),
         ("rad = outward(z.rad * m + 4 * UNIT * (size + z.mass) * m)", "rad = outward(z.rad * m)",
          "projections are computed exactly"),
-        ("    heads = np.eye(along.shape[1])\n", "    heads = np.ones((along.shape[1], 1))\n",
+        ("own = np.eye(math.prod(along.shape[1:-1]))", "own = np.ones((math.prod(along.shape[1:-1]), 1))",
          "heads share the error of their lengths"),
     ),
     *mutants(

@@ -51,10 +51,10 @@ _LAWS = (
     "certificates/test_planted.py",
     "certificates/test_linear.py",
 )
-_FORMS = ("test_formulas.py", "test_contains.py", "test_margins.py", "test_networks.py")
-_ZONOTOPES = tuple(
+_FORMS = tuple(f"tests/checker/zonotope/test_{name}.py" for name in ("formulas", "contains"))
+_ZONOTOPES = tuple(  # the cheapest first
     f"tests/certificates/zonotope/test_{name}.py"
-    for name in ("contains", "folding", "inexact", "networks", "margins", "norms", "ranges", "search", "method")
+    for name in ("norms", "ranges", "inexact", "folding", "search", "margins", "method", "contains")
 )
 _EXACT_ZONOTOPES = ("tests/exact/test_zonotope_maps.py", "tests/exact/test_zonotopes.py")
 _PROVER, _CHECKER = ("certificates", "linalg", "nn"), ("nn", "checker")  # folders of the source
@@ -87,7 +87,7 @@ _INTRODUCTION = """
 Every row is one small change of the source that would make a proof, or the check of one, unsound: a rounding left
 out, a constant too small, a term dropped. It is killed when a test fails with it. A change that leaves every claim
 true is equivalent, and its row says why. `python tests/mutation/gate.py` writes this page and fails if a mutant
-survives; tests run in the order exact, checker, laws (of zonotopes: laws, exact), until one fails.
+survives; tests run in the order exact, checker, laws (of zonotopes: laws, exact, networks), until one fails.
 """
 
 
@@ -96,11 +96,15 @@ def killers(mutant: Mutant) -> dict[str, list[str]]:
     if mutant.of_zonotopes:
         near = f"tests/certificates/zonotope/{_NEAR.get(mutant.file, 'test_contains.py')}"
         laws = sorted(_ZONOTOPES, key=lambda name: name != near)
-        return {"laws": [near]} if mutant.equivalent else {"laws": laws, "exact": list(_EXACT_ZONOTOPES)}
+        networks = ["tests/certificates/zonotope/test_networks.py"]
+        whole = {"laws": laws, "exact": list(_EXACT_ZONOTOPES), "networks": networks}
+        return {"laws": [near]} if mutant.equivalent else whole
     if mutant.file.startswith("checker/zonotope/"):
-        names, near = ["test_checker_zonotopes.py"], "test_checker_zonotopes.py"
-        others = {"checker": [f"tests/checker/zonotope/{name}" for name in _FORMS]}
-    elif mutant.of_checker:
+        exact = ["tests/exact/test_checker_zonotopes.py"]
+        networks = [f"tests/checker/zonotope/test_{name}.py" for name in ("margins", "networks")]
+        whole = {"checker": list(_FORMS), "exact": exact, "networks": networks}
+        return {"checker": [_FORMS[0]]} if mutant.equivalent else whole
+    if mutant.of_checker:
         names = ["test_checker_layers.py", "test_checker_networks.py", "test_enclosure.py"]
         near = "test_enclosure.py" if mutant.file.endswith("enclosure.py") else "test_checker_layers.py"
         others = {"checker": ["tests/checker/test_checker.py"]}

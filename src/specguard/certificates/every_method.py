@@ -22,7 +22,7 @@ from specguard.certificates.propagate import norms
 from specguard.certificates.rules import Program
 from specguard.certificates.value import Certificate, Norms
 from specguard.errors import ConfigError
-from specguard.geometry import Ball
+from specguard.geometry import Ball, Norm
 from specguard.records.certificate import Proof
 
 
@@ -38,7 +38,7 @@ def certify_all(
     clock, size = Clock(images), images[0].numel()
     with clock.stage("forward"):
         p = prepare_problem(network, images, labels, backward=any(method.needs_backward for method in methods))
-    refused = refusals(methods, p, balls)
+    refused = {norm: refusals(methods, p, norm) for norm in dict.fromkeys(ball.norm for ball in balls)}
     losses: list[dict[str, MarginLoss]] = []
     for ball in balls:
         layer_radii = LayerRadii.of_ball(p, ball)
@@ -87,7 +87,6 @@ def certify_all(
         "predicted": p.predicted,
         "margins": by_class(p, p.margins),
         "norms": _norms(p, len(labels)),
-        "failures": tuple(dict(refused) for _ in labels) if refused else (),
         "seconds": clock.seconds,
     }
     certificates = []
@@ -101,6 +100,7 @@ def certify_all(
                 lower={name: by_class(p, value) for name, value in bounds.items()},
                 terms=_explain(p, at_ball, bounds),
                 largest={method.name: radii[method.name] for method in methods},
+                failures=tuple(dict(why) for _ in labels) if (why := refused[ball.norm]) else (),
                 proofs=tuple(
                     {m.name: proof for m in methods if (proof := proved[m.name][i]) is not None}
                     for i in range(len(labels))
@@ -111,18 +111,17 @@ def certify_all(
     return tuple(certificates)
 
 
-def refusals(methods: Sequence[Method], p: Problem, balls: Sequence[Ball]) -> dict[str, str]:
-    """Why methods cannot be applied to this network, in a sentence by method.
+def refusals(methods: Sequence[Method], p: Problem, norm: Norm) -> dict[str, str]:
+    """Why methods cannot be applied to this network in balls of this norm, in a sentence by method.
 
     Raises:
         ConfigError: if no method is left.
     """
-    refused: dict[str, str] = {}
-    for method in methods:
-        if isinstance(method, NativeMethod):
-            for norm in dict.fromkeys(ball.norm for ball in balls):
-                if (why := method.refusal(p.network, p.images, norm)) is not None:
-                    refused[method.name] = why
+    refused: dict[str, str] = {
+        method.name: why
+        for method in methods
+        if isinstance(method, NativeMethod) and (why := method.refusal(p.network, p.images, norm)) is not None
+    }
     if len(refused) == len(methods):
         raise ConfigError(next(iter(refused.values())))
     return refused

@@ -159,6 +159,8 @@ def register_rule(
         raise ConfigError(f"a rule is for a type of layer, not for {layer!r}")
     if layer in _RULES or layer in _SEQUENCES or layer is Residual:
         raise ConfigError(f"there is a rule for {layer.__name__} already")
+    if enclosure is not None and not callable(enclosure):
+        raise ConfigError(f"the rule of {layer.__name__} for zonotopes is {enclosure!r}, which cannot be called")
     trust_types(layer, *children)
     _RULES[layer] = _Entry(maker, children, enclosure)
 
@@ -226,8 +228,17 @@ def _steps(name: str, layer: nn.Module) -> tuple[Step, ...]:
     if kind is Residual:
         return (_residual(name, layer),)  # type: ignore[arg-type]
     entry = _find_entry(name, layer)
-    enclosure = None if entry.enclosure is None else entry.enclosure(layer)
-    return (Leaf(name, _make(name, entry.maker, layer), enclosure),)
+    return (Leaf(name, _make(name, entry.maker, layer), _enclosure(name, entry, layer)),)
+
+
+def _enclosure(name: str, entry: _Entry, layer: nn.Module) -> Enclosure | None:
+    """The rule of a layer for zonotopes, if it has one."""
+    if entry.enclosure is None:
+        return None
+    found = entry.enclosure(layer)
+    if not isinstance(found, Enclosure):
+        raise ConfigError(f"the rule of {name or 'the model'} for zonotopes is {found!r}, which is no Enclosure")
+    return found
 
 
 def _sequence(name: str, layers: list[tuple[str, nn.Module]]) -> tuple[Step, ...]:

@@ -35,7 +35,7 @@ class EarlyStop:
         self._problem, self._problem_images = p, torch.arange(len(labels), device=labels.device)
 
     def run(self, methods: tuple[Method, ...], verifiers: tuple[Verifier, ...], skip: Tensor | None) -> Certificate:
-        for name, why in refusals(methods, self._problem, (self.ball,)).items() if methods else ():
+        for name, why in refusals(methods, self._problem, self.ball.norm).items() if methods else ():
             for failures in self.failures:
                 failures[name] = why
         for method in methods:

@@ -98,5 +98,8 @@ class Certificate:
 
     @property
     def radius(self) -> Float[Tensor, " batch"]:
-        """The largest certified radius of any method: an l2 radius, since a ball in linf contains that in l2."""
+        """The largest certified radius of any method: an l2 radius, since a ball in linf contains that in l2.
+
+        The radius in the norm of an linf ball is `largest["zonotope"]`.
+        """
         return torch.stack(list(self.largest.values())).amax(0)

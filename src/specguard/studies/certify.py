@@ -40,7 +40,7 @@ from specguard.records.certificate import (
 from specguard.records.io import read_record
 from specguard.records.shards import STUDY, WHOLE, Shard
 from specguard.records.store import described
-from specguard.records.study import Pending, Study, Watcher, complete
+from specguard.records.study import SUMMARY, Pending, Study, Watcher, complete
 from specguard.studies.counterexample import broken
 from specguard.studies.memory import images_within, proof_of_first
 from specguard.studies.samples import Batch, ImageSamples, in_order, labels_by_sample, samples_of
@@ -101,7 +101,10 @@ def run_certify(
         1
     """
     check_verifiers(verifiers)
-    settings = with_symbols(_as_begun(settings, folder), model, split, device, memory)
+    settings = _as_begun(settings, folder)
+    if not (folder / SUMMARY).exists():  # nothing is left to compute in a finished study
+        settings = with_symbols(settings, model, split, device, memory)
+    _check_same_symbols(settings, folder)
     prover = _Prover(model, split.to(device), settings, attack, verifiers, device, memory)
     header = CertifyStudy(
         about=about,
@@ -128,12 +131,27 @@ def run_certify(
 
 def _as_begun(settings: CertifySettings, folder: Path) -> CertifySettings:
     """The settings with the symbols of the study that the folder holds already: another memory changes no study."""
-    path = folder / STUDY
-    if settings.symbols is not None or not path.exists():
+    begun = _stored_settings(folder)
+    if settings.symbols is not None or begun is None:
         return settings
-    stored = read_record(path, dict[str, Any]).get("settings")
-    symbols = stored.get("symbols") if isinstance(stored, dict) else None
+    symbols = begun.get("symbols")
     return structs.replace(settings, symbols=symbols) if isinstance(symbols, int) and symbols > 0 else settings
+
+
+def _check_same_symbols(settings: CertifySettings, folder: Path) -> None:
+    """Refuse to go on with `zonotope` in a study that began with a memory in which it did not fit."""
+    begun = _stored_settings(folder)
+    if begun is not None and begun.get("symbols") is None and settings.symbols is not None:
+        raise ConfigError(
+            f"the study in {folder} began with a memory in which zonotope did not fit; name another folder"
+        )
+
+
+def _stored_settings(folder: Path) -> dict[str, Any] | None:
+    """The settings of the study that the folder holds already."""
+    path = folder / STUDY
+    stored = read_record(path, dict[str, Any]).get("settings") if path.exists() else None
+    return stored if isinstance(stored, dict) else None
 
 
 def with_symbols(
@@ -149,10 +167,10 @@ def with_symbols(
         memory: Largest memory in bytes; that of `certificates.methods.zonotope` by default.
 
     Returns:
-        The settings, unchanged if `zonotope` is not asked for, or does not fit at all.
+        The settings, unchanged if `zonotope` is not asked for, or does not fit beside other methods.
 
     Raises:
-        ConfigError: If the settings ask for more symbols than fit.
+        ConfigError: If the settings ask for more symbols than fit, or for `zonotope` alone, which does not fit.
 
     Example:
         >>> from specguard.data import digits
@@ -170,7 +188,10 @@ def with_symbols(
     longest = max(samples.batches(positions), key=lambda batch: batch.inputs[0].numel())
     method = ZonotopeMethod(settings.symbols, memory)
     network, inputs = longest.prepared.program, longest.inputs
-    if settings.symbols is not None and (why := method.memory_refusal(network, inputs, settings.norm)) is not None:
+    alone = NATIVE.issuperset(settings.methods)
+    if (settings.symbols is not None or alone) and (
+        why := method.memory_refusal(network, inputs, settings.norm)
+    ) is not None:
         raise ConfigError(why)
     return structs.replace(settings, symbols=method.chosen_symbols(network, inputs, settings.norm))
 

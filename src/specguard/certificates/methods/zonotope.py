@@ -1,5 +1,6 @@
 """The zonotope method: margins over an enclosure of the output that knows which entries move together."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -18,12 +19,14 @@ from specguard.certificates.zonotope.margins import CENTER, ERRORS, INPUT, lower
 from specguard.certificates.zonotope.search import lower_radius
 from specguard.certificates.zonotope.size import LADDER, Size, largest_budget, size_of
 from specguard.certificates.zonotope.walk import enclose
-from specguard.geometry import Ball, Norm
+from specguard.errors import ConfigError, SoundnessError
+from specguard.geometry import Ball, Norm, per_sample
 from specguard.linalg import UNIT
 
 MEMORY = 2 * 2**30  # bytes for enclosures, where nothing else is said
 _AT_ONCE = 2**28  # bytes: more images at once do not make a CPU faster
 RESERVE = 2.0**-13  # of every loss: whoever rounds or folds otherwise can prove the bound too
+_FAR = 1e6  # far beyond any image: bounds are compared with margins up to this radius
 _CLASSES = 10  # whose gradients say where the search begins
 
 
@@ -34,8 +37,9 @@ class ZonotopeMethod:
     Images that are misclassified already are left out.
 
     Args:
-        symbols: the largest number of error symbols kept between layers; as many as fit the memory by default.
-        memory: bytes for enclosures.
+        symbols: the largest number of shared error symbols kept between layers, apart from those of an l2 ball; as
+            many as fit the memory by default. A number is not compared with the memory unless that is given too.
+        memory: bytes for enclosures, by an estimate; 2 GiB by default.
     """
 
     symbols: int | None = None
@@ -43,10 +47,16 @@ class ZonotopeMethod:
     name: Literal["zonotope"] = "zonotope"
     needs_backward: bool = False
 
+    def __post_init__(self) -> None:
+        if self.symbols is not None and (type(self.symbols) is not int or self.symbols < 1):
+            raise ConfigError(f"symbols must be a whole number of at least 1, not {self.symbols!r}")
+        if self.memory is not None and not (isinstance(self.memory, int | float) and self.memory > 0):
+            raise ConfigError(f"memory must be a positive number of bytes, not {self.memory!r}")
+
     def refusal(self, network: Program, images: Float[Tensor, "batch *shape"], norm: Norm) -> str | None:
         """Why it cannot be applied to this network, or None."""
         if (name := _without_rule(network.steps)) is not None:
-            return f"{name or 'the model'} has no rule for zonotopes"
+            return f"{name or 'the model'} has no rule for zonotopes; register_rule(..., enclosure=) adds one"
         return self.memory_refusal(network, images, norm)
 
     def memory_refusal(self, network: Program, images: Float[Tensor, "batch *shape"], norm: Norm) -> str | None:
@@ -128,6 +138,7 @@ class ZonotopeMethod:
                     output = enclose(p.network.steps, Pixels(p.images[some], region), size.symbols)
                     found = lower_margins(output, p.labels[some], p.other_classes[:, some].mT)
                 margins, lower = p.margins[:, some], found.lower.mT
+                _check_contained(p, region, some, lower)
                 total = up((margins - lower + 4 * UNIT * (margins.abs() + lower.abs())) * (1 + RESERVE))
                 whole.total[:, some] = torch.where(lower > -torch.inf, total.clamp(min=0), torch.inf)
                 parts = {**found.parts, CENTER: (margins.mT - found.center).clamp(min=0)}
@@ -138,6 +149,29 @@ class ZonotopeMethod:
             return MarginLoss(whole.total, terms)
 
         return losses
+
+
+@torch.no_grad()
+def _check_contained(p: Problem, region: Region, some: Int[Tensor, " some"], lower: Tensor) -> None:
+    """Refuse bounds that the model's own margins contradict, at the images and at one point of each ball.
+
+    Whatever a rule for zonotopes may get wrong, of a layer that was registered or by a setting of an odd shape,
+    should not certify. The point is deterministic.
+    """
+    images = p.images[some]
+    generator = torch.Generator().manual_seed(0)
+    signs = torch.randint(2, images.shape[1:], generator=generator).to(images) * 2 - 1
+    length = math.sqrt(images[0].numel()) if region.norm == "l2" else 1.0
+    moved = images + signs * per_sample(region.radius.clamp(max=_FAR) / length, images)
+    points = torch.cat([images, moved.clamp(min=0, max=1) if region.box else moved])
+    logits = p.network.model(points)
+    others = p.other_classes[:, some].mT.repeat(2, 1)
+    margins = logits.gather(1, p.labels[some].repeat(2)[:, None]) - logits.gather(1, others)
+    near = p.network.tolerance * (1 + logits.abs().amax(1, keepdim=True))
+    if (margins < lower.mT.repeat(2, 1) - near).any():
+        raise SoundnessError(
+            "the model computes something else than its layers say: margins are below the bounds of zonotopes"
+        )
 
 
 def _shares(parts: dict[str, Tensor], total: Tensor) -> dict[str, Tensor]:

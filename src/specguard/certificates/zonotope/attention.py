@@ -218,8 +218,9 @@ def _values(P: Probabilities, v: Part, mixture: Mixture, balls: int) -> tuple[Te
     rounding = full.abs() @ (v.center.abs() + V0.abs().amax(-2, keepdim=True) + v.magnitude + v.slack)
     rounding = rounding + m * ((every.unsqueeze(-2) @ sizes).squeeze(-2) + bilinear + second.abs())
     rounding = rounding * (gamma(8 * n + 4 * width + 256) + 4 * mixture.error)
-    # Computed probabilities sum to one up to rounding.
-    rounding = rounding + m * gamma(n + 128) * (V0.abs() + (v.reach + v.magnitude).amax(-2, keepdim=True))
+    # Computed probabilities sum to one up to rounding, which the means of what moves them multiply.
+    moves = every.sum(-1, keepdim=True) * (V0.abs() + p @ v.center.abs())
+    rounding = rounding + m * gamma(n + 128) * (moves + (v.reach + v.magnitude).amax(-2, keepdim=True))
     fresh = up(m * bilinear + full.abs() @ v.slack * (1 + gamma(n + 16)) + rounding)
     rows = (mix[..., None] * P.half[..., None] * apart).permute(0, 1, 3, 2, 4)  # batch head key query channel
     return center, generators, fresh, rows

@@ -45,11 +45,11 @@ def max_min(z: Zonotope, source: str) -> Zonotope:
 
 
 def _pairs(half: Tensor) -> Tensor:
-    """One local error symbol per pair of channels: up in the first, down in the second."""
-    up_, pairs = torch.diag_embed(half), half.shape[-1]
-    rows = torch.cat([up_, -up_], -1).movedim(-2, 1)  # batch, pair, ..., channel
-    assert rows.shape[1] == pairs
-    return rows
+    """One local symbol per pair of channels of every vector of a token: up in the first, down in the second."""
+    tokens = half.shape[1] if half.ndim > 2 else 1
+    own = torch.diag_embed(half.reshape(len(half), tokens, -1))  # batch, token, symbol, vector and pair
+    own = own.unflatten(-1, (-1, half.shape[-1])).transpose(1, 2)  # batch, symbol, token, vector, pair
+    return torch.cat([own, -own], -1).reshape(len(half), own.shape[1], *half.shape[1:-1], -1)
 
 
 def gated_unit(z: Zonotope, phi: Activation, source: str) -> Zonotope:

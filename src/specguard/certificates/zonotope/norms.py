@@ -151,5 +151,6 @@ def _one_each(along: Float[Tensor, "batch *token channel"]) -> Float[Tensor, "ba
     """One local symbol per vector: of a token, or of every head of a token."""
     if along.ndim < 4:
         return along.unsqueeze(1)
-    heads = torch.eye(along.shape[2], dtype=along.dtype, device=along.device)
-    return torch.einsum("bnhc,gh->bgnhc", along, heads)
+    vectors = along.flatten(2, -2)
+    own = torch.eye(vectors.shape[2], dtype=along.dtype, device=along.device)
+    return torch.einsum("bnhc,gh->bgnhc", vectors, own).reshape(len(along), -1, *along.shape[1:])

@@ -402,6 +402,12 @@ ENCLOSURES: dict[type[nn.Module], Maker] = {
 
 def pair(before: nn.Module, layer: nn.Module) -> Enclosure:
     """The rule of two layers that are one step."""
-    if isinstance(before, Normalize) and isinstance(layer, PatchEmbedding):
+    if isinstance(before, Normalize) and isinstance(layer, PatchEmbedding) and _per_channel(before, layer):
         return patch_embedding(layer, before)
     return then(ENCLOSURES[type(before)](before), ENCLOSURES[type(layer)](layer))
+
+
+def _per_channel(before: Normalize, layer: PatchEmbedding) -> bool:
+    """Whether statistics are one per channel; of another shape, they broadcast otherwise over the pixels."""
+    shapes = {tuple(before.mean.shape), tuple(before.std.shape)}
+    return shapes <= {(1, 1, 1), (layer.map.weight.shape[1], 1, 1)}

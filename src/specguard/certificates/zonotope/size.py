@@ -8,10 +8,11 @@ from specguard.certificates.attention.core import CoreNode
 from specguard.certificates.attention.forward import AttentionForward
 from specguard.certificates.propagate import LayerAtPoint, Path
 from specguard.certificates.rules import Leaf, Step
+from specguard.certificates.zonotope.walk import mixes
 from specguard.geometry import Norm
 
 LADDER = tuple(2**k for k in range(8, 16))  # budgets of symbols, where not all fit
-_COPIES = 3.0  # of a layer's tensors that are alive at once: measured on ViTs of 1 to 4 blocks
+_COPIES = 2.0  # of the tensors of a layer that are alive at once: measured on ViTs of 1 to 4 blocks
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Size:
 
 def size_of(steps: Sequence[Step], path: Path, norm: Norm, budget: int | None) -> Size:
     """Estimate the symbols and the memory of the enclosure of one image, with at most `budget` symbols kept."""
-    state = _walk(steps, path, _State(path[0].shape[1:] if isinstance(path[0], LayerAtPoint) else ()), norm, budget)
+    begin = _State(path[0].shape[1:] if isinstance(path[0], LayerAtPoint) else ())
+    state = _walk(steps, path, begin, norm, budget, branch=False)
     return Size(state.most if budget is None else budget, state.peak * 8 * _COPIES)
 
 
@@ -50,7 +52,8 @@ class _State:
     local: int = 0
     fresh: bool = False
     pixels: bool = True  # an input whose ball is not yet written as generators
-    held: float = 0.0  # entries of the enclosures that wait at skips
+    held: int = 0  # local symbols that a residual sum waits for, which are not folded
+    waiting: float = 0.0  # entries of the enclosures that wait at skips
     most: int = 0
     peak: float = 0.0
 
@@ -70,9 +73,21 @@ class _State:
     def lifted(self) -> "_State":
         return replace(self, local=self.local + self.width * self.fresh, fresh=False)
 
-    def expanded(self) -> "_State":
+    def folded(self, budget: int | None) -> "_State":
+        """As `folding.fold` leaves it."""
+        all_symbols = self.shared + self.tokens * (self.local + self.width * self.fresh)
+        if self.pixels or budget is None or len(self.shape) < 2 or all_symbols <= budget:
+            return self
+        of_fresh = self.tokens * self.width
+        fits = budget >= 2 * of_fresh
+        return replace(self.counted(), shared=budget - of_fresh * fits, local=0, fresh=fits)
+
+    def mixed(self, budget: int | None) -> "_State":
+        """As `folding.mixed` leaves it: shared symbols only."""
         z = self.lifted()
-        return replace(z, shared=z.shared + z.tokens * z.local, local=0)
+        new = (z.local - z.held) * z.tokens
+        new = new if budget is None or len(z.shape) < 2 else min(new, budget)
+        return replace(z, shared=z.shared + z.held * z.tokens + new, local=0, held=0)
 
     def with_pixels(self, norm: Norm) -> "_State":
         """One symbol per entry."""
@@ -82,27 +97,29 @@ class _State:
         return replace(self, pixels=False, ball=size * (norm == "l2"), shared=size * (norm != "l2"))
 
     def counted(self, extra: float = 0.0) -> "_State":
-        peak = max(self.peak, self.held + self.entries + extra)
+        peak = max(self.peak, self.waiting + self.entries + extra)
         return replace(self, peak=peak, most=max(self.most, self.shared))
 
 
-def _walk(steps: Sequence[Step], path: Path, z: _State, norm: Norm, budget: int | None) -> _State:
+def _walk(steps: Sequence[Step], path: Path, z: _State, norm: Norm, budget: int | None, *, branch: bool) -> _State:
     for step, place in zip(steps, path, strict=True):
+        if not branch and mixes(step):
+            z = z.folded(budget)
         if isinstance(step, Leaf):
             assert isinstance(place, LayerAtPoint)
-            z = _leaf(step, place, z, norm)
+            z = _leaf(step, place, z, norm, budget)
         else:
             assert not isinstance(place, LayerAtPoint)
             z = z.with_pixels(norm).lifted()
-            inner = _walk(step.branch, place.branch, replace(z, held=z.held + z.entries), norm, None)
-            z = replace(inner, held=z.held, shape=inner.shape)
+            begin = replace(z, held=z.local, waiting=z.waiting + z.entries)
+            inner = _walk(step.branch, place.branch, begin, norm, budget, branch=True)
+            z = replace(inner, held=min(z.held, inner.local), waiting=z.waiting)
+            z = z.counted(z.entries)  # the branch, and what waited, over the same symbols
         z = z.counted()
-        if budget is not None and z.shared > budget:
-            z = replace(z, shared=budget, fresh=True)
     return z
 
 
-def _leaf(step: Leaf, place: LayerAtPoint, z: _State, norm: Norm) -> _State:
+def _leaf(step: Leaf, place: LayerAtPoint, z: _State, norm: Norm, budget: int | None) -> _State:
     shape = tuple(place.node.output.shape[1:])
     enclosure = step.enclosure
     if z.pixels and enclosure is not None and enclosure.of_pixels:
@@ -110,23 +127,24 @@ def _leaf(step: Leaf, place: LayerAtPoint, z: _State, norm: Norm) -> _State:
             return z
         tokens, width = shape
         each = math.prod(z.shape) // tokens
-        if norm == "l2":
-            return replace(z, shape=shape, pixels=False, ball=tokens * min(each, width))
-        return replace(z, shape=shape, pixels=False, shared=tokens * each)
+        z = replace(z, shape=shape, pixels=False)
+        return replace(z, ball=tokens * min(each, width)) if norm == "l2" else replace(z, local=each)
     z = z.with_pixels(norm)
     heads = _heads(place.node)
     if heads:
-        z = z.expanded()
+        z = z.mixed(budget)
         width = max(3 * shape[-1], z.width)
         symbols = z.ball + z.shared
-        scores = heads * z.tokens**2 * symbols
-        z = z.counted(float(symbols * z.tokens * width + scores))
+        scores = heads * z.tokens**2 * (symbols + 4 * z.tokens)  # with their differences
+        each = shape[-1] // heads
+        forms = 16 * heads * z.tokens**2 * each * max(each, z.tokens) if z.ball else 0
+        z = z.counted(float(symbols * z.tokens * width + max(scores, forms)))
         return replace(z, shape=shape, local=heads * z.tokens + shape[-1])
     if enclosure is not None and enclosure.reads == "each token alone":
         z = z if not z.fresh else z.lifted()
         z = replace(z, local=z.local + (not place.node.affine))
     else:
-        z = z.expanded()
+        z = z.mixed(budget)
     before = z.entries
     z = replace(z, shape=shape, fresh=z.fresh or not place.node.affine)
     return z.counted(before)

@@ -54,7 +54,7 @@ def softmax_bounds(
         D = torch.minimum(D, differences)
     D = D * (1 - torch.eye(keys, dtype=D.dtype, device=D.device))
     gap = S[..., None, :] - S[..., :, None]
-    rounding = 2 * UNIT * (S[..., None, :].abs() + S[..., :, None].abs() + D)
+    rounding = 4 * UNIT * (S[..., None, :].abs() + S[..., :, None].abs() + D)
     relative = gamma(keys + 96)
     high = 1 / ((gap - D - rounding).clamp(max=_LARGEST).exp().sum(-1) * (1 - relative))
     high = up(high).clamp(max=1.0)

@@ -41,14 +41,12 @@ def _walk(
 ) -> tuple[Pixels | Zonotope, Tensor]:
     """Go through `steps`; layers behind them read the `last` first tokens, or all."""
     for step, first in zip(steps, _read_behind(steps, last), strict=True):
-        if isinstance(z, Zonotope) and not branch and _mixes(step):
+        if isinstance(z, Zonotope) and not branch and mixes(step):
             z = fold(without_zeros(z))
         if isinstance(step, Leaf):
             enclosure = step.enclosure
             if enclosure is None:
-                raise ConfigError(
-                    f"{step.name or 'the model'} has no rule for zonotopes; register_rule(..., enclosure=) adds one"
-                )
+                raise ConfigError(f"{step.name or 'the model'} has no rule for zonotopes")
             if isinstance(z, Pixels) and not enclosure.of_pixels:
                 z = z.materialized()
             z = enclosure.apply(z, step.name, first)
@@ -63,10 +61,11 @@ def _walk(
     return z, lost
 
 
-def _mixes(step: Step) -> bool:
+def mixes(step: Step) -> bool:
+    """Whether a token of the output of a step depends on several of its input."""
     if isinstance(step, Leaf):
         return step.enclosure is not None and step.enclosure.reads != "each token alone"
-    return any(_mixes(inner) for inner in step.branch)
+    return any(mixes(inner) for inner in step.branch)
 
 
 def _read_behind(steps: Sequence[Step], last: int | None) -> list[int | None]:

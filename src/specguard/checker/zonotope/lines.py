@@ -115,7 +115,9 @@ def max_min(z: Form) -> Form:
         np.asarray(outward(pair(high + rounding, low + rounding))),
         z.mixings,
     )
-    errors = line.half[..., None] * np.eye(half)
+    # One symbol per pair of every vector of a token.
+    each = line.half.reshape(line.half.shape[0] if line.half.ndim > 1 else 1, -1)
+    errors = (each[:, :, None] * np.eye(each.shape[1])).reshape(*line.half.shape, -1)
     return append(result, pair(errors, -errors, -2))
 
 

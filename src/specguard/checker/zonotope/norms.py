@@ -8,6 +8,7 @@ By Taylor's theorem `1 / sqrt(N^2 + v) = 1 / N - v / (2 N^3) + (3 / 8) v^2 z^(-5
 The middle of the interval of k belongs to the slope; what is left moves the token along a, and by `|d|` per entry.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -127,5 +128,7 @@ def _one_each(along: Array) -> Array:
     """One local symbol per vector: of a token, or of every head of a token."""
     if along.ndim < 3:
         return along[..., None]
-    heads = np.eye(along.shape[1])
-    return np.asarray(along[..., None] * heads[:, None, :])
+    tokens, channels = along.shape[0], along.shape[-1]
+    own = np.eye(math.prod(along.shape[1:-1]))
+    rows = along.reshape(tokens, -1, channels)[..., None] * own[:, None, :]
+    return rows.reshape(*along.shape, -1)
