@@ -84,6 +84,7 @@ def test_records_say_what_certify_says(complete):
             assert (row["verdict"] == "certified") == bool(found.certified[i])
             for method in METHOD_NAMES:
                 bound, wanted = row["lower"][method], float(found.lower[method][i].min())
+                bound = float("-inf") if bound is None else bound
                 assert bound == pytest.approx(wanted, rel=1e-6, abs=1e-9)
                 assert record["largest"][method] == pytest.approx(float(found.largest[method][i]), rel=2e-3)
 
@@ -295,8 +296,25 @@ def test_another_memory_resumes_a_study_with_the_symbols_that_it_began_with(tmp_
     assert (folder / "records.jsonl").read_text() == "".join(records)
     with pytest.raises(RunError, match="symbols"):
         start(folder, msgspec.structs.replace(settings, symbols=31))
+    less = msgspec.structs.replace(settings, symbols=None)
+    assert start(folder, less, memory=50_000) == again  # nothing is left to compute
+    (folder / "summary.json").unlink()
     with pytest.raises(ConfigError, match="GiB an image with 30 symbols, more than"):
-        start(folder, msgspec.structs.replace(settings, symbols=None), memory=50_000)
+        start(folder, less, memory=50_000)
+
+
+def test_a_study_that_zonotopes_did_not_fit_goes_on_without_them_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "images_within", lambda memory, work: 1)
+    settings = msgspec.structs.replace(QUICK, methods=("local", "zonotope"))
+    first = start(tmp_path / "study", settings, memory=50_000)
+    assert "zonotope" not in first.largest
+    assert start(tmp_path / "study", settings) == first
+    (tmp_path / "study" / "summary.json").unlink()
+    with pytest.raises(ConfigError, match="began with a memory in which zonotope did not fit"):
+        start(tmp_path / "study", settings)
+    with pytest.raises(ConfigError, match="more than"):
+        start(tmp_path / "alone", msgspec.structs.replace(QUICK, methods=("zonotope",)), memory=1000)
+    assert not (tmp_path / "alone").exists()
 
 
 def test_zonotopes_that_do_not_fit_the_memory_say_so_and_other_methods_go_on(tmp_path, monkeypatch):

@@ -35,10 +35,12 @@ class EarlyStop:
         self._problem, self._problem_images = p, torch.arange(len(labels), device=labels.device)
 
     def run(self, methods: tuple[Method, ...], verifiers: tuple[Verifier, ...], skip: Tensor | None) -> Certificate:
-        for name, why in refusals(methods, self._problem, self.ball.norm).items() if methods else ():
-            for failures in self.failures:
-                failures[name] = why
+        refused = refusals(methods, self._problem, self.ball.norm) if methods else {}
+        for failures in self.failures:
+            failures |= refused
         for method in methods:
+            if method.name in refused:
+                continue
             open_images = self._open_images()
             self._record(method.name, open_images, self._bounds_by_method(method, open_images))
         for verifier in verifiers:

@@ -19,7 +19,7 @@ from specguard.cli.groups import (
 from specguard.cli.options import Given, Options, command
 from specguard.errors import ConfigError
 from specguard.records.base import setting
-from specguard.records.certificate import CertifySettings
+from specguard.records.certificate import NATIVE, CertifySettings
 
 if TYPE_CHECKING:  # the help of a command is printed without importing torch
     from specguard.certificates import Verifier
@@ -72,6 +72,8 @@ def certify_command(
         raise ConfigError("--search and --no-search have no effect with --stop-early, which searches for no radius")
     if options.verifier is not None and not settings.stop_early:
         raise ConfigError("--verifier has no effect without --stop-early")
+    if "symbols" in given and not NATIVE.intersection(settings.methods):
+        raise ConfigError("--symbols has no effect without zonotope among --methods")
     if settings.stop_early:
         settings = replace(settings, search=False)
     part = chosen_shard(device.shard)

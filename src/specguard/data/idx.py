@@ -134,7 +134,7 @@ def _found(folder: Path, name: str) -> Path:
     """The file of this name in any of its spellings; the first spelling if there is none."""
     spellings = (name, name.replace("-idx", ".idx"))
     paths = [folder / f"{spelling}{suffix}" for suffix in ("", ".gz") for spelling in spellings]
-    return next((path for path in paths if os.path.lexists(path)), paths[0])
+    return next((path for path in paths if path.exists()), next(filter(os.path.lexists, paths), paths[0]))
 
 
 def _unpack(path: Path, content: bytes) -> bytes:

@@ -59,7 +59,7 @@ class CertifySettings(Record, frozen=True):
     ] = True
     symbols: Annotated[
         int | None,
-        setting("error symbols that zonotope keeps between layers; as many as fit the memory by default"),
+        setting("shared error symbols that zonotope keeps between layers; as many as fit the memory by default"),
     ] = None
     stop_early: Annotated[
         bool, setting("one verdict per image: methods in order of cost, each on what the cheaper ones left open")
@@ -82,6 +82,11 @@ class CertifySettings(Record, frozen=True):
             raise ConfigError(f"norm {self.norm!r} is unknown; choose one of {', '.join(get_args(Norm))}")
         if bad := [radius for radius in self.radii if not (math.isfinite(radius) and radius >= 0)]:
             raise ConfigError(f"radius must be finite and not negative, not {bad[0]}")
+
+    @property
+    def through_l2(self) -> tuple[MethodName, ...]:
+        """The methods that certify a ball of this norm by the l2 ball around it."""
+        return () if self.norm == "l2" else tuple(name for name in self.methods if name not in NATIVE)
 
 
 class CertifyStudy(Record, frozen=True, tag_field="kind", tag="certify", omit_defaults=True):
@@ -192,8 +197,12 @@ def fits(record: CertificateRecord, study: CertifyStudy) -> bool:
     if settings.stop_early:
         plain = not (record.method or record.losses or record.largest or record.norms or record.proofs)
         known = all(name in study.stages for name in record.failures)
-        return plain and known and all(_fits_early(row, study) for row in record.radii)
+        applied = {claim.method for row in record.radii for claim in row.proved}
+        consistent = not NATIVE.intersection(applied, record.failures)
+        return plain and known and consistent and all(_fits_early(row, study) for row in record.radii)
     if not set(record.failures) <= NATIVE.intersection(settings.methods):
+        return False
+    if any(_bounds_anything(record, name) for name in record.failures):
         return False
     if tuple(record.largest) != settings.methods or record.method not in settings.methods:
         return False
@@ -203,6 +212,12 @@ def fits(record: CertificateRecord, study: CertifyStudy) -> bool:
         return False
     last = {name: float("-inf") if b is None else b for name, b in record.radii[-1].lower.items()}
     return last[record.method] == max(last.values())
+
+
+def _bounds_anything(record: CertificateRecord, name: str) -> bool:
+    """Whether a record has any result of a method, which one that was not applied cannot have."""
+    bounds = any(row.lower.get(name) is not None for row in record.radii)  # type: ignore[call-overload]
+    return bounds or name in record.proofs or record.largest.get(name, 0) > 0  # type: ignore[call-overload]
 
 
 def _fits_row(row: RadiusRecord, settings: CertifySettings) -> bool:
@@ -336,6 +351,7 @@ def summarize(records: Sequence[CertificateRecord], study: CertifyStudy) -> Cert
                 vacuous=sum(record.largest[name] < VACUOUS for record in correct),
             )
             for name in study.settings.methods
+            if not records or any(name not in record.failures for record in records)
         },
         limits=tuple(Limit(term=term, images=count) for term, count in limits.most_common(5)),
         growth=_growth(correct),

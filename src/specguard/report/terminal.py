@@ -15,6 +15,7 @@ from specguard.records.smoothing import SmoothSummary
 from specguard.records.spectrum import Distribution, SpectrumSummary
 
 _COLUMNS = 5  # radii per table
+_VERB = {False: "failed on", True: "was not applied to"}
 _BOUND_NAMES = {
     "naive": "naive",
     "specformer": "SpecFormer",
@@ -125,7 +126,8 @@ def certificate_tables(summary: CertificateSummary, baseline: LinearBaseline | N
         return [_early_accuracies(summary, baseline), _stages(summary)]
     rows, norm = summary.radii, summary.study.settings.norm
     parts = [rows[begin : begin + _COLUMNS] for begin in range(0, len(rows), _COLUMNS)]
-    through = ", certified through the enclosing l2 ball" if norm == "linf" else ""
+    through = ", certified through the enclosing l2 ball" if summary.study.settings.through_l2 else ""
+    through += ", but by zonotope" if through and NATIVE.intersection(summary.study.settings.methods) else ""
     title = f"Accuracy in % (±{_uncertainty(summary):.1f}, 95 %), n = {summary.n}; {norm} radius{through}"
     return [
         _accuracies(summary, baseline, part, title if part is parts[0] else None, last=part is parts[-1])
@@ -161,7 +163,10 @@ def certificate_verdict(summary: CertificateSummary) -> list[str]:
     if last.with_verifiers is not None:
         more, names = last.with_verifiers.count - certified, "; ".join(summary.study.verifiers.values())
         lines.append(f"{more} more certified by third-party verifiers alone: {names}")
-    lines += [f"{entry.method} failed on {entry.images} images: {entry.reason}" for entry in summary.failures]
+    lines += [
+        f"{entry.method} {_VERB[entry.method in NATIVE]} {entry.images} images: {entry.reason}"
+        for entry in summary.failures
+    ]
     return lines if certified >= n / 2 else [*lines, *_limits(summary)]
 
 
@@ -171,10 +176,11 @@ def _limits(summary: CertificateSummary) -> list[str]:
         native = NATIVE.intersection(summary.largest) if summary.study.settings.norm != "l2" else ()
         best = max(native or summary.largest, key=lambda method: summary.largest[method].median or 0.0)
         radius, vacuous = _largest(summary, best), summary.largest[best].vacuous
-        lines.append(
-            f"median certified {summary.radius_norm(best)} radius: {radius} ({best}); "
-            f"vacuous for {vacuous} of {summary.clean.count} images"
-        )
+        if radius:  # no image is classified correctly otherwise
+            lines.append(
+                f"median certified {summary.radius_norm(best)} radius: {radius} ({best}); "
+                f"vacuous for {vacuous} of {summary.clean.count} images"
+            )
     if summary.limits:
         terms = ", ".join(f"{entry.term} ({entry.images} images)" for entry in summary.limits[:3])
         lines.append(f"largest terms of the margin loss: {terms}")
@@ -207,6 +213,9 @@ def _accuracies(
     table.add_row("robust", *(_percent(row.robust) for row in rows))
     for method in rows[0].by:
         milliseconds = 1e3 * summary.seconds.get(method, 0.0) / summary.n / len(summary.radii)
+        if summary.largest and method not in summary.largest:
+            table.add_row(method, *[""] * len(rows), *(("not applied", "") if last else ()))
+            continue
         found = _largest(summary, method) if summary.study.settings.search else ""
         if found and summary.radius_norm(method) != summary.study.settings.norm:
             found += f" ({summary.radius_norm(method)})"

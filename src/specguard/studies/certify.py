@@ -102,7 +102,9 @@ def run_certify(
     """
     check_verifiers(verifiers)
     settings = _as_begun(settings, folder)
-    if not (folder / SUMMARY).exists():  # nothing is left to compute in a finished study
+    if (folder / SUMMARY).exists():  # nothing is left to compute
+        memory = None
+    else:
         settings = with_symbols(settings, model, split, device, memory)
     _check_same_symbols(settings, folder)
     prover = _Prover(model, split.to(device), settings, attack, verifiers, device, memory)

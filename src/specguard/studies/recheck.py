@@ -110,7 +110,7 @@ def prove_again(
     claims, rooms = 0, []
     for row in record.radii:
         for method, claimed in row.lower.items():
-            if claimed is None and row.verdict != "broken":
+            if claimed is None and (row.verdict != "broken" or method in record.failures):
                 continue
             left = float(prover.lower(method, row.radius).min())
             right = row.verdict != "broken" or left <= 0
@@ -189,6 +189,7 @@ def _same_proof(prover: Prover, method: MethodName, stored: Proof, require: Requ
 def _same_bounds(image: Image, method: MethodName, stored: Proof, losses: Array, require: Require) -> int:
     """Check the bounds on the margins of all other classes, if a record has them."""
     if not stored.lower:
+        require(f"the proof of {method} has no bounds of classes", method not in NATIVE)
         return 0
     claimed = stored.lower
     require(f"the proof of {method} has another number of classes", len(claimed) == len(image.output))
@@ -305,6 +306,12 @@ def _prove_early(
     same_image(image, record, pixels, require)
     claims, rooms = 0, []
     for row in record.radii:
+        if row.verdict == "broken" and record.predicted == record.label:
+            for method in study.settings.methods:
+                if method in record.failures:
+                    continue
+                right = float(prover.lower(method, row.radius).min()) <= 0
+                require(f"its verdict is broken at radius {row.radius:g}, which {method} certifies", right)
         if row.verdict != "certified":
             continue
         excluded = [other for claim in row.proved for other in claim.classes]
