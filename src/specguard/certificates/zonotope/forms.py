@@ -12,7 +12,7 @@ from torch import Tensor
 from specguard.certificates.attention.norms import upper_spectral
 from specguard.linalg import UNIT, eigenvalue_range, gamma, round_up
 
-_ROWS = 32  # longer sums take a cheaper bound
+ROWS = 32  # longer sums take a cheaper bound
 _SQUARINGS = 8  # of Gram iteration
 
 
@@ -26,7 +26,7 @@ def form_range(
     Guarantee: an outer bound, rounding included, whatever the factorizations return.
     """
     rows, count = left.shape[-2:]
-    if rows > _ROWS:
+    if rows > ROWS:
         high = upper_norms(left, _SQUARINGS)[..., :, None] * upper_norms(right, _SQUARINGS)[..., None, :]
         return -round_up(high, 4), round_up(high, 4)
     LL, RR = left @ left.mT, right @ right.mT

@@ -8,6 +8,7 @@ from specguard.certificates.attention.core import CoreNode
 from specguard.certificates.attention.forward import AttentionForward
 from specguard.certificates.propagate import LayerAtPoint, Path
 from specguard.certificates.rules import Leaf, Step
+from specguard.certificates.zonotope.forms import ROWS
 from specguard.certificates.zonotope.walk import mixes
 from specguard.geometry import Norm
 
@@ -136,8 +137,9 @@ def _leaf(step: Leaf, place: LayerAtPoint, z: _State, norm: Norm, budget: int | 
         width = max(3 * shape[-1], z.width)
         symbols = z.ball + z.shared
         scores = heads * z.tokens**2 * (symbols + 4 * z.tokens)  # with their differences
-        each = shape[-1] // heads
-        forms = 16 * heads * z.tokens**2 * each * max(each, z.tokens) if z.ball else 0
+        # Gram matrices of the forms of scores and of values; sums of more rows need none.
+        rows = [count for count in (shape[-1] // heads, z.tokens) if count <= ROWS and z.ball]
+        forms = 16 * z.tokens**2 * shape[-1] * max(rows, default=0)
         z = z.counted(float(symbols * z.tokens * width + max(scores, forms)))
         return replace(z, shape=shape, local=heads * z.tokens + shape[-1])
     if enclosure is not None and enclosure.reads == "each token alone":
