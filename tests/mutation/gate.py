@@ -32,8 +32,9 @@ from mutation.prover import CORE  # noqa: E402
 from mutation.warm import Warm  # noqa: E402
 from mutation.zonotope import ZONOTOPE  # noqa: E402
 
-MUTANTS: tuple[Mutant, ...] = (*LINALG, *CORE, *LAYERS, *ATTENTION, *ZONOTOPE, *CHECKER, *CHECKER_ZONOTOPE)
+EVERY: tuple[Mutant, ...] = (*LINALG, *CORE, *LAYERS, *ATTENTION, *ZONOTOPE, *CHECKER, *CHECKER_ZONOTOPE)
 TABLE = ROOT / "docs" / "mutants.json"
+UNJUDGED = ROOT / "tests" / "mutation" / "unjudged.json"  # keys of mutants that no whole run has judged yet
 _own = threading.local()
 _KEPT = ROOT / ".mutants"
 _UNKNOWN = 4  # exit code of pytest if a test does not exist
@@ -120,6 +121,12 @@ def killers(mutant: Mutant) -> dict[str, list[str]]:
 def key(mutant: Mutant) -> str:
     """A hash of the mutant, which identifies its row."""
     return _hash("\0".join((mutant.file, mutant.old, mutant.new, mutant.equivalent)))
+
+
+def judged() -> tuple[Mutant, ...]:
+    """The mutants of the table."""
+    unjudged = set(json.loads(UNJUDGED.read_text()))
+    return tuple(mutant for mutant in EVERY if key(mutant) not in unjudged)
 
 
 def source_hash(kind: str, tests: list[str], of_checker: bool) -> str:
@@ -212,7 +219,10 @@ def page(rows: list[dict[str, object]]) -> str:
         "",
         *_INTRODUCTION.strip().splitlines(),
         "",
-        f"{len(rows)} mutants: " + ", ".join(f"{number} {fate}" for fate, number in count.items()) + ".",
+        f"{len(rows)} mutants: "
+        + ", ".join(f"{number} {fate}" for fate, number in count.items())
+        + "."
+        + (f" {more} more are written and not judged yet." if (more := len(EVERY) - len(rows)) else ""),
         "",
         "| file | what is then false | failing test |",
         "|---|---|---|",
@@ -232,7 +242,7 @@ def main() -> int:
         "--only", default="", help="mutants whose file or description has this text; writes nothing"
     )
     chosen = parser.parse_args()
-    mutants = [m for m in MUTANTS if chosen.only in m.file or chosen.only in m.breaks]
+    mutants = [m for m in EVERY if chosen.only in m.file or chosen.only in m.breaks]
     begun = time.monotonic()
     _KEPT.mkdir(exist_ok=True)
     rows = []
@@ -254,6 +264,7 @@ def main() -> int:
         print(f"{failed[0]} fails without any change")
         return 2
     if not chosen.only:
+        UNJUDGED.write_text("[]\n")
         TABLE.write_text(json.dumps(rows, indent=1) + "\n")
         TABLE.with_suffix(".md").write_text(page(rows))
     survivors = [r for r in rows if r["fate"] == "survived"]
