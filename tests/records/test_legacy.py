@@ -53,7 +53,8 @@ KINDS: dict[str, type[Any]] = {
     "checked": CheckSummary,
     "spectrum": SpectrumSummary,
 }
-OTHERS = {"arguments", "model", "baseline", "certification", "run", "entropy", "linear"}  # no summaries
+ROWS = {path.stem for path in (RECIPES / "relational").glob("*.json")}  # of a recipe's own type
+OTHERS = {"arguments", "model", "baseline", "certification", "run", "entropy", "linear"} | ROWS  # no summaries
 FILES = sorted(path.relative_to(RECIPES).as_posix() for path in RECIPES.rglob("*.json"))
 
 

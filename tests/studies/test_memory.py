@@ -55,5 +55,5 @@ def test_memory_that_was_freed_is_used_again_without_asking_the_kernel():
     """In a process of its own, since the change lasts."""
     printed = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True).stdout
     before, after = map(int, printed.split())
-    assert before > 10_000
+    assert before > 1000
     assert after < before / 10

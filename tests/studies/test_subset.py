@@ -174,6 +174,8 @@ def test_the_settings_of_the_first_images_name_no_subset(tmp_path, looking_at):
             "norm": "l2",
             "methods": ["local"],
             "search": False,
+            "box": True,
+            "symbols": None,
             "stop_early": False,
             "batch": 2,
             "seed": 0,
