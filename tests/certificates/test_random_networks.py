@@ -235,3 +235,19 @@ def test_what_is_certified_of_a_random_network_stands_attacks_and_is_proved_agai
     image = Image.of(reading, images[0].numpy(), int(labels[0]))
     if (radius := float(given.largest[method][0])) > 0:
         assert (image.margins > image.proof(radius, method).losses).all()
+
+
+@pytest.mark.parametrize("number", range(COUNT))
+def test_what_zonotopes_certify_of_a_random_network_stands_attacks_and_is_proved_again(number):
+    model, shape = NETWORKS[number]
+    generator = torch.Generator().manual_seed(number)
+    images = torch.rand(IMAGES, *shape, generator=generator, dtype=torch.float64)
+    exact = nn.Sequential(*model).double().eval()
+    labels, reading = exact(images).argmax(1), read(model)
+    for ball in (Ball("l2", 0.01, box=False), Ball("linf", 0.01, box=bool(number % 2))):
+        radii = certify(model, images, labels, ball, ("zonotope",)).largest["zonotope"]
+        for i in (radii > 0).nonzero()[:, 0].tolist():
+            radius = float(radii[i])
+            assert not breaks(exact, images[i], labels[i], Ball(ball.norm, radius, box=ball.box)), (ball, i)
+            image = Image.of(reading, images[i].numpy(), int(labels[i]))
+            assert (image.zonotope(ball.norm, radius, ball.box) > 0).all(), (ball, i)

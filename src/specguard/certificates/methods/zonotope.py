@@ -106,6 +106,7 @@ class ZonotopeMethod:
 
         def used(which: Int[Tensor, " some"], radius: Float[Tensor, " some"]) -> Float[Tensor, " some"]:
             nonlocal best
+            radius = radius.clamp(max=1.0) if region.box else radius  # the whole box
             found = losses(which, radius)
             here, margins = found.total[:, which], problem.margins[:, which]
             worst, holds = (here / margins).amax(0), (margins > here).all(0)
