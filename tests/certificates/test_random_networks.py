@@ -216,13 +216,18 @@ def test_the_attacks_break_what_is_claimed_wrongly():
     assert broken >= 3
 
 
-@pytest.mark.parametrize("number", range(COUNT))
-def test_what_is_certified_of_a_random_network_stands_attacks_and_is_proved_again(number):
+def drawn(number):
+    """A network, its copy in float64, and images with the classes that it predicts."""
     model, shape = NETWORKS[number]
     generator = torch.Generator().manual_seed(number)
     images = torch.rand(IMAGES, *shape, generator=generator, dtype=torch.float64)
     exact = nn.Sequential(*model).double().eval()
-    labels = exact(images).argmax(1)
+    return model, exact, images, exact(images).argmax(1)
+
+
+@pytest.mark.parametrize("number", range(COUNT))
+def test_what_is_certified_of_a_random_network_stands_attacks_and_is_proved_again(number):
+    model, exact, images, labels = drawn(number)
     box = bool(number % 2)
     for ball in (Ball("l2", 0.05, box=box), Ball("linf", 0.01, box=box)):
         given = certify(model, images, labels, ball, NAMES, search=ball.norm == "l2")
@@ -239,11 +244,8 @@ def test_what_is_certified_of_a_random_network_stands_attacks_and_is_proved_agai
 
 @pytest.mark.parametrize("number", range(COUNT))
 def test_what_zonotopes_certify_of_a_random_network_stands_attacks_and_is_proved_again(number):
-    model, shape = NETWORKS[number]
-    generator = torch.Generator().manual_seed(number)
-    images = torch.rand(IMAGES, *shape, generator=generator, dtype=torch.float64)
-    exact = nn.Sequential(*model).double().eval()
-    labels, reading = exact(images).argmax(1), read(model)
+    model, exact, images, labels = drawn(number)
+    reading = read(model)
     for ball in (Ball("l2", 0.01, box=False), Ball("linf", 0.01, box=bool(number % 2))):
         radii = certify(model, images, labels, ball, ("zonotope",)).largest["zonotope"]
         for i in (radii > 0).nonzero()[:, 0].tolist():

@@ -84,9 +84,12 @@ class CertifySettings(Record, frozen=True):
             raise ConfigError(f"radius must be finite and not negative, not {bad[0]}")
 
     @property
-    def through_l2(self) -> tuple[MethodName, ...]:
-        """The methods that certify a ball of this norm by the l2 ball around it."""
-        return () if self.norm == "l2" else tuple(name for name in self.methods if name not in NATIVE)
+    def through(self) -> str:
+        """How balls of this norm are certified, if not by themselves; empty if they are."""
+        native = NATIVE.intersection(self.methods)
+        if self.norm == "l2" or native.issuperset(self.methods):
+            return ""
+        return "through the enclosing l2 ball" + (f", but by {' and '.join(sorted(native))}" if native else "")
 
 
 class CertifyStudy(Record, frozen=True, tag_field="kind", tag="certify", omit_defaults=True):

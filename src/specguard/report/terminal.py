@@ -126,8 +126,7 @@ def certificate_tables(summary: CertificateSummary, baseline: LinearBaseline | N
         return [_early_accuracies(summary, baseline), _stages(summary)]
     rows, norm = summary.radii, summary.study.settings.norm
     parts = [rows[begin : begin + _COLUMNS] for begin in range(0, len(rows), _COLUMNS)]
-    through = ", certified through the enclosing l2 ball" if summary.study.settings.through_l2 else ""
-    through += ", but by zonotope" if through and NATIVE.intersection(summary.study.settings.methods) else ""
+    through = f", certified {how}" if (how := summary.study.settings.through) else ""
     title = f"Accuracy in % (±{_uncertainty(summary):.1f}, 95 %), n = {summary.n}; {norm} radius{through}"
     return [
         _accuracies(summary, baseline, part, title if part is parts[0] else None, last=part is parts[-1])

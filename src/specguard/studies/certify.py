@@ -101,12 +101,16 @@ def run_certify(
         1
     """
     check_verifiers(verifiers)
-    settings = _as_begun(settings, folder)
+    begun = _stored_settings(folder)
+    settings = _as_begun(settings, begun)
     if (folder / SUMMARY).exists():  # nothing is left to compute
         memory = None
     else:
         settings = with_symbols(settings, model, split, device, memory)
-    _check_same_symbols(settings, folder)
+    if begun is not None and begun.get("symbols") is None and settings.symbols is not None:
+        raise ConfigError(
+            f"the study in {folder} began with a memory in which zonotope did not fit; name another folder"
+        )
     prover = _Prover(model, split.to(device), settings, attack, verifiers, device, memory)
     header = CertifyStudy(
         about=about,
@@ -131,22 +135,12 @@ def run_certify(
     return complete(study, folder, device, watch, shard)
 
 
-def _as_begun(settings: CertifySettings, folder: Path) -> CertifySettings:
-    """The settings with the symbols of the study that the folder holds already: another memory changes no study."""
-    begun = _stored_settings(folder)
+def _as_begun(settings: CertifySettings, begun: dict[str, Any] | None) -> CertifySettings:
+    """The settings with the symbols of the study that a folder holds already: another memory changes no study."""
     if settings.symbols is not None or begun is None:
         return settings
     symbols = begun.get("symbols")
     return structs.replace(settings, symbols=symbols) if isinstance(symbols, int) and symbols > 0 else settings
-
-
-def _check_same_symbols(settings: CertifySettings, folder: Path) -> None:
-    """Refuse to go on with `zonotope` in a study that began with a memory in which it did not fit."""
-    begun = _stored_settings(folder)
-    if begun is not None and begun.get("symbols") is None and settings.symbols is not None:
-        raise ConfigError(
-            f"the study in {folder} began with a memory in which zonotope did not fit; name another folder"
-        )
 
 
 def _stored_settings(folder: Path) -> dict[str, Any] | None:

@@ -270,10 +270,8 @@ def _curve_caption(run: Run, norm: str) -> str:
         for study in run.attacks
         if any(row.norm == norm for row in study.summary.worst_case)
     ]
-    natives = [not study.summary.study.settings.through_l2 for study in run.certificates if study.norm == norm]
-    through = (
-        " Certified through the enclosing l2 ball, but by zonotope." if not all(natives) and norm == "linf" else ""
-    )
+    settings = [study.summary.study.settings for study in run.certificates if study.norm == norm]
+    through = "".join(f" Certified {how}." for how in dict.fromkeys(each.through for each in settings) if how)
     return f"{'; '.join(words)}. Whiskers are 95 % intervals.{through}"
 
 
