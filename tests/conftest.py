@@ -61,6 +61,13 @@ def generator() -> torch.Generator:
 
 
 @pytest.fixture
+def own_rules(monkeypatch):
+    """Rules that a test registers are forgotten with it."""
+    rules = importlib.import_module("specguard.certificates.rules")
+    monkeypatch.setattr(rules, "_RULES", dict(rules._RULES))
+
+
+@pytest.fixture
 def specguard(monkeypatch, capsys) -> Command:
     """The installed command, in this process."""
     monkeypatch.setenv("SPECGUARD_COMMIT", "test")  # spares three processes per start

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from certificates.test_certificate import CONFIGS, attacked_margins, some_images, trained
-from helpers.proofs import NAMES as METHOD_NAMES
 from specguard.certificates import Attempt, Certificate, certificate, certify, program
 from specguard.certificates import stop_early as module
 from specguard.certificates.methods import LOCAL, MIXED, NAIVE
 from specguard.errors import ConfigError, DataError
 from specguard.geometry import Ball
+from specguard.records.certificate import METHOD_NAMES
 
 NAMES = ("smooth", "two blocks", "norm=layernorm")
 

@@ -125,6 +125,7 @@ def run_example(thing: object, name: str) -> tuple[int, str]:
     return result.attempted - getattr(result, "skipped", 0), "".join(report) if result.failed else ""
 
 
+@pytest.mark.usefixtures("own_rules")
 @pytest.mark.parametrize(("name", "thing"), public().items(), ids=public().keys())
 def test_it_says_how_it_is_called_and_its_example_runs(name, thing, tmp_path, monkeypatch):
     if name in EXEMPT:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from specguard.certificates import certify, register_rule, rules
+from specguard.certificates import certify, register_rule
 from specguard.certificates.layers.affine import Affine
 from specguard.certificates.methods import ZonotopeMethod
 from specguard.certificates.zonotope.enclosure import rearrange
@@ -26,9 +26,7 @@ def reverse(layer):
 
 
 @pytest.fixture
-def registered(monkeypatch):
-    monkeypatch.setattr(rules, "_RULES", dict(rules._RULES))
-
+def registered(own_rules):
     def register(enclosure):
         register_rule(Reverse, reverse, enclosure=enclosure)
         torch.manual_seed(0)
