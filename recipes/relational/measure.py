@@ -183,7 +183,7 @@ class _One:
     def _checked(self, ball: Ball, symbols: int) -> float | None:
         """The independent checker's smallest lower bound on a margin."""
         image = Image.of(self.of.reading, self.images[0].numpy(), int(self.labels[0]))
-        lower = float(image.zonotope(ball.norm, ball.radius, ball.box, symbols).min())
+        lower = float(image.zonotope(ball.norm, ball.radius, ball.box, symbols).lower.min())
         return lower if math.isfinite(lower) else None
 
     def _attacked(self, certified: Ball) -> float | None:

@@ -40,8 +40,9 @@ def certify_all(
         p = prepare_problem(network, images, labels, backward=any(method.needs_backward for method in methods))
     refused = {norm: refusals(methods, p, norm) for norm in dict.fromkeys(ball.norm for ball in balls)}
     losses: list[dict[str, MarginLoss]] = []
+    enclosing = next((method for method in methods if isinstance(method, NativeMethod)), None)
     for ball in balls:
-        layer_radii = LayerRadii.of_ball(p, ball)
+        layer_radii = LayerRadii.of_ball(p, ball, enclosing)
         at_ball: dict[str, MarginLoss] = {}
         for method in methods:
             with clock.stage(method.name, p):
@@ -60,12 +61,7 @@ def certify_all(
             start = torch.maximum(start, largest[method.name])
     for method in common:
         with clock.stage(f"{method.name} proof", p):
-            radius = largest[method.name]
-            for ball, bounds in zip(balls, lower, strict=True):
-                certified = torch.full_like(radius, l2_radius(ball, size))
-                holds = (bounds[method.name] > 0).all(0)
-                radius = torch.where(holds, torch.maximum(radius, certified), radius)
-            proofs[method.name] = _proofs(p, losses_of(method, p)(radius), radius)
+            proofs[method.name] = _proofs(p, *_farthest_in_l2(p, method, balls, losses, largest[method.name]))
     native: dict[Ball, dict[str, _Searched]] = {}
     for ball in balls:
         if (kind := _kind(ball)) not in native:
@@ -148,14 +144,51 @@ def _searched(
     loss = MarginLoss(torch.full_like(p.margins, torch.inf), {})
     if search:
         radius, loss = method.search(p, kind)
-    farthest = radius
+    found = [
+        (ball.radius, at_ball[method.name])
+        for ball, at_ball in zip(balls, losses, strict=True)
+        if _kind(ball) == kind
+    ]
+    return radius, _proofs(p, *_farthest(p, loss, radius, found))
+
+
+def _farthest_in_l2(
+    p: Problem,
+    method: Method,
+    balls: tuple[Ball, ...],
+    losses: Sequence[Mapping[str, MarginLoss]],
+    largest: Float[Tensor, " batch"],
+) -> tuple[MarginLoss, Float[Tensor, " batch"]]:
+    """The losses at the largest l2 radius that is certified, of the search's and of the given ones; and the radius.
+
+    Of an linf ball, the l2 ball around it is tried where the linf ball is certified.
+    """
+    evaluate, size = losses_of(method, p), p.images[0].numel()
+    found: list[tuple[float | Tensor, MarginLoss]] = []
+    around = torch.zeros_like(largest)
     for ball, at_ball in zip(balls, losses, strict=True):
-        if _kind(ball) == kind:
-            there = at_ball[method.name]
-            better = (p.margins > there.total).all(0) & (ball.radius > farthest)
-            farthest = torch.where(better, ball.radius, farthest)
-            loss = where(better, there, loss)
-    return radius, _proofs(p, loss, farthest)
+        if ball.norm == "l2":
+            found.append((ball.radius, at_ball[method.name]))
+        else:
+            holds = (p.margins > at_ball[method.name].total).all(0)
+            around = torch.where(holds, around.clamp(min=l2_radius(ball, size)), around)
+    if (around > largest).any():
+        found.append((around, evaluate(around)))
+    return _farthest(p, evaluate(largest), largest, found)
+
+
+def _farthest(
+    p: Problem,
+    loss: MarginLoss,
+    radius: Float[Tensor, " batch"],
+    found: Sequence[tuple[float | Float[Tensor, " batch"], MarginLoss]],
+) -> tuple[MarginLoss, Float[Tensor, " batch"]]:
+    """`loss` and `radius` or, where they certify a larger radius, one of `found`."""
+    for at, there in found:
+        better = (p.margins > there.total).all(0) & (at > radius)
+        radius = torch.where(better, at, radius)
+        loss = where(better, there, loss)
+    return loss, radius
 
 
 def _proofs(p: Problem, loss: MarginLoss, radius: Float[Tensor, " batch"]) -> list[Proof | None]:

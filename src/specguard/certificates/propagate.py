@@ -4,7 +4,9 @@ Steps are identified by position, not by name, which the author of the model cho
 i-th of its branch `(k, i)`. The order of positions, as tuples, is the order of execution.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from jaxtyping import Float
@@ -16,6 +18,7 @@ from specguard.errors import ConfigError
 from specguard.linalg import UNIT
 
 Position = tuple[int, ...]
+_NOTHING: Mapping[Position, Radius] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class LayerAtPoint:
     position: Position
     name: str
     node: Node
-    shape: torch.Size  # of the point
+    point: Float[Tensor, "batch *shape"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class ResidualAtPoint:
     scale: float
     branch: "tuple[LayerAtPoint | ResidualAtPoint, ...]"
     error: Float[Tensor, " batch"]
+    point: Float[Tensor, "batch *shape"]
 
 
 Path = tuple[LayerAtPoint | ResidualAtPoint, ...]
@@ -54,7 +58,7 @@ def forward_pass(
                 node = step.rule(x)
             except ConfigError as failure:
                 raise ConfigError(f"{step.name or 'the model'}: {failure}") from None
-            path.append(LayerAtPoint(position, step.name, node, x.shape))
+            path.append(LayerAtPoint(position, step.name, node, x))
             x = node.output
         else:
             branch, change = forward_pass(step.branch, x, position)
@@ -65,7 +69,7 @@ def forward_pass(
                 )
             total = x + step.scale * change
             error = up(2 * UNIT * (length(total) + abs(step.scale) * length(change)))
-            path.append(ResidualAtPoint(position, step.name, step.scale, branch, error))
+            path.append(ResidualAtPoint(position, step.name, step.scale, branch, error, x))
             x = total
         if not x.isfinite().all():
             raise ConfigError(f"the output of {step.name} is not finite")
@@ -86,10 +90,11 @@ class Radii:
     out: Radius
 
 
-def upper_radii(path: Path, radius: Radius, method: Method) -> Radii:
+def upper_radii(path: Path, radius: Radius, method: Method, known: Mapping[Position, Radius] = _NOTHING) -> Radii:
     """The radius at every layer, for inputs within `radius` of the computed one.
 
-    `radius_{k+1} = propagate_k(radius_k) + error_k`, and branches add.
+    `radius_{k+1} = propagate_k(radius_k) + error_k`, and branches add. Where a smaller bound on the distance of a
+    step's inputs is `known`, it is the radius from there on.
 
     Guarantee: upper bounds on the distance of the exact, perturbed value from the computed, clean one.
     Reference: LoFAST, section 5.2 (network propagation).
@@ -97,11 +102,13 @@ def upper_radii(path: Path, radius: Radius, method: Method) -> Radii:
     at: dict[Position, Radius] = {}
     ends: dict[Position, Radius] = {}
     for step in path:
+        if step.position in known:
+            radius = torch.minimum(radius, known[step.position])
         at[step.position] = radius
         if isinstance(step, LayerAtPoint):
             radius = up(step.node.propagate(radius, method) + step.node.error)
         else:
-            branch = upper_radii(step.branch, radius, method)
+            branch = upper_radii(step.branch, radius, method, known)
             at |= branch.at
             ends |= {**branch.ends, step.position: branch.out}
             radius = up(radius + abs(step.scale) * branch.out + step.error)
@@ -139,7 +146,7 @@ def backward_pass(path: Path, g: Adjoint) -> BackwardPass:
             vjps[step.position] = vjp
             rounding[step.position] = (up(size * step.node.error), vjp.error)
             g = vjp.adjoint
-            if g.shape[1:] != step.shape:
+            if g.shape[1:] != step.point.shape:
                 raise ConfigError(f"the rule of {step.name or 'the model'} returns an adjoint of the wrong shape")
         else:
             inner = backward_pass(step.branch, g * step.scale)
@@ -154,6 +161,16 @@ def backward_pass(path: Path, g: Adjoint) -> BackwardPass:
             raise ConfigError(f"the derivative of {step.name} is not finite")
         before.append((step.position, length(g, 2)))
     return BackwardPass(vjps, rounding, scaling, tuple(reversed(before)), g)
+
+
+def points(path: Path) -> dict[Position, Float[Tensor, "batch *shape"]]:
+    """The inputs of every step as computed."""
+    found: dict[Position, Tensor] = {}
+    for step in path:
+        found[step.position] = step.point
+        if isinstance(step, ResidualAtPoint):
+            found |= points(step.branch)
+    return found
 
 
 def names(path: Path) -> dict[Position, str]:

@@ -4,18 +4,32 @@ An image is certified once every other class is excluded, by any method. So earl
 that the best method certifies, and also images for which two methods exclude different classes.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from specguard.certificates.every_method import refusals
-from specguard.certificates.methods import LayerRadii, Method
+from specguard.certificates.methods import LayerRadii, Method, NativeMethod
+from specguard.certificates.node import Radius, length, up
 from specguard.certificates.prepare import Clock, check_same_function, digest, prepare_problem
 from specguard.certificates.problem import Problem, by_class, l2_radius
+from specguard.certificates.propagate import Position, points
 from specguard.certificates.rules import Program
 from specguard.certificates.value import Certificate
 from specguard.certificates.verifier import Verifier, run_verifier
 from specguard.geometry import Ball
+
+
+@dataclass(frozen=True)
+class _Enclosed:
+    """How far steps' inputs can be from these points, for these images."""
+
+    distances: Mapping[Position, Radius]
+    points: Mapping[Position, Tensor]
+    images: Int[Tensor, " enclosed"]
 
 
 class EarlyStop:
@@ -33,6 +47,7 @@ class EarlyStop:
         self.predicted, self.margins = p.predicted, by_class(p, p.margins)
         self.best = torch.full_like(self.margins, -torch.inf).scatter(1, labels[:, None], torch.inf)
         self._problem, self._problem_images = p, torch.arange(len(labels), device=labels.device)
+        self._enclosed: _Enclosed | None = None
 
     def run(self, methods: tuple[Method, ...], verifiers: tuple[Verifier, ...], skip: Tensor | None) -> Certificate:
         refused = refusals(methods, self._problem, self.ball.norm) if methods else {}
@@ -83,8 +98,22 @@ class EarlyStop:
         with self.clock.stage("forward"):
             p = self._problem_for(open_images, method.needs_backward)
         with self.clock.stage(method.name, p):
-            loss = method.upper_loss(p, LayerRadii.of_ball(p, self.ball))
+            radii = LayerRadii.of_ball(p, self.ball, distances=self._distances(p, open_images))
+            loss = method.upper_loss(p, radii)
+            if isinstance(method, NativeMethod):
+                self._enclosed = _Enclosed(radii.enclosed_by(method).distances, points(p.path), open_images)
             return by_class(p, p.margins - loss.total)
+
+    def _distances(self, p: Problem, open_images: Int[Tensor, " left"]) -> dict[Position, Radius]:
+        """Those of the enclosures so far, from the points of another batch, which is rounded otherwise."""
+        if self._enclosed is None:
+            return {}
+        known, now = self._enclosed, points(p.path)
+        index = torch.searchsorted(known.images, open_images)
+        return {
+            step: up(distance[index] + length(now[step] - known.points[step][index]))
+            for step, distance in known.distances.items()
+        }
 
     def _problem_for(self, open_images: Tensor, backward: bool) -> Problem:
         if not torch.equal(open_images, self._problem_images) or backward != (self._problem.whole is not None):

@@ -1,9 +1,10 @@
 """The certificate of one image, recomputed from its pixels: margins, and bounds on their loss by each method."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 
@@ -15,12 +16,13 @@ from specguard.checker.propagate import (
     Position,
     backward_pass,
     forward_pass,
+    inputs,
     layer_radii,
     names,
 )
 from specguard.checker.reading import Reading
 from specguard.checker.zonotope.region import Region
-from specguard.checker.zonotope.walk import Budget, margins
+from specguard.checker.zonotope.walk import Budget, Enclosed, enclosed
 from specguard.geometry import Norm
 
 Terms = dict[tuple[Position, str], Array]  # (step, term): per other class; _WHOLE for the network
@@ -28,7 +30,10 @@ _WHOLE: Position = ()
 _CLASSES_AT_ONCE = 32  # in one backward pass through the whole network
 _TIE = 1e-6  # of the logits' scale: classes this close to being open count as open
 _METHODS = {"naive": "naive", "specformer": "specformer", "lofast": "lofast"}
-METHODS = (*_METHODS, "local", "adjoint", "mixed")
+IDENTITIES = ("adjoint", "mixed")
+METHODS = (*_METHODS, "local", *IDENTITIES)
+Distances = Mapping[Position, float]
+_NOTHING: Distances = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -104,20 +109,22 @@ class Image:
             else None
         )
 
-    def proof(self, radius: float, method: str, largest_entry: float = math.inf) -> "Proof":
+    def proof(
+        self, radius: float, method: str, largest_entry: float = math.inf, distances: Distances = _NOTHING
+    ) -> "Proof":
         """Bound the loss of every margin within `radius` by this method.
 
-        `largest_entry` bounds every entry of the perturbation as well, as in an linf ball. A bound that overflows
-        is infinite.
+        `largest_entry` bounds every entry of the perturbation as well, as in an linf ball. The adjoint's identity
+        takes `distances` of steps' inputs where they are below its radii. A bound that overflows is infinite.
         """
         with np.errstate(over="ignore", invalid="ignore"):
-            found = self._proof(radius, method, largest_entry)
+            found = self._proof(radius, method, largest_entry, distances)
         return replace(found, losses=np.where(np.isnan(found.losses), np.inf, found.losses))
 
     def zonotope(
         self, norm: Norm, radius: float, box: bool = False, symbols: int | None = None, numbers: int = 0
-    ) -> Array:
-        """Lower bounds on the margins within a ball by affine forms.
+    ) -> Enclosed:
+        """Lower bounds on the margins within a ball, and on distances of steps' inputs, by affine forms.
 
         Of the error symbols that all tokens share, the heaviest are kept: `symbols` of them, and as many more as
         have `numbers` coefficients; all for None. An linf ball with `box` is cut to [0, 1]; so may be an l2 ball,
@@ -125,10 +132,11 @@ class Image:
         """
         region = Region(self.pixels, norm, radius, box)
         budget = None if symbols is None else Budget(symbols, numbers)
-        return margins(self.reading.steps, region, self.label, len(self.output), budget)
+        computed = inputs(self.path)
+        return enclosed(self.reading.steps, region, self.label, computed, len(self.output), budget)
 
     def losses(
-        self, radius: float, method: str, largest_entry: float, near: float
+        self, radius: float, method: str, largest_entry: float, near: float, distances: Distances = _NOTHING
     ) -> Iterator[dict[tuple[str, str], float]]:
         """Yield the terms, by layer and name, of the class with the smallest lower bound; of all near ties.
 
@@ -136,13 +144,13 @@ class Image:
         steps at which the mixed identity may start if the bounds agree within that.
         """
         with np.errstate(over="ignore", invalid="ignore"):
-            found = self.proof(radius, method, largest_entry)
+            found = self.proof(radius, method, largest_entry, distances)
             left = self.margins - found.losses
             close = near * (1 + np.abs(self.output).max())
             tied = [r for r in range(len(left)) if not left[r] > left.min() + close]
-            at, out = layer_radii(self.path, radius, _METHODS.get(method, "local"))
+            at, out = self._radii(radius, method, distances)
             identities: list[Terms] = []
-            if method in ("adjoint", "mixed"):
+            if method in IDENTITIES:
                 local = found.losses if self._tail is None else _sum(self._local_terms(at))
                 identities = [{(_WHOLE, "local"): local}]
             if method == "mixed":
@@ -168,8 +176,12 @@ class Image:
                     identities[-1][key][rows] = values
         return identities
 
-    def _proof(self, radius: float, method: str, largest_entry: float) -> "Proof":
-        at, out = layer_radii(self.path, radius, _METHODS.get(method, "local"))
+    def _radii(self, radius: float, method: str, distances: Distances) -> tuple[dict[Position, float], float]:
+        known = distances if method in IDENTITIES else _NOTHING
+        return layer_radii(self.path, radius, _METHODS.get(method, "local"), known)
+
+    def _proof(self, radius: float, method: str, largest_entry: float, distances: Distances) -> "Proof":
+        at, out = self._radii(radius, method, distances)
         output = self._output_terms(out)
         if method in _METHODS or (method == "local" and self._tail is None):
             losses, terms = _sum(output), output

@@ -3,7 +3,10 @@
 Steps are identified by position, `(k,)` for the k-th and `(k, i)` for the i-th of its branch, not by name.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from specguard.checker.enclosure import Array, Box, norm_above, outward
 from specguard.checker.node import Point, Remainder
@@ -11,6 +14,7 @@ from specguard.checker.reading import Leaf, Step
 from specguard.errors import ConfigError
 
 Position = tuple[int, ...]
+_NOTHING: Mapping[Position, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,7 @@ class LayerAtPoint:
     name: str
     point: Point
     error: float
+    input: Array
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class ResidualAtPoint:
     scale: float
     branch: "tuple[LayerAtPoint | ResidualAtPoint, ...]"
     error: float
+    input: Array
 
 
 Path = tuple[LayerAtPoint | ResidualAtPoint, ...]
@@ -43,7 +49,7 @@ def forward_pass(steps: tuple[Step, ...], x: Array, within: Position = ()) -> tu
         if isinstance(step, Leaf):
             point = step.make(Box.exact(x))
             output = point.output
-            path.append(LayerAtPoint(position, step.name, point, _radius_length(output)))
+            path.append(LayerAtPoint(position, step.name, point, _radius_length(output), x))
         else:
             branch, change = forward_pass(step.branch, x, position)
             if change.shape != x.shape:  # the smaller one would be broadcast
@@ -51,7 +57,7 @@ def forward_pass(steps: tuple[Step, ...], x: Array, within: Position = ()) -> tu
                     f"{step.name} adds its input and its branch, of shapes {x.shape} and {change.shape}"
                 )
             output = Box.exact(x) + Box.exact(change) * step.scale
-            path.append(ResidualAtPoint(position, step.name, step.scale, branch, _radius_length(output)))
+            path.append(ResidualAtPoint(position, step.name, step.scale, branch, _radius_length(output), x))
         x = output.mid
     return tuple(path), x
 
@@ -60,15 +66,21 @@ def _radius_length(x: Box) -> float:
     return float(norm_above(Box.exact(x.rad)))
 
 
-def layer_radii(path: Path, radius: float, method: str) -> tuple[dict[Position, float], float]:
-    """Upper bounds on the distance of every exact, perturbed input from the computed one, and of the output."""
+def layer_radii(
+    path: Path, radius: float, method: str, distances: Mapping[Position, float] = _NOTHING
+) -> tuple[dict[Position, float], float]:
+    """Upper bounds on the distance of every exact, perturbed input from the computed one, and of the output.
+
+    `distances` are such bounds from elsewhere; the smaller one counts.
+    """
     at: dict[Position, float] = {}
     for step in path:
+        radius = min(radius, distances.get(step.position, math.inf))
         at[step.position] = radius
         if isinstance(step, LayerAtPoint):
             radius = float(outward(step.point.propagate(radius, method) + step.error))
         else:
-            branch_radii, end = layer_radii(step.branch, radius, method)
+            branch_radii, end = layer_radii(step.branch, radius, method, distances)
             at |= branch_radii
             radius = float(outward(radius + abs(step.scale) * end + step.error))
     return at, radius
@@ -131,6 +143,16 @@ def _add_end_rounding(remainder: Remainder, rate: Array, last: LayerAtPoint | Re
     return lambda radius: _add_rounding(
         remainder, 0 * rate, outward(rate * layer_radii((last,), radius, "local")[1])
     )(radius)
+
+
+def inputs(path: Path) -> dict[Position, Array]:
+    """The computed input of every step."""
+    found: dict[Position, Array] = {}
+    for step in path:
+        found[step.position] = step.input
+        if isinstance(step, ResidualAtPoint):
+            found |= inputs(step.branch)
+    return found
 
 
 def names(path: Path) -> dict[Position, str]:

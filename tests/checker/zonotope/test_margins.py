@@ -23,7 +23,7 @@ def proved(model, images, labels, region, budget=None):
     """The margins that the checker proves, image by image."""
     reading, radii = read(model), region.radius.tolist()
     found = [
-        Image.of(reading, x.numpy(), int(y)).zonotope(region.norm, r, region.box, budget)
+        Image.of(reading, x.numpy(), int(y)).zonotope(region.norm, r, region.box, budget).lower
         for x, y, r in zip(images, labels, radii, strict=True)
     ]
     return torch.from_numpy(np.stack(found))

@@ -30,7 +30,8 @@ from specguard.linalg import round_up
 class AdjointIdentity:
     """The identity `m_j(x + d) = m_j(x) + <g_0, d> + sum_k <g_{k+1}, r_k>` with bounds on the remainders r_k.
 
-    `mixed` starts the identity at the k-th step, with the local radius there, for the best k of every image.
+    `mixed` starts the identity at the k-th step, with the radius there, for the best k of every image. Radii are
+    the local ones or, where a zonotope of the same ball allows smaller distances, those.
     Reference: certificates, section 3.
     """
 
@@ -38,7 +39,7 @@ class AdjointIdentity:
     needs_backward: bool = True
 
     def upper_loss(self, problem: Problem, layer_radii: LayerRadii) -> MarginLoss:
-        radii = layer_radii.by("local")
+        radii = layer_radii.smallest
         loss = _adjoint(problem, radii, layer_radii.largest_entry, mixed=self.name == "mixed")
         return replace(loss, radii=radii.at)
 

@@ -1,8 +1,9 @@
 """The interface of certification methods: a name, and an upper bound on the loss of margins within a ball."""
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -12,42 +13,85 @@ from torch import Tensor
 from specguard.certificates.node import Method as Propagation
 from specguard.certificates.node import Radius
 from specguard.certificates.problem import MarginLoss, Problem, l2_radius, largest_entry
-from specguard.certificates.propagate import Radii, upper_radii
+from specguard.certificates.propagate import Position, Radii, upper_radii
 from specguard.certificates.rules import Program
 from specguard.certificates.zonotope.ball import Region
-from specguard.geometry import Ball
+from specguard.geometry import Ball, Norm
 from specguard.records.certificate import MethodName
+
+
+@dataclass(frozen=True)
+class Enclosed:
+    """What an enclosure says about every layer, and about the margins.
+
+    Args:
+        loss: upper bounds on the loss of every margin.
+        distances: upper bounds on the distance of a step's inputs from the computed ones, of the exact, perturbed
+            values; infinite where nothing is known.
+    """
+
+    loss: MarginLoss
+    distances: Mapping[Position, Radius]
 
 
 class LayerRadii:
     """The radii at all layers for inputs within `radius` of the images, cached by kind of propagation.
 
     `region` is the perturbations themselves, for methods that need no l2 ball around them: by default the l2 ball
-    or, with a finite `largest_entry`, the linf ball of that radius, without a box.
+    or, with a finite `largest_entry`, the linf ball of that radius, without a box. `distances` bound those of
+    steps' inputs by other means; where they are not given, the method `native` bounds them.
     """
 
     def __init__(
-        self, problem: Problem, radius: Radius, largest_entry: float = math.inf, region: Region | None = None
+        self,
+        problem: Problem,
+        radius: Radius,
+        largest_entry: float = math.inf,
+        region: Region | None = None,
+        native: "NativeMethod | None" = None,
+        distances: Mapping[Position, Radius] | None = None,
     ) -> None:
         self.problem, self.radius, self.largest_entry = problem, radius, largest_entry
+        self.native, self.distances = native, distances
         if region is None:
             within = torch.full_like(radius, largest_entry)
             region = Region("linf", within, False) if math.isfinite(largest_entry) else Region("l2", radius, False)
         self.region = region
         self._known: dict[Propagation, Radii] = {}
+        self._enclosed: dict[NativeMethod, Enclosed] = {}
 
     @staticmethod
-    def of_ball(problem: Problem, ball: Ball) -> "LayerRadii":
+    def of_ball(
+        problem: Problem,
+        ball: Ball,
+        native: "NativeMethod | None" = None,
+        distances: Mapping[Position, Radius] | None = None,
+    ) -> "LayerRadii":
         """For the same ball around every image."""
         like, size = problem.margins[0], problem.images[0].numel()
         region = region_of(ball, torch.full_like(like, ball.radius))
-        return LayerRadii(problem, torch.full_like(like, l2_radius(ball, size)), largest_entry(ball), region)
+        radius = torch.full_like(like, l2_radius(ball, size))
+        return LayerRadii(problem, radius, largest_entry(ball), region, native, distances)
 
     def by(self, propagation: Propagation) -> Radii:
         """The radii by that kind of propagation."""
         if propagation not in self._known:
             self._known[propagation] = upper_radii(self.problem.path, self.radius, propagation)
         return self._known[propagation]
+
+    def enclosed_by(self, method: "NativeMethod") -> Enclosed:
+        """What this method's enclosure of the region says."""
+        if method not in self._enclosed:
+            self._enclosed[method] = method.enclosed(self.problem, self.region)
+        return self._enclosed[method]
+
+    @cached_property
+    def smallest(self) -> Radii:
+        """The local radii or, where these are smaller, the distances that an enclosure allows."""
+        distances = self.distances
+        if distances is None and self.native is not None:
+            distances = self.enclosed_by(self.native).distances
+        return upper_radii(self.problem.path, self.radius, "local", distances) if distances else self.by("local")
 
 
 def region_of(ball: Ball, radius: Float[Tensor, " batch"]) -> Region:
@@ -82,8 +126,11 @@ class NativeMethod(Method, Protocol):
     It may refuse a network, in one sentence, and then bounds nothing.
     """
 
-    def refusal(self, network: Program, images: Float[Tensor, "batch *shape"], norm: str) -> str | None:
+    def refusal(self, network: Program, images: Float[Tensor, "batch *shape"], norm: Norm) -> str | None:
         """Why it cannot be applied to this network, or None."""
+
+    def enclosed(self, problem: Problem, region: Region) -> Enclosed:
+        """What it says about every layer for perturbations in `region`; nothing where it is refused."""
 
     def search(self, problem: Problem, ball: Ball) -> tuple[Float[Tensor, " batch"], MarginLoss]:
         """The largest certified radius of every image in the norm of `ball`, and the losses at these radii."""
@@ -95,10 +142,11 @@ def losses_of(method: Method, problem: Problem, largest_entry: float = math.inf)
 
 
 def where(choose: Tensor, one: MarginLoss, other: MarginLoss) -> MarginLoss:
-    """The losses of `one` for the images to choose, of `other` for the rest; without radii of layers."""
+    """The losses of `one` for the images to choose, of `other` for the rest."""
     zero = torch.zeros_like(one.total)
     terms = {
         key: torch.where(choose, one.terms.get(key, zero), other.terms.get(key, zero))
         for key in {**one.terms, **other.terms}
     }
-    return replace(one, total=torch.where(choose, one.total, other.total), terms=terms, radii={})
+    radii = {key: torch.where(choose, radius, other.radii[key]) for key, radius in one.radii.items()}
+    return MarginLoss(torch.where(choose, one.total, other.total), terms, radii)

@@ -6,19 +6,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specguard.certificates.methods.base import LayerRadii, region_of, where
-from specguard.certificates.node import up
+from specguard.certificates.methods.base import Enclosed, LayerRadii, region_of, where
+from specguard.certificates.node import Radius, length, up
 from specguard.certificates.problem import WHOLE, MarginLoss, Problem, Term
-from specguard.certificates.propagate import Path, forward_pass
+from specguard.certificates.propagate import Path, Position, forward_pass, points
 from specguard.certificates.rules import Leaf, Program, Step
 from specguard.certificates.zonotope.ball import Pixels, Region
+from specguard.certificates.zonotope.enclosure import Zonotope
 from specguard.certificates.zonotope.margins import CENTER, ERRORS, INPUT, lower_margins
 from specguard.certificates.zonotope.search import lower_radius
 from specguard.certificates.zonotope.size import LADDER, Size, largest_budget, size_of
-from specguard.certificates.zonotope.walk import enclose
+from specguard.certificates.zonotope.walk import Seen, enclose
 from specguard.errors import ConfigError, SoundnessError
 from specguard.geometry import Ball, Norm, per_sample
 from specguard.linalg import UNIT
@@ -91,9 +92,14 @@ class ZonotopeMethod:
         return None if size is None else size.symbols
 
     def upper_loss(self, problem: Problem, layer_radii: LayerRadii) -> MarginLoss:
-        region = layer_radii.region
+        return layer_radii.enclosed_by(self).loss
+
+    def enclosed(self, problem: Problem, region: Region) -> Enclosed:
+        """The losses of margins and the distances at layers over the region, for correctly classified images."""
+        distances = Distances(problem.path, problem.margins[0])
         which = (problem.margins > 0).all(0).nonzero()[:, 0]
-        return self._losses(problem, region.norm, region.box)(which, region.radius[which])
+        loss = self._losses(problem, region.norm, region.box, distances)(which, region.radius[which])
+        return Enclosed(loss, distances.at)
 
     def search(self, problem: Problem, ball: Ball) -> tuple[Float[Tensor, " batch"], MarginLoss]:
         """The largest certified radius of every image in the norm of `ball`, and the losses at these radii.
@@ -121,8 +127,10 @@ class ZonotopeMethod:
         lower_radius(_first_order_radius(problem, ball), used)
         return known, best
 
-    def _losses(self, p: Problem, norm: Norm, box: bool) -> Callable[[Tensor, Tensor], MarginLoss]:
-        """The losses of some images at some radii; infinite for the others."""
+    def _losses(
+        self, p: Problem, norm: Norm, box: bool, distances: "Distances | None" = None
+    ) -> Callable[[Tensor, Tensor], MarginLoss]:
+        """The losses of some images at some radii, infinite for the others; `distances` are written down."""
         size = None if _without_rule(p.network.steps) is not None else self._size(p.network, p.path, norm)
         positions = {name: position for position, name in p.names.items()}
 
@@ -136,7 +144,8 @@ class ZonotopeMethod:
             for some, within in zip(which.split(count), radius.split(count), strict=True):
                 region = Region(norm, within, box)
                 with torch.no_grad():
-                    output = enclose(p.network.steps, Pixels(p.images[some], region), size.symbols)
+                    seen = None if distances is None else distances.of(some)
+                    output = enclose(p.network.steps, Pixels(p.images[some], region), size.symbols, seen)
                     found = lower_margins(output, p.labels[some], p.other_classes[:, some].mT)
                 margins, lower = p.margins[:, some], found.lower.mT
                 _check_contained(p, region, some, lower)
@@ -150,6 +159,30 @@ class ZonotopeMethod:
             return MarginLoss(whole.total, terms)
 
         return losses
+
+
+class Distances:
+    """How far the inputs of every step can be from the computed ones, by enclosures: infinite where it is unknown.
+
+    Steps that are given fewer tokens than the network has there are left out.
+    """
+
+    def __init__(self, path: Path, like: Float[Tensor, " batch"]) -> None:
+        self.at: dict[Position, Radius] = {}
+        self._points, self._like = points(path), like
+
+    def of(self, some: Int[Tensor, " some"]) -> Seen:
+        """What writes down the distances of some images."""
+
+        def seen(position: Position, z: Zonotope, lost: Bool[Tensor, " some"]) -> None:
+            point = self._points[position][some]
+            if z.center.shape != point.shape:
+                return
+            apart = z.reach + (z.center - point).abs() * (1 + 4 * UNIT)
+            distance = torch.where(lost, torch.inf, up(length(apart)) * (1 + RESERVE))
+            self.at.setdefault(position, torch.full_like(self._like, torch.inf))[some] = distance
+
+        return seen
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ class Size:
 
 def size_of(steps: Sequence[Step], path: Path, norm: Norm, budget: int | None) -> Size:
     """Estimate the symbols and the memory of the enclosure of one image, with at most `budget` symbols kept."""
-    begin = _State(path[0].shape[1:] if isinstance(path[0], LayerAtPoint) else ())
+    begin = _State(path[0].point.shape[1:] if isinstance(path[0], LayerAtPoint) else ())
     state = _walk(steps, path, begin, norm, budget, branch=False)
     return Size(state.most if budget is None else budget, state.peak * 8 * _COPIES)
 

@@ -1,12 +1,13 @@
 """The enclosure of a network's output, layer by layer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from specguard.certificates.propagate import Position
 from specguard.certificates.rules import Leaf, Step
 from specguard.certificates.zonotope.ball import Pixels
 from specguard.certificates.zonotope.enclosure import Zonotope, add, lift
@@ -22,26 +23,40 @@ class Output:
     lost: Bool[Tensor, " batch"]
 
 
-def enclose(steps: Sequence[Step], z: Pixels | Zonotope, budget: int | None = None) -> Output:
+# seen(position, z, lost): the enclosure z of the inputs of the step at this position, and the images it lost.
+Seen = Callable[[Position, Zonotope, Bool[Tensor, " batch"]], None]
+
+
+def enclose(
+    steps: Sequence[Step], z: Pixels | Zonotope, budget: int | None = None, seen: Seen | None = None
+) -> Output:
     """The enclosure of the output of a program for the images and balls of z, or for an enclosure of inputs.
 
     Layers that mix tokens are given at most `budget` error symbols, and as many of their own residual branch.
+    `seen` is shown the enclosure of every step's inputs, from the first that is no ball of pixels.
 
     Raises:
         ConfigError: if a layer has no rule for enclosures.
     """
     at = z.images if isinstance(z, Pixels) else z.center
     lost = torch.zeros(len(at), dtype=torch.bool, device=at.device)
-    result, lost = _walk(steps, replace(z, budget=budget), None, lost, branch=False)
+    result, lost = _walk(steps, replace(z, budget=budget), None, lost, seen or _ignore)
     return Output(result if isinstance(result, Zonotope) else result.materialized(), lost)
 
 
+def _ignore(position: Position, z: Zonotope, lost: Tensor) -> None:
+    pass
+
+
 def _walk(
-    steps: Sequence[Step], z: Pixels | Zonotope, last: int | None, lost: Tensor, *, branch: bool
+    steps: Sequence[Step], z: Pixels | Zonotope, last: int | None, lost: Tensor, seen: Seen, within: Position = ()
 ) -> tuple[Pixels | Zonotope, Tensor]:
-    """Go through `steps`; layers behind them read the `last` first tokens, or all."""
-    for step, first in zip(steps, _read_behind(steps, last), strict=True):
-        if isinstance(z, Zonotope) and not branch and mixes(step):
+    """Go through `steps`, a branch `within` a step; layers behind them read the `last` first tokens, or all."""
+    for number, (step, first) in enumerate(zip(steps, _read_behind(steps, last), strict=True)):
+        position = (*within, number)
+        if isinstance(z, Zonotope):
+            seen(position, z, lost)
+        if isinstance(z, Zonotope) and not within and mixes(step):
             z = fold(without_zeros(z))
         if isinstance(step, Leaf):
             enclosure = step.enclosure
@@ -53,7 +68,7 @@ def _walk(
         else:
             z = lift(z.materialized() if isinstance(z, Pixels) else z)
             held = replace(z, held=len(z.local))
-            moved, lost = _walk(step.branch, held, first, lost, branch=True)
+            moved, lost = _walk(step.branch, held, first, lost, seen, position)
             assert isinstance(moved, Zonotope)
             z = add(z, moved, step.scale)
         if isinstance(z, Zonotope):
