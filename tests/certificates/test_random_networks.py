@@ -7,6 +7,7 @@ import itertools
 import os
 import random
 from collections import OrderedDict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -47,6 +48,7 @@ from specguard.nn import (
     TokenConvolution,
 )
 from specguard.studies.counterexample import misclassified
+from specguard.studies.recheck import l2_ball
 
 COUNT = int(os.environ.get("SPECGUARD_NETWORKS", "16"))
 DIM, SIDE, IMAGES = 6, 2, 4  # six channels: one, two and three heads; four patches
@@ -253,3 +255,11 @@ def test_what_zonotopes_certify_of_a_random_network_stands_attacks_and_is_proved
             assert not breaks(exact, images[i], labels[i], Ball(ball.norm, radius, box=ball.box)), (ball, i)
             image = Image.of(reading, images[i].numpy(), int(labels[i]))
             assert (image.zonotope(ball.norm, radius, ball.box).lower > 0).all(), (ball, i)
+        half = replace(ball, radius=float(radii.max()) / 2)
+        found = certify(model, images, labels, half, ("zonotope", "mixed"), search=False)
+        for i in (found.lower["mixed"] > 0).all(1).nonzero()[:, 0].tolist():
+            assert not breaks(exact, images[i], labels[i], half), (half, i)
+            image = Image.of(reading, images[i].numpy(), int(labels[i]))
+            distances = image.zonotope(half.norm, half.radius, half.box).distances
+            l2, entry = l2_ball(half.radius, images[i].numel(), half.norm)
+            assert (image.margins > image.proof(l2, "mixed", entry, distances).losses).all(), (half, i)

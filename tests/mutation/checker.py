@@ -221,9 +221,9 @@ PATHS: tuple[Mutant, ...] = (
     ),
     *mutants(
         "checker/propagate.py",
-        ("step.name, point, _radius_length(output)))", "step.name, point, 0.0))",
+        ("step.name, point, _radius_length(output), x))", "step.name, point, 0.0, x))",
          "layers are exact"),
-        ("step.scale, branch, _radius_length(output)))", "step.scale, branch, 0.0))", "residual sums are exact"),
+        ("step.scale, branch, _radius_length(output), x))", "step.scale, branch, 0.0, x))", "residual sums are exact"),
         ("step.point.propagate(radius, method) + step.error", "step.point.propagate(radius, method)",
          "radii leave out the rounding of layers"),
         ("abs(step.scale) * end + step.error", "abs(step.scale) * end", "radii leave out that of residual sums"),

@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from mutation.attention import ATTENTION  # noqa: E402
 from mutation.checker import CHECKER  # noqa: E402
 from mutation.checker_zonotope import CHECKER_ZONOTOPE  # noqa: E402
+from mutation.distances import DISTANCES  # noqa: E402
 from mutation.layers import LAYERS  # noqa: E402
 from mutation.linalg import LINALG  # noqa: E402
 from mutation.mutant import SOURCE, Mutant  # noqa: E402
@@ -32,7 +33,16 @@ from mutation.prover import CORE  # noqa: E402
 from mutation.warm import Warm  # noqa: E402
 from mutation.zonotope import ZONOTOPE  # noqa: E402
 
-EVERY: tuple[Mutant, ...] = (*LINALG, *CORE, *LAYERS, *ATTENTION, *ZONOTOPE, *CHECKER, *CHECKER_ZONOTOPE)
+EVERY: tuple[Mutant, ...] = (
+    *LINALG,
+    *CORE,
+    *LAYERS,
+    *ATTENTION,
+    *ZONOTOPE,
+    *CHECKER,
+    *CHECKER_ZONOTOPE,
+    *DISTANCES,
+)
 TABLE = ROOT / "docs" / "mutants.json"
 UNJUDGED = ROOT / "tests" / "mutation" / "unjudged.json"  # keys of mutants that no whole run has judged yet
 _own = threading.local()
@@ -51,11 +61,12 @@ _LAWS = (
     "certificates/test_activations.py",
     "certificates/test_planted.py",
     "certificates/test_linear.py",
+    "certificates/zonotope/test_distances.py",
 )
-_FORMS = tuple(f"tests/checker/zonotope/test_{name}.py" for name in ("formulas", "contains"))
+_FORMS = tuple(f"tests/checker/zonotope/test_{name}.py" for name in ("formulas", "distances", "contains"))
 _ZONOTOPES = tuple(  # the cheapest first
     f"tests/certificates/zonotope/test_{name}.py"
-    for name in ("norms", "ranges", "inexact", "folding", "search", "margins", "method", "contains")
+    for name in ("norms", "ranges", "inexact", "folding", "search", "margins", "method", "distances", "contains")
 )
 _EXACT_ZONOTOPES = ("tests/exact/test_zonotope_maps.py", "tests/exact/test_zonotopes.py")
 _PROVER, _CHECKER = ("certificates", "linalg", "nn"), ("nn", "checker")  # folders of the source
@@ -108,7 +119,7 @@ def killers(mutant: Mutant) -> dict[str, list[str]]:
     if mutant.of_checker:
         names = ["test_checker_layers.py", "test_checker_networks.py", "test_enclosure.py"]
         near = "test_enclosure.py" if mutant.file.endswith("enclosure.py") else "test_checker_layers.py"
-        others = {"checker": ["tests/checker/test_checker.py"]}
+        others = {"checker": ["tests/checker/test_checker.py", _FORMS[1]]}
     else:
         names, near = list(_EXACT), _NEAR.get(mutant.file.split("/")[0], _NEAR.get(mutant.file, "test_layers.py"))
         laws = [*(f"tests/{name}" for name in _LAWS), "tests/linalg/test_norms.py"]

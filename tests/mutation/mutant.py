@@ -5,6 +5,10 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "specguard"
 
+_OF_ZONOTOPES = tuple(
+    f"certificates/{name}.py" for name in ("methods/zonotope", "methods/base", "every_method", "stop_early")
+)
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -31,8 +35,8 @@ class Mutant:
 
     @property
     def of_zonotopes(self) -> bool:
-        """Of the prover's."""
-        return self.file.startswith("certificates/zonotope/") or self.file == "certificates/methods/zonotope.py"
+        """Of the prover's, or of what takes their distances."""
+        return self.file.startswith("certificates/zonotope/") or self.file in _OF_ZONOTOPES
 
 
 def mutants(file: str, *rows: tuple[str, ...]) -> tuple[Mutant, ...]:

@@ -210,6 +210,8 @@ SIZES = {
     "zeta": ("norms", "blocks.0.attention.branch.inner", "zeta"),
     "the derivative's norm": ("norms", "blocks.0.attention.branch.inner", "derivative_norm"),
     "a radius": ("proofs", "local", "radii", "blocks.1.mlp"),
+    "a radius of the adjoint": ("proofs", "adjoint", "radii", "blocks.1.mlp"),
+    "a radius of the mixed proof": ("proofs", "mixed", "radii", "blocks.1.mlp"),
     "a loss": ("proofs", "adjoint", "loss"),
     "a remainder": ("proofs", "adjoint", "terms", "blocks.0.mlp.branch.inner.activation: bend"),
     "attention's remainder": ("proofs", "adjoint", "terms", "blocks.1.attention.branch.inner: together"),
@@ -398,10 +400,11 @@ def checked(true):
         def __getattr__(self, name):
             return getattr(image, name)
 
-        def proof(self, *given):
-            if given not in known:
-                known[given] = image.proof(*given)
-            return known[given]
+        def proof(self, *given, **distances):
+            asked = repr((given, distances))
+            if asked not in known:
+                known[asked] = image.proof(*given, **distances)
+            return known[asked]
 
     return record, Remembered(), images[0].double().numpy()
 

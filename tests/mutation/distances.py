@@ -1,0 +1,78 @@
+"""Mutants of the distances of layers' inputs that enclosures prove and the adjoint's identity takes, in both programs."""
+
+from mutation.mutant import Mutant, mutants
+
+DISTANCES: tuple[Mutant, ...] = (
+    *mutants(
+        "certificates/methods/zonotope.py",
+        ("apart = z.reach + (z.center - point).abs() * (1 + 4 * UNIT)", "apart = z.reach",
+         "distances are from the center"),
+        ("apart = z.reach + (z.center - point).abs() * (1 + 4 * UNIT)", "apart = (z.center - point).abs()",
+         "distances are those of the center"),
+        ("torch.where(lost, torch.inf, up(length(apart)) * (1 + RESERVE))", "up(length(apart)) * (1 + RESERVE)",
+         "nothing moves a layer of images whose bounds overflowed"),
+        ("up(length(apart)) * (1 + RESERVE)", "up(apart.flatten(1).amax(1)) * (1 + RESERVE)",
+         "one entry moves at a time"),
+        ("point = self._points[position][some]", "point = self._points[position][: len(some)]",
+         "distances are from other images"),
+        ("torch.full_like(self._like, torch.inf))[some] = distance", "torch.zeros_like(self._like))[some] = distance",
+         "images without an enclosure do not move"),
+    ),
+    *mutants(
+        "certificates/zonotope/walk.py",
+        ("            seen(position, z, lost)\n", "            seen((*within, number + 1), z, lost)\n",
+         "a distance is that of the next layer"),
+    ),
+    *mutants(
+        "certificates/methods/base.py",
+        ('return upper_radii(self.problem.path, self.radius, "local", distances)',
+         'return upper_radii(self.problem.path, self.radius / 2, "local", distances)',
+         "radii with distances are those of half the ball"),
+        ("radii = {key: torch.where(choose, radius, other.radii[key]) for key, radius in one.radii.items()}",
+         "radii = {key: torch.minimum(radius, other.radii[key]) for key, radius in one.radii.items()}",
+         "the radii of a proof are those of a smaller ball"),
+    ),
+    *mutants(
+        "certificates/propagate.py",
+        ("radius = torch.minimum(radius, known[step.position])", "radius = known[step.position].clamp(max=0.0)",
+         "a layer with a known distance is not moved"),
+        ("radius = torch.minimum(radius, known[step.position])",
+         "radius = torch.minimum(radius, known[step.position]) / 2",
+         "known distances are halved"),
+    ),
+    *mutants(
+        "certificates/stop_early.py",
+        ("up(distance[index] + length(now[step] - known.points[step][index]))", "up(distance[: len(index)])",
+         "distances are those of other images"),
+        ("up(distance[index] + length(now[step] - known.points[step][index]))", "up(0 * distance[index])",
+         "distances of another batch vanish"),
+        ("up(distance[index] + length(now[step] - known.points[step][index]))", "up(distance[index])",
+         "points are rounded alike in every batch"),
+    ),
+    *mutants(
+        "certificates/every_method.py",
+        ("better = (p.margins > there.total).all(0) & (at > radius)", "better = at > radius",
+         "the largest radius given has a proof"),
+        ("better = (p.margins > there.total).all(0) & (at > radius)",
+         "better = (p.margins > there.total).any(0) & (at > radius)",
+         "a radius holds if one class's margin does"),
+    ),
+    *mutants(
+        "checker/zonotope/walk.py",
+        ("norm_above(Box(apart.mid, outward(apart.rad + z.reach)))", "norm_above(Box.exact(z.reach))",
+         "distances are from the center"),
+        ("norm_above(Box(apart.mid, outward(apart.rad + z.reach)))", "norm_above(apart)",
+         "distances are those of the center"),
+        ("            before(position, z)\n", "            before((*within, number + 1), z)\n",
+         "a distance is that of the next layer"),
+    ),
+    *mutants(
+        "checker/propagate.py",
+        ("radius = min(radius, distances.get(step.position, math.inf))",
+         "radius = min(radius, distances.get(step.position, 0.0))",
+         "layers without a known distance are not moved"),
+        ("radius = min(radius, distances.get(step.position, math.inf))",
+         "radius = min(radius, distances.get(step.position, math.inf) / 2)",
+         "known distances are halved"),
+    ),
+)  # fmt: skip
