@@ -19,6 +19,8 @@ from torch.func import jvp, vjp
 from specguard.certificates.node import Method
 from specguard.certificates.propagate import Path, backward_pass, forward_pass, upper_radii
 from specguard.certificates.rules import program
+from specguard.certificates.zonotope.counterexample import SYMBOLS, inputs, outside
+from specguard.certificates.zonotope.walk import enclose, without_rule
 from specguard.nn import materialized, unfuse_attention
 
 RADII = (1e-3, 0.1, 1.0, 30.0)
@@ -43,7 +45,8 @@ def check_rule(
     """Test the rule of a layer, or of a whole model, in eval mode, at these points.
 
     The laws: output and adjoint are those of the layer, within the rule's error; the propagated radius is zero at
-    radius zero, does not decrease in the radius and is never exceeded; no remainder is exceeded.
+    radius zero, does not decrease in the radius and is never exceeded; no remainder is exceeded. Where there is a
+    rule for zonotopes too, no output lies outside of its enclosure, of l2 balls and of error symbols of all kinds.
 
     Args:
         layer: the layer whose type has a rule; it is copied, not changed.
@@ -65,7 +68,8 @@ def check_rule(
     """
     generator = generator or torch.Generator().manual_seed(0)
     points = points.detach().double()
-    path, output = forward_pass(program(layer).steps, points)
+    steps_of_layer = program(layer).steps
+    path, output = forward_pass(steps_of_layer, points)
     function = (
         materialized(unfuse_attention(layer)).double().requires_grad_(False)
     )  # a copy: the layer stays as it is
@@ -83,6 +87,11 @@ def check_rule(
             bound = upper_radii(path, _constant_radius(points, radius), method).out
             _check_bound(found, bound, output, f"the radius by {method}", radius)
         _check_remainder(function, path, points, g, radius, generator, steps)
+        if without_rule(steps_of_layer) is None:
+            for symbols in SYMBOLS:
+                z = inputs(points, radius, generator, symbols)
+                beyond = outside(function, enclose(steps_of_layer, z), z, generator, steps // 4 + 2)
+                _require(not beyond, f"the zonotope of radius {radius:g} does not contain every output: {beyond}")
 
 
 def max_change(

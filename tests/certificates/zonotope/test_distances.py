@@ -148,3 +148,4 @@ def test_what_an_enclosure_helps_to_certify_has_a_proof(norm):
     for proof, largest in zip(found.proofs, found.largest["mixed"].tolist(), strict=True):
         assert proof["mixed"].radius == (ball.radius if norm == "l2" else largest)
         assert proof["mixed"].loss < proof["mixed"].margin
+        assert next(iter(proof["mixed"].radii.values())) == proof["mixed"].radius

@@ -1,6 +1,7 @@
 """What the method refuses: settings that make no sense, rules that are none, bounds that the model contradicts."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from specguard.certificates.zonotope.rules import IDENTITY, Enclosure
 from specguard.errors import ConfigError, SoundnessError
 from specguard.geometry import Ball
 from specguard.nn import MaxMin, Normalize, PatchEmbedding
+from specguard.testing import BrokenLawError, check_rule
 
 
 class Reverse(nn.Module):
@@ -52,6 +54,35 @@ def test_a_right_rule_of_a_layer_that_was_registered_certifies(registered):
         return Enclosure(lambda z, name, first: rearrange(z, lambda x: x.flip(-1)), "each token alone")
 
     assert certified(registered(enclosure)).certified.any()
+
+
+WRONG = {
+    "generators a millionth too short": lambda z: replace(z, generators=(1 - 1e-6) * z.generators),
+    "no symbols of entries": lambda z: replace(z, fresh=None),
+    "a center that is elsewhere": lambda z: replace(z, center=z.center + 1),
+    "an entry less": lambda z: rearrange(z, lambda x: x[..., 1:]),
+    "error symbols that are a ball": lambda z: replace(
+        z, balls=z.balls + z.symbols()[0] + z.symbols()[1], shared=(), local=()
+    ),
+    "one symbol for all tokens": lambda z: replace(z, shared=(*z.shared, *z.local), local=()),
+}
+
+
+@pytest.mark.parametrize("wrong", [None, *WRONG])
+def test_check_rule_tests_rules_for_zonotopes_too(wrong, registered):
+    """With symbols of a ball, of all tokens, of each token and of each entry."""
+
+    def enclosure(layer):
+        change = (lambda z: z) if wrong is None else WRONG[wrong]
+        return Enclosure(lambda z, name, first: change(rearrange(z, lambda x: x.flip(-1))), "each token alone")
+
+    model = registered(enclosure)[1:2].eval()
+    points = torch.rand(2, 3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    if wrong is None:
+        check_rule(model, points, radii=(0.1, 1.0))
+    else:
+        with pytest.raises(BrokenLawError, match=r"the zonotope of radius 0\.1 does not contain every output: "):
+            check_rule(model, points, radii=(0.1, 1.0))
 
 
 def test_a_layer_without_a_rule_is_refused_with_the_remedy(registered):

@@ -13,13 +13,13 @@ from specguard.certificates.methods.base import Enclosed, LayerRadii, region_of,
 from specguard.certificates.node import Radius, length, up
 from specguard.certificates.problem import WHOLE, MarginLoss, Problem, Term
 from specguard.certificates.propagate import Path, Position, forward_pass, points
-from specguard.certificates.rules import Leaf, Program, Step
+from specguard.certificates.rules import Program
 from specguard.certificates.zonotope.ball import Pixels, Region
 from specguard.certificates.zonotope.enclosure import Zonotope
 from specguard.certificates.zonotope.margins import CENTER, ERRORS, INPUT, lower_margins
 from specguard.certificates.zonotope.search import lower_radius
 from specguard.certificates.zonotope.size import LADDER, Size, largest_budget, size_of
-from specguard.certificates.zonotope.walk import Seen, enclose
+from specguard.certificates.zonotope.walk import Seen, enclose, without_rule
 from specguard.errors import ConfigError, SoundnessError
 from specguard.geometry import Ball, Norm, per_sample
 from specguard.linalg import UNIT
@@ -56,13 +56,13 @@ class ZonotopeMethod:
 
     def refusal(self, network: Program, images: Float[Tensor, "batch *shape"], norm: Norm) -> str | None:
         """Why it cannot be applied to this network, or None."""
-        if (name := _without_rule(network.steps)) is not None:
+        if (name := without_rule(network.steps)) is not None:
             return f"{name or 'the model'} has no rule for zonotopes; register_rule(..., enclosure=) adds one"
         return self.memory_refusal(network, images, norm)
 
     def memory_refusal(self, network: Program, images: Float[Tensor, "batch *shape"], norm: Norm) -> str | None:
         """Why enclosures of such images do not fit the memory, or None."""
-        if (self.symbols is not None and self.memory is None) or _without_rule(network.steps) is not None:
+        if (self.symbols is not None and self.memory is None) or without_rule(network.steps) is not None:
             return None
         path = forward_pass(network.steps, images[:1].double())[0]
         if self._size(network, path, norm) is not None:
@@ -84,7 +84,7 @@ class ZonotopeMethod:
 
     def chosen_symbols(self, network: Program, images: Float[Tensor, "batch *shape"], norm: Norm) -> int | None:
         """The budget of symbols for such images; None where none fits."""
-        if _without_rule(network.steps) is not None:
+        if without_rule(network.steps) is not None:
             return None
         if self.symbols is not None:
             return self.symbols
@@ -131,7 +131,7 @@ class ZonotopeMethod:
         self, p: Problem, norm: Norm, box: bool, distances: "Distances | None" = None
     ) -> Callable[[Tensor, Tensor], MarginLoss]:
         """The losses of some images at some radii, infinite for the others; `distances` are written down."""
-        size = None if _without_rule(p.network.steps) is not None else self._size(p.network, p.path, norm)
+        size = None if without_rule(p.network.steps) is not None else self._size(p.network, p.path, norm)
         positions = {name: position for position, name in p.names.items()}
 
         def losses(which: Tensor, radius: Tensor) -> MarginLoss:
@@ -215,17 +215,6 @@ def _shares(parts: dict[str, Tensor], total: Tensor) -> dict[str, Tensor]:
     known = total.isfinite() & whole.isfinite() & (whole > 0)
     scale = torch.where(known, total / torch.where(known, whole, 1.0), 0.0)
     return {name: torch.where(known, part, 0.0) * scale for name, part in parts.items()}
-
-
-def _without_rule(steps: tuple[Step, ...]) -> str | None:
-    """The name of a layer without a rule for zonotopes."""
-    for step in steps:
-        if isinstance(step, Leaf):
-            if step.enclosure is None:
-                return step.name
-        elif (name := _without_rule(step.branch)) is not None:
-            return name
-    return None
 
 
 def _unknown(p: Problem) -> MarginLoss:

@@ -76,6 +76,17 @@ def _walk(
     return z, lost
 
 
+def without_rule(steps: Sequence[Step]) -> str | None:
+    """The name of a layer without a rule for zonotopes."""
+    for step in steps:
+        if isinstance(step, Leaf):
+            if step.enclosure is None:
+                return step.name
+        elif (name := without_rule(step.branch)) is not None:
+            return name
+    return None
+
+
 def mixes(step: Step) -> bool:
     """Whether a token of the output of a step depends on several of its input."""
     if isinstance(step, Leaf):
