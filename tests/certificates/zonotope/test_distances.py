@@ -13,6 +13,7 @@ from specguard.certificates.methods import ADJOINT, LOCAL, MIXED, LayerRadii
 from specguard.certificates.methods.zonotope import ZONOTOPE
 from specguard.certificates.node import length
 from specguard.certificates.propagate import forward_pass, points, upper_radii
+from specguard.certificates.stop_early import EarlyStop, _Enclosed
 from specguard.certificates.zonotope.ball import Region
 
 BALLS = (("l2", False), ("linf", False), ("linf", True))
@@ -132,6 +133,19 @@ def test_methods_that_stop_early_take_the_distances_of_another_batch(norm):
         kept = early.lower[name].isfinite() & (early.asked[name] > 0)[:, None]
         assert kept.any() or name != "mixed"
         assert torch.allclose(early.lower[name][kept], whole.lower[name][kept], rtol=1e-6, atol=1e-9)
+
+
+def test_distances_from_other_points_grow_by_what_the_points_are_apart():
+    model, images = network("norm=none", 5)
+    labels = torch.zeros(5, dtype=torch.long)
+    some, radius = torch.tensor([1, 4]), torch.tensor([2.0, 3.0, 5.0], dtype=torch.float64)
+    early = EarlyStop(program(model), images, labels, Ball("l2", 0.1))
+    p = prepared_problem(program(model), images[some], labels[some], ("zonotope",))
+    before = {at: x[torch.tensor([0, 0, 1])] + 1 for at, x in points(p.path).items()}
+    early._enclosed = _Enclosed(dict.fromkeys(before, radius), before, torch.tensor([1, 2, 4]))
+    for at, found in early._distances(p, some).items():
+        wanted = radius[[0, 2]] + before[at][0].numel() ** 0.5
+        assert ((found > wanted * (1 - 1e-9)) & (found < wanted * (1 + 1e-9))).all()
 
 
 @pytest.mark.parametrize("norm", ["l2", "linf"])
