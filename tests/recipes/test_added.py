@@ -17,9 +17,11 @@ from relational.images import first_images, first_predicted
 from relational.networks import CERTIFIED_DIGITS, certified_cifar10, certified_digits
 from relational.rows import ADDED, ROWS
 from specguard.attacks import APGD
-from specguard.certificates import certify
+from specguard.certificates import certify, program
 from specguard.certificates.methods import ZonotopeMethod
 from specguard.certificates.problem import MarginLoss
+from specguard.certificates.propagate import forward_pass
+from specguard.certificates.zonotope.size import size_of
 from specguard.data import digits
 from specguard.errors import DataError, SoundnessError, SpecGuardError
 from specguard.geometry import Ball
@@ -89,6 +91,14 @@ def test_the_network_of_cifar10_is_that_of_its_recipe():
     network = certified_cifar10()
     assert network.head.weight.dtype == torch.float64
     assert not network.training
+
+
+def test_all_symbols_of_an_image_of_cifar10_do_not_fit_and_256_do():
+    network = program(certified_cifar10())
+    path = forward_pass(network.steps, torch.rand(1, 3, 32, 32, dtype=torch.float64))[0]
+    for norm, budget in (("l2", 4.5), ("linf", 0.6)):
+        assert round(size_of(network.steps, path, norm, None).bytes / 2**30) == 184  # as the page says
+        assert size_of(network.steps, path, norm, 256).bytes < budget * 2**30
 
 
 def test_the_first_images_have_their_own_labels():
