@@ -158,7 +158,13 @@ class Added:
         """The independent checker's smallest lower bounds, by method that certifies an image."""
         ball = found.ball
         symbols = self.settings.method.chosen_symbols(self.program, some.images, ball.norm)
-        settings = CertifySettings(radii=(ball.radius,), norm=ball.norm, box=ball.box, symbols=symbols)
+        settings = CertifySettings(
+            radii=(ball.radius,),
+            norm=ball.norm,
+            methods=tuple(found.lower),  # type: ignore[arg-type]
+            box=ball.box,
+            symbols=symbols,
+        )
         for i, pixels in enumerate(some.images.numpy()):
             names = certifying(_lower(found, i))
             if not names:
