@@ -12,6 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from published import attacked, cauchy, certified, speed
+from published.added import added
 from published.cells import ROOT
 from published.figures import FIGURES
 from published.headlines import headline_list, headline_table
@@ -40,6 +41,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     README: {"headlines": partial(headline_list, OF_README, "docs/results/")},
     RESULTS / "index.md": {"headlines": partial(headline_table, STUDIES, "")},
     **{RESULTS / f"{name}.md": {name: table} for name, table in STUDIES.items()},
+    RESULTS / "relational.md": {"relational": relational, "added": added},
 }
 
 

@@ -76,14 +76,19 @@ def _radii(name: str, record: Record, ball: Record) -> list[str]:
 
 def _limits(name: str, record: Record, ball: Record) -> list[str]:
     seconds = {stage: f"{found['median']:.3g}" for stage, found in ball["seconds"].items()}
-    largest = sorted(ball["limits"].items(), key=lambda item: -item[1])[:SHOWN]
     return [
         *_where(name, ball),
         seconds["search"],
         seconds.get("ball", ""),
         f"{ball['checked']} of {ball['proved']}",
-        ", ".join(f"{_layer(term)} {100 * part:.0f}\u00a0%" for term, part in largest if part >= 0.005),
+        limits(ball["limits"]),
     ]
+
+
+def limits(parts: dict[str, float]) -> str:
+    """The largest terms of what margins lose."""
+    largest = sorted(parts.items(), key=lambda item: -item[1])[:SHOWN]
+    return ", ".join(f"{_layer(term)} {100 * part:.0f}\u00a0%" for term, part in largest if part >= 0.005)
 
 
 def _where(name: str, ball: Record) -> tuple[str, str]:
@@ -100,19 +105,27 @@ def _said(records: dict[str, Record]) -> str:
     balls = [ball for record in records.values() for ball in record["balls"]]
     proved, checked, broken = (sum(ball[key] for ball in balls) for key in ("proved", "checked", "broken"))
     first = next(iter(records.values()))
-    attack, seed = first["study"]["attack"], first["study"]["seed"]
-    hardware = sorted({_hardware(record["environment"]) for record in records.values()})
-    versions = sorted({record["environment"]["versions"]["torch"] for record in records.values()})
-    commits = dict.fromkeys(record["environment"]["commit"][:7] for record in records.values())
+    attack = first["study"]["attack"]
     return "\n".join(
         [
             f"APGD with {attack['restarts']} restarts of {attack['steps']} steps attacked all {proved} certified "
             f"balls at their radii and misclassified {broken}.",
             f"The independent checker proved {checked} of these {proved} claims again.",
             "",
-            f"Measured in float64 on {'; '.join(hardware)}, torch {', '.join(versions)}, seed {seed}, commit "
-            f"{', '.join(commits)}.",
+            measured(records),
         ]
+    )
+
+
+def measured(records: dict[str, Record]) -> str:
+    """Where and how some rows were measured."""
+    machines = sorted({_hardware(record["environment"]) for record in records.values()})
+    versions = sorted({record["environment"]["versions"]["torch"] for record in records.values()})
+    commits = dict.fromkeys(record["environment"]["commit"][:7] for record in records.values())
+    seeds = sorted({str(record["study"]["seed"]) for record in records.values()})
+    return (
+        f"Measured in float64 on {'; '.join(machines)}, torch {', '.join(versions)}, seed {', '.join(seeds)}, "
+        f"commit {', '.join(commits)}."
     )
 
 

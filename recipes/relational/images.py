@@ -36,10 +36,16 @@ def first_correct(network: nn.Module, split: Dataset, count: int) -> Chosen:
     return Chosen(images.double(), labels, indices)
 
 
+def first_images(network: nn.Module, split: Dataset, count: int) -> Chosen:
+    """The first `count` images with their labels, whatever the network says."""
+    _check_count(split, count)
+    images, labels = split.batch(slice(count))
+    return Chosen(images.double(), labels, torch.arange(count))
+
+
 def first_predicted(network: nn.Module, split: Dataset, count: int) -> Chosen:
     """The first `count` images with the classes that the network predicts: for a network that is not trained."""
-    if not 0 < count <= len(split):
-        raise DataError(f"the split has {len(split)} images, not {count}")
+    _check_count(split, count)
     images, _ = split.batch(slice(count))
     return Chosen(images.double(), _predictions(network, images), torch.arange(count))
 
@@ -51,6 +57,11 @@ def accuracy(network: nn.Module, split: Dataset) -> float:
         images, labels = split.batch(slice(start, start + _BATCH))
         right += int((_predictions(network, images) == labels).sum())
     return right / len(split)
+
+
+def _check_count(split: Dataset, count: int) -> None:
+    if not 0 < count <= len(split):
+        raise DataError(f"the split has {len(split)} images, not {count}")
 
 
 @torch.no_grad()

@@ -107,7 +107,7 @@ class _One:
 
     def others(self) -> tuple[dict[str, float], dict[str, float]]:
         """The l2 radii that the other methods certify, and the seconds of each."""
-        radii, clock = {}, _Clock()
+        radii, clock = {}, Clock()
         for name in self.of.settings.others:
             with clock.stage(name):
                 radii[name] = self._largest(Ball("l2", 0.0, box=False), name)
@@ -116,7 +116,7 @@ class _One:
     def ball(self, kind: Ball) -> BallRecord:
         """Certify, attack and check it in balls of this kind."""
         proved = self._proved(kind)
-        ball, clock = replace(kind, radius=proved.radius), _Clock(dict(proved.seconds))
+        ball, clock = replace(kind, radius=proved.radius), Clock(dict(proved.seconds))
         refuted, checked = False, None
         if proved.radius > 0:
             with clock.stage("attack"):
@@ -146,7 +146,7 @@ class _One:
         return self.known[whole]
 
     def _prove(self, kind: Ball) -> "_Proved":
-        method, clock = self.of.settings.method, _Clock()
+        method, clock = self.of.settings.method, Clock()
         with clock.stage("search"):
             radius = self._largest(kind, method)
         symbols = method.chosen_symbols(self.of.program, self.images, kind.norm) or 0
@@ -234,7 +234,7 @@ class _Proved:
 
 
 @dataclass
-class _Clock:
+class Clock:
     """Seconds of CPU, by stage."""
 
     seconds: dict[str, float] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """The networks that are certified. All take pixels in [0, 1], and are in float64 and eval mode."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,12 +13,24 @@ from relational.graph import Graph
 from relational.onnx_layers import read_vit
 from specguard.data import digits
 from specguard.geometry import Ball
-from specguard.nn import ViT, check_architecture, preset
+from specguard.models import from_run
+from specguard.nn import Classifier, ViT, ViTConfig, check_architecture, preset
+from specguard.penalties import SpectralNorm
 from specguard.records.files import locked
 from specguard.records.store import derived_seed
 from specguard.train import AdamW, PGDTraining, Progress, Training, Validation, train
 
-__all__ = ["DIGITS", "converted_vit", "deept_mnist", "digits_vit", "initial_vit", "vnncomp_vit"]
+__all__ = [
+    "CERTIFIED_DIGITS",
+    "DIGITS",
+    "certified_cifar10",
+    "certified_digits",
+    "converted_vit",
+    "deept_mnist",
+    "digits_vit",
+    "initial_vit",
+    "vnncomp_vit",
+]
 
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # of VNN-COMP's inputs, which are normalized
 _BALL = Ball("linf", 0.1)
@@ -32,6 +45,13 @@ DIGITS = MappingProxyType(
             objective=PGDTraining(_BALL, steps=5, ramp=10),
             validation=Validation(100, _BALL),
         ),
+    }
+)
+# With the settings of the recipe digits_certified.
+CERTIFIED_DIGITS = MappingProxyType(
+    {
+        name: Training(epochs=60, batch=64, optimizer=AdamW(lr=3e-3), penalties=(SpectralNorm(strength),))
+        for name, strength in {"weak": 0.03, "strong": 0.1}.items()
     }
 )
 
@@ -66,8 +86,28 @@ def digits_vit(name: str, run: Path, watch: Callable[[Progress], None] = lambda 
         run: Folder that keeps the training.
         watch: Called after every step.
     """
-    training = DIGITS[name]
-    model = ViT(preset("tiny"), torch.Generator().manual_seed(derived_seed(training.seed, "weights")))
+    return _trained(preset("tiny"), DIGITS[name], run, watch)
+
+
+def certified_digits(name: str, run: Path, watch: Callable[[Progress], None] = lambda progress: None) -> ViT:
+    """The network of the recipe digits_certified, whose spectral norms are penalized; some seconds on one core.
+
+    Args:
+        name: "weak" or "strong", the penalty.
+        run: Folder that keeps the training, as for `digits_vit`.
+        watch: Called after every step.
+    """
+    mean, std = digits().pixel_statistics()
+    return _trained(replace(preset("tiny_smooth"), mean=mean, std=std), CERTIFIED_DIGITS[name], run, watch)
+
+
+def _trained(config: ViTConfig, training: Training, run: Path, watch: Callable[[Progress], None]) -> ViT:
+    model = ViT(config, torch.Generator().manual_seed(derived_seed(training.seed, "weights")))
     with locked(run.parent, f".{run.name}", wait=True):
         train(model, digits(), run, training, device=torch.device("cpu"), resume=True, watch=watch)
     return model.double().eval()
+
+
+def certified_cifar10() -> Classifier:
+    """The network with attention of the recipe cifar10_certified, whose weights are in the repository."""
+    return from_run(Path(__file__).parents[1] / "cifar10_certified" / "attention").double().eval()
