@@ -171,7 +171,7 @@ class Added:
                 yield {}
                 continue
             prover = Prover(Image.of(self.reading, pixels, int(some.labels[i])), settings, ball.box)
-            yield {name: _finite(float(prover.lower(name, ball.radius).min())) for name in names}
+            yield {name: _finite(float(prover.lower(name, ball.radius, 0.0).min())) for name in names}
 
     def _largest(self, some: Some, after: list[Certificate]) -> Iterator[tuple[LargestRecord, ...]]:
         """The largest radii of every image, from the first certificate of each norm."""

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,28 +77,50 @@ class Prover:
     refused: frozenset[str] = frozenset()
     _native: dict[float, Enclosed] = field(default_factory=dict)
 
-    def lower(self, method: str, radius: float) -> Array:
-        """Lower bounds on all margins by a method, within a ball of the study's norm."""
+    def lower(
+        self, method: str, radius: float, claimed: float = math.inf, at: Sequence[int] | None = None
+    ) -> Array:
+        """Lower bounds on margins, all or those `at` some classes, by a method within a ball of the study's norm.
+
+        Enclosures take long: a method that may use them is asked without first, which is enough from `claimed` on.
+        """
+        chosen = slice(None) if at is None else list(at)
         if method in NATIVE:
-            return self._zonotope(radius).lower
+            return np.asarray(self._zonotope(radius).lower[chosen])
         l2, entry = l2_ball(radius, self.image.pixels.size, self.settings.norm)
-        proof = self.image.proof(l2, method, entry, self.distances(method, radius))
-        return np.asarray(self.image.margins - proof.losses)
+        lower = (self.image.margins - self.image.proof(l2, method, entry).losses)[chosen]
+        if self.encloses(method) and not lower.min() >= claimed:
+            proof = self.image.proof(l2, method, entry, self.distances(radius))
+            lower = (self.image.margins - proof.losses)[chosen]
+        return np.asarray(lower)
 
     def lower_at_largest(self, method: str, radius: float) -> Array:
         """The same within a radius that the study searched for: an l2 radius, but for native methods."""
         if method in NATIVE:
             return self._zonotope(radius).lower
-        return np.asarray(self.image.margins - self.proof(method, radius).losses)
+        return np.asarray(self.image.margins - self.image.proof(radius, method).losses)
 
-    def proof(self, method: str, radius: float) -> OwnProof:
-        """The proof of an l2 radius by a method that is not native: enclosures serve those of given radii only."""
-        given = self.settings.norm == "l2" and radius in self.settings.radii
-        return self.image.proof(radius, method, distances=self.distances(method, radius) if given else {})
+    def proof(self, method: str, stored: Proof) -> OwnProof:
+        """The proof of the same l2 radius, by a method that is not native.
 
-    def distances(self, method: str, radius: float) -> Mapping[Position, float]:
-        """What a native method of the study says about the inputs of layers, for methods that may use it."""
-        return self._zonotope(radius).distances if method not in NATIVE and self.encloses(method) else {}
+        Distances serve those of given radii, whose own radii of layers are below the checker's then.
+        """
+        plain = self.image.proof(stored.radius, method)
+        given = self.settings.norm == "l2" and stored.radius in self.settings.radii
+        if not (given and self.encloses(method)) or _not_below(stored.radii, plain.radii):
+            return plain
+        return self.image.proof(stored.radius, method, distances=self.distances(stored.radius))
+
+    def losses(self, method: str, radius: float) -> Iterator[dict[tuple[str, str], float]]:
+        """The terms of the margin that loses most, in a ball of the study's norm; first without enclosures."""
+        l2, entry = l2_ball(radius, self.image.pixels.size, self.settings.norm)
+        yield from self.image.losses(l2, method, entry, CLOSE)
+        if self.encloses(method):
+            yield from self.image.losses(l2, method, entry, CLOSE, self.distances(radius))
+
+    def distances(self, radius: float) -> Mapping[Position, float]:
+        """What a native method of the study says about the inputs of layers."""
+        return self._zonotope(radius).distances
 
     def encloses(self, method: str) -> bool:
         """Whether the bounds of a method at the given radii come from an enclosure, or may."""
@@ -130,12 +152,13 @@ def prove_again(
         for method, claimed in row.lower.items():
             if claimed is None and (row.verdict != "broken" or method in record.failures):
                 continue
-            left = float(prover.lower(method, row.radius).min())
+            near = 0.0 if claimed is None else CLOSE * (abs(claimed) + np.abs(image.output).max())
+            enough = math.inf if claimed is None or row.verdict == "broken" else claimed - near
+            left = float(prover.lower(method, row.radius, enough).min())
             right = row.verdict != "broken" or left <= 0
             require(f"its verdict is broken at radius {row.radius:g}, which {method} certifies", right)
             if claimed is None or (claimed <= 0 and prover.encloses(method)):
                 continue  # two programs enclose large balls differently
-            near = CLOSE * (abs(claimed) + np.abs(image.output).max())
             require(f"{method} claims a margin of {claimed:.6g} at radius {row.radius:g}", left >= claimed - near)
             claims += 1
             if claimed > 0:
@@ -155,7 +178,7 @@ def prove_again(
             require(f"the proof of {method} is about another radius", stored is None or stored.radius == farthest)
         if stored is not None:
             claims += _same_proof(prover, method, stored, require)
-    claims += _same_losses(prover, record, pixels.size, norm, require)
+    claims += _same_losses(prover, record, require)
     return claims + _same_norms(image.path, record.norms, require), min(rooms, default=None)
 
 
@@ -181,17 +204,18 @@ def _same_proof(prover: Prover, method: MethodName, stored: Proof, require: Requ
     require(f"the proof of {method} does not hold", stored.loss < stored.margin)
     total = sum(stored.terms.values())
     require(f"the terms of {method} are not its loss", abs(total - stored.loss) <= CLOSE * stored.loss + 1e-12)
-    losses = image.margins - prover.lower_at_largest(method, stored.radius)
+    proof = None if method in NATIVE else prover.proof(method, stored)
+    losses = image.margins - prover.lower_at_largest(method, stored.radius) if proof is None else proof.losses
     require(f"{method} claims a smaller loss", losses[other] <= stored.loss * (1 + CLOSE) + 1e-12 * size)
     claims = 1 + _same_bounds(image, method, stored, losses, require)
-    if method in NATIVE:
+    if proof is None:
         require(f"the proof of {method} has radii of layers", not stored.radii)
         require(f"the proof of {method} has other terms", stored.terms.keys() <= _parts(image))
         return claims
-    proof = prover.proof(method, stored.radius)
     require(f"the proof of {method} has other layers", stored.radii.keys() == proof.radii.keys())
     for layer, own in proof.radii.items():
-        require(f"{method} claims a smaller radius at {layer}", own <= stored.radii[layer] * (1 + CLOSE))
+        right = _not_below({layer: stored.radii[layer]}, {layer: own})
+        require(f"{method} claims a smaller radius at {layer}", right)
     layers: dict[str, list[str]] = {}
     for layer, term in proof.terms:
         if term != "rounding":  # prover and checker need not agree on rounding
@@ -202,6 +226,11 @@ def _same_proof(prover: Prover, method: MethodName, stored: Proof, require: Requ
         right = found <= claimed * (1 + CLOSE) + 1e-12 or np.isinf(found)
         require(f"{method} claims a smaller {' + '.join(terms)} at {layer or 'the whole'}", right)
     return claims + len(proof.radii) + len(layers)
+
+
+def _not_below(claimed: Mapping[str, float], own: Mapping[str, float]) -> bool:
+    """Whether no claimed radius is below the checker's own; those that are missing are."""
+    return all(radius <= claimed.get(layer, -1.0) * (1 + CLOSE) for layer, radius in own.items())
 
 
 def _same_bounds(image: Image, method: MethodName, stored: Proof, losses: Array, require: Require) -> int:
@@ -224,7 +253,7 @@ def _same_bounds(image: Image, method: MethodName, stored: Proof, losses: Array,
     return len(losses)
 
 
-def _same_losses(prover: Prover, record: CertificateRecord, size: int, norm: Norm, require: Require) -> int:
+def _same_losses(prover: Prover, record: CertificateRecord, require: Require) -> int:
     """Check the margin losses per layer, at the last radius by the best method.
 
     A record stores the largest terms only. Losses are compared per layer, since prover and checker may divide a
@@ -239,9 +268,7 @@ def _same_losses(prover: Prover, record: CertificateRecord, size: int, norm: Nor
     elif method in NATIVE:
         found = _may_be(losses, prover.image, prover.lower(method, last.radius))
     else:
-        radius, entry = l2_ball(last.radius, size, norm)
-        distances = prover.distances(method, last.radius)
-        found = any(_may_lose(losses, own) for own in prover.image.losses(radius, method, entry, CLOSE, distances))
+        found = any(_may_lose(losses, own) for own in prover.losses(method, last.radius))
     right = found and _ordered(losses)
     require(f"its margin losses by {method} at radius {last.radius:g} are different", right)
     return 1
@@ -349,8 +376,8 @@ def _prove_early(
         )
         for claim in (claim for claim in row.proved if claim.method not in study.verifiers):
             at = [image.other_classes.index(other) for other in claim.classes]
-            left = float(prover.lower(claim.method, row.radius)[at].min())
             near = CLOSE * (abs(claim.lower) + np.abs(image.output).max())
+            left = float(prover.lower(claim.method, row.radius, claim.lower - near, at).min())
             require(
                 f"{claim.method} does not exclude all of {list(claim.classes)} at radius {row.radius:g}", left > 0
             )

@@ -12,7 +12,9 @@ from checker.zonotope.forms import form
 from specguard.certificates.zonotope.ball import Region
 from specguard.certificates.zonotope.margins import lower_margins as prover_margins
 from specguard.checker import Image, read
+from specguard.checker.zonotope import form as form_module
 from specguard.checker.zonotope.walk import lower_margins
+from specguard.errors import ConfigError
 
 BALLS = (("l2", False), ("linf", False), ("linf", True))
 RADII = (0.01, 0.1)
@@ -77,3 +79,12 @@ def test_bounds_that_overflow_prove_nothing(norm):
     for radius in (1e100, 1e250, float("inf"), float("nan")):
         region = Region(norm, torch.full((2,), radius, dtype=torch.float64), False)
         assert (proved(model, images, model(images).argmax(1), region) == -torch.inf).all()
+
+
+def test_more_coefficients_than_the_checker_holds_are_refused_in_a_sentence(monkeypatch):
+    """Shared by all tokens, symbols of each token are so many times as many."""
+    monkeypatch.setattr(form_module, "LARGEST", 100)
+    model, images = network("norm=none")
+    region = Region("l2", torch.full((2,), 0.1, dtype=torch.float64), False)
+    with pytest.raises(ConfigError, match="more than the checker holds"):
+        proved(model, images, model(images).argmax(1), region)

@@ -16,10 +16,12 @@ from functools import cached_property
 import numpy as np
 
 from specguard.checker.enclosure import Array, outward
+from specguard.errors import ConfigError
 
 _ADDENDS = 2**16  # sums of so many terms are rounded up by `outward`
 _SQUARES = 1e-150  # squares of smaller numbers vanish
 _NOTHING = 1e-280
+LARGEST = 2**30  # coefficients of local symbols that become shared: 8 GiB
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,10 @@ def share(z: Form) -> Form:
     own = z.local
     if z.mid.ndim > 1:
         tokens, count = z.shape[0], own.shape[-1]
+        if (numbers := own.size * tokens) > LARGEST:
+            raise ConfigError(
+                f"one layer's affine form has {numbers} coefficients, more than the checker holds ({LARGEST})"
+            )
         blocks = np.zeros((*z.shape, count, tokens))
         for i in range(tokens):
             blocks[i, ..., i] = own[i]
