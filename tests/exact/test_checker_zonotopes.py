@@ -2,17 +2,114 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from certificates.layers import LAYERS
 from certificates.zonotope.values import drawn
 from checker.zonotope.forms import CHECKER
+from exact.boxes import fractions
 from exact.networks import NETWORKS, point, shape
 from exact.networks import drawn as network
+from exact.numbers import exact
 from exact.zonotopes import LAYOUTS, check_exactly, check_image, scaled, sized
+from specguard.checker.enclosure import Box
+from specguard.checker.zonotope import form, maps, norms
+from specguard.checker.zonotope.form import Form
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow|invalid|divide by zero:RuntimeWarning")
+KINDS = ("center", "symbols", "both")
+
+
+def few(kind, rng, shape=(3, 4)) -> Form:
+    """A form that has a center, symbols, or both, and no errors."""
+    none, zero = np.zeros((*shape, 0)), np.zeros(shape)
+    mid, rows = rng.standard_normal(shape), rng.standard_normal((*shape, 5))
+    return Form(mid * (kind != "symbols"), none, rows * (kind != "center"), none, zero, zero)
+
+
+def check_linear(z: Form, out: Form, shift, change):
+    """The center is `change(mid) + shift`, and every symbol moves by its change, within rounding errors."""
+    wrong = abs(fractions(out.mid) - change(fractions(z.mid)) - shift)
+    for s in range(z.shared.shape[-1]):
+        wrong = wrong + abs(fractions(out.shared[..., s]) - change(fractions(z.shared[..., s])))
+    assert (wrong <= fractions(out.rad)).all()
+
+
+def boxed(rng, shape, rad):
+    """A box of this relative radius, and a corner of it."""
+    box = Box(mid := rng.standard_normal(shape), rad * np.abs(mid))
+    return box, fractions(mid) + fractions(rng.choice([-1.0, 1.0], shape)) * fractions(box.rad)
+
+
+def by_matrix(z, rad, rng):
+    A, corner = boxed(rng, (4, 4), rad)
+    return lambda x: (x @ A.mid.T)[0], lambda b: maps.matrix(z, A, b), lambda x: x @ corner.T
+
+
+def by_mixing(z, rad, rng):
+    A, corner = boxed(rng, (3, 1), min(rad, 8 * maps.UNIT))
+
+    def mixed(b):
+        return maps.mixing(z, lambda x, part: part(A).reshape(-1, *[1] * (x.ndim - 1)) * x[:1], 1, b)
+
+    return lambda x: A.mid * x[0], mixed, lambda x: corner * x[:1]
+
+
+def by_sums(z, rad, rng):
+    A = rng.standard_normal((3, 3))
+
+    def mixed(b):
+        return maps.mixing(z, lambda x, part: np.tensordot(part(Box.exact(A)), x, 1), 3, b)
+
+    return lambda x: A @ x, mixed, lambda x: fractions(A) @ x
+
+
+def by_factor(z, rad, rng):
+    f, corner = boxed(rng, 4, rad)
+    return lambda x: x * f.mid, lambda b: maps.diagonal(z, f, b), lambda x: x * corner
+
+
+AFFINE = {
+    "matrix": by_matrix, "mixing": by_mixing, "sums": by_sums, "diagonal": by_factor,
+    "shifted": lambda z, rad, rng: (lambda x: x, lambda b: maps.shifted(z, b), lambda x: x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shift", ["zero", "canceling", "huge", "wide"])
+@pytest.mark.parametrize("rad", [0.0, 8 * maps.UNIT, 0.1], ids=["exact", "rounded", "loose"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", AFFINE)
+def test_affine_maps_are_within_their_rounding_whatever_cancels(name, kind, rad, shift):
+    """Of every matrix and shift in a box; a shift may cancel the center, or be larger by far."""
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        z = few(kind, rng)
+        plain, apply, change = AFFINE[name](z, rad, rng)
+        b = {"zero": 0.0 * plain(z.mid), "canceling": -plain(z.mid)}.get(shift)
+        b, corner = (
+            boxed(rng, plain(z.mid).shape, 0.1 * (shift == "wide")) if b is None else (Box.exact(b), fractions(b))
+        )
+        if shift == "huge":
+            b, corner = Box.exact(b.mid * 2.0**30), fractions(b.mid * 2.0**30)
+        check_linear(z, apply(b), corner, change)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_centered_tokens_and_residual_sums_are_within_their_rounding(kind):
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        z, other = few(kind, rng), few(kind, rng)
+        check_linear(z, norms.centered(z), 0, lambda x: x - x.sum(-1, keepdims=True) / 4)
+        z = replace(z, mid=z.mid + 1e3 * (kind != "symbols"))  # of which little is left
+        check_linear(z, norms.centered(z), 0, lambda x: x - x.sum(-1, keepdims=True) / 4)
+        for size in (1.0, 0.3, -1e-9, 1e9):
+            more = replace(other, shared=other.shared.copy())
+            found = form.add(z, more, size)
+            wrong = abs(fractions(found.mid) - fractions(z.mid) - exact(size) * fractions(other.mid))
+            rows = fractions(found.shared) - fractions(z.shared) - exact(size) * fractions(other.shared)
+            assert (wrong + abs(rows).sum(-1) <= fractions(found.rad)).all()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -12,9 +12,13 @@ from certificates.zonotope.inputs import LAYOUTS, inputs
 from certificates.zonotope.laws import check_beside, check_contains, check_first_order
 from certificates.zonotope.values import drawn, upper
 from checker.zonotope.forms import CHECKER, form, stacked
+from exact.numbers import mp
 from specguard.checker.enclosure import Box
 from specguard.checker.layers import curves
 from specguard.checker.zonotope import form as forms
+from specguard.checker.zonotope import forms as quadratic
+from specguard.checker.zonotope import lengths, norms
+from specguard.checker.zonotope.form import Form
 from specguard.checker.zonotope.forms import eigenvalues, form_range
 from specguard.checker.zonotope.lengths import factor_of_gram, length_above, spectral_above
 from specguard.checker.zonotope.lines import ramp, smooth
@@ -109,6 +113,23 @@ def test_probabilities_of_scores_beyond_all_exponents_are_bounded():
             assert ((found.low <= pi) & (pi <= found.high)).all()
 
 
+@pytest.mark.parametrize("keys", range(1, 14))
+def test_probabilities_of_equal_scores_are_bounded_exactly(keys):
+    found = moved_softmax(np.zeros((1, keys)), np.zeros((1, keys, keys)))
+    assert (exactly(found.low) <= Fraction(1, keys)).all()
+    assert (exactly(found.high) >= Fraction(1, keys)).all()
+
+
+def test_large_scores_whose_differences_move_as_much_have_bounds_that_hold(rng):
+    """What is left of differences is far above their rounding errors, which are far below them."""
+    for _ in range(50):
+        a, b = rng.random(2) + np.array([0, 2.0**30])
+        found = moved_softmax(np.array([[a, b]]), np.full((1, 2, 2), 2.0**30))
+        gap = mp.mpf(b) - mp.mpf(a) - 2**30  # of the first probability, at its highest; the second is at its least
+        assert found.high[0, 0] >= 1 / (1 + mp.exp(gap))
+        assert found.low[0, 1] <= 1 / (1 + mp.exp(-gap))
+
+
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 4), (1, 6), (6, 1)])
 def test_spectral_norms_and_factors_are_from_above_and_close(shape, rng):
     for scale in (1.0, 1e-200, 1e200):
@@ -135,6 +156,84 @@ def test_spectral_norms_are_those_of_the_exact_gram_matrix_however_blunt_product
     for scale in (1.0, 3.0):
         exact = np.linalg.svd(A[0].astype(np.longdouble).astype(float) * scale)[1][0]
         assert spectral_above(A * scale)[0] >= exact * (1 - 2.0**-52)
+
+
+def turned(rng, monkeypatch, by):
+    """Let the eigensolver return other vectors, or shorter ones."""
+    solve = np.linalg.eigh
+
+    def wrong(G):
+        w, V = solve(G)
+        if by == "shorter":
+            return w, V * 0.98
+        V = (
+            np.linalg.qr(V + 0.3 * rng.standard_normal(V.shape))[0]
+            if by == "turned"
+            else 0 * V + np.eye(V.shape[-1])
+        )
+        return np.einsum("...ji,...jk,...ki->...i", V, G, V), V
+
+    monkeypatch.setattr(np.linalg, "eigh", wrong)
+
+
+@pytest.mark.parametrize("by", ["shorter", "turned", "none"])
+def test_eigenvectors_of_any_quality_give_bounds(by, rng, monkeypatch):
+    A, B = rng.standard_normal((40, 3, 5)), rng.standard_normal((40, 3, 3))
+    norm, G = np.linalg.norm(A, 2, axis=(1, 2)), A @ np.swapaxes(A, 1, 2)
+    w = np.linalg.eigvalsh((B + np.swapaxes(B, 1, 2)) / 2)
+    M = np.einsum("pjs,pjt->pst", A, A[::-1])
+    form = np.linalg.eigvalsh((M + np.swapaxes(M, 1, 2)) / 2)
+    turned(rng, monkeypatch, by)
+    assert (spectral_above(A) >= norm).all()
+    C = factor_of_gram(G, np.zeros(len(G)))
+    assert (np.linalg.eigvalsh(C @ np.swapaxes(C, 1, 2) - G) >= -1e-14).all()
+    low, high = eigenvalues(Box.exact(B))
+    assert ((low <= w[:, 0]) & (high >= w[:, -1])).all()
+    low, high = (end[np.arange(40), np.arange(40)[::-1]] for end in form_range(A, A))
+    assert ((low <= form[:, 0]) & (high >= form[:, -1])).all()
+
+
+def test_spectral_norms_count_the_error_of_gram_matrices(rng, monkeypatch):
+    A, gram = rng.standard_normal((7, 3, 5)), lengths._gram
+
+    def smaller(A):
+        G, error = gram(A)
+        return 0.9 * G, error + 0.1 * np.linalg.norm(G, axis=(1, 2))
+
+    monkeypatch.setattr(lengths, "_gram", smaller)
+    assert (spectral_above(A) >= np.linalg.norm(A, 2, axis=(1, 2))).all()
+
+
+def distance(G, exact):
+    """The squared distance of a matrix from one of fractions."""
+    return sum((Fraction(float(x)) - y) ** 2 for x, y in zip(G.flat, exact.flat, strict=True))
+
+
+def exactly(A):
+    return np.array([Fraction(float(x)) for x in A.flat], dtype=object).reshape(A.shape)
+
+
+def test_gram_matrices_are_within_their_errors(rng, monkeypatch):
+    A = rng.standard_normal((30, 3, 7))
+    for each, G, error in zip(A, *lengths._gram(A), strict=True):
+        assert distance(G, exactly(each) @ exactly(each).T) <= Fraction(float(error)) ** 2
+    seen, factor = [], quadratic.factor_of_gram
+    monkeypatch.setattr(quadratic, "factor_of_gram", lambda G, error: seen.append((G, error)) or factor(G, error))
+    form_range(A[:15], A[15:])
+    ((G, error),) = seen
+    unscaled = [exactly(lengths.scaled(half)[0]) for half in (A[:15], A[15:])]
+    for p, q in np.ndindex(15, 15):
+        whole = np.concatenate([unscaled[0][p], unscaled[1][q]])
+        assert distance(G[p, q], whole @ whole.T) <= Fraction(float(error[p, q])) ** 2
+
+
+def test_long_forms_of_one_functional_are_attained():
+    rows = np.zeros((1, 40, 3))
+    rows[..., 0] = 1
+    low, high = form_range(rows, rows)
+    assert high >= 40
+    low, high = form_range(rows, -rows)
+    assert low <= -40
 
 
 def test_eigenvalues_are_within_their_bounds(rng):
@@ -242,6 +341,11 @@ def test_lengths_of_deviations_are_within_their_bounds(rng):
         assert (found >= 30**0.5).all()
 
 
+def test_long_sums_have_all_of_their_addends():
+    assert forms.taxicab(np.ones((1, 2**17 + 1))) >= 2**17 + 1
+    assert forms.euclidean(np.ones((1, 2**18))) >= 2**9
+
+
 @pytest.mark.parametrize("symbols", [0, 1, 3])
 def test_folding_never_narrows_a_functional(symbols, generator):
     z = inputs(torch.randn(2, 3, 4, generator=generator), generator, balls=2, shared=5, local=2)
@@ -268,6 +372,82 @@ def test_intervals_hold_every_pixel_of_a_ball(box):
             for end in (low, high):
                 assert abs(end - Fraction(mid)) <= Fraction(rad)
             assert Fraction(rad) <= (high - low) / 2 + Fraction(2) ** -30 * (1 + abs(high))
+
+
+SHARES = (0.01, 0.1, 0.3, 0.45, 0.6, 0.7, 0.8, 0.9)  # of a token's length
+
+
+def moving(directions, rng) -> Form:
+    """Tokens of which each moves by a share of its length along itself, across, or both."""
+    a, across = rng.standard_normal((2, len(SHARES), 4))
+    across -= (across * a).sum(-1, keepdims=True) / (a * a).sum(-1, keepdims=True) * a
+    across *= np.linalg.norm(a, axis=-1, keepdims=True) / np.linalg.norm(across, axis=-1, keepdims=True)
+    rows = {"along": [a], "across": [across], "both": [0.7 * a, 0.7 * across]}[directions]
+    return replace(Form.exact(a), shared=np.stack(rows, -1) * np.array(SHARES)[:, None, None])
+
+
+@pytest.mark.parametrize("R", [0.0, 0.2, 1.0, 3.0])
+@pytest.mark.parametrize("directions", ["along", "across", "both"])
+def test_the_second_order_of_the_scale_of_a_norm_is_in_its_interval(directions, R, rng):
+    """`1 / sqrt(R^2 + |a + d|^2) - 1 / N + a . d / N^3` is in `middle +- half`, read off the form."""
+    z = moving(directions, rng)
+    out = norms.smooth_projection(z, Box.exact(R * R))
+    a, square = z.mid, (z.mid**2).sum(-1)
+    N = np.sqrt(square + R * R)
+    middle, half = (out.mid * a).sum(-1) / square - 1 / N, (out.local[..., -1] * a).sum(-1) / square
+    kept = (out.mid != 0).any(-1)  # else the box around the unit ball is what is known
+    assert kept[:2].all()
+    for eta in (*rng.uniform(-1, 1, (300, z.shared.shape[-1])), *np.linspace(-1, 1, 9)[:, None]):
+        d = (z.shared * eta).sum(-1)
+        along, length = (d * a).sum(-1), np.sqrt(((a + d) ** 2).sum(-1) + R * R)
+        k = 1 / length - 1 / N + along / N**3
+        assert (np.abs(k - middle) <= half + 1e-13 / N.min())[kept].all()
+
+
+def test_vectors_of_a_token_have_errors_of_their_own():
+    """One vector of two moves across itself, and gets longer; the other keeps its length."""
+    a = np.tile([1.0, 0.0, 0.0], (1, 2, 1))
+    rows = np.zeros((1, 2, 3, 1))
+    rows[0, 0, 1] = 0.3
+    for apply in (lambda z: norms.smooth_projection(z, Box.exact(0.0)), lambda z: norms.hard_projection(z, 0.1)):
+        out = apply(replace(Form.exact(a), shared=rows))
+        assert out.mid.any()
+        apart = out.local[0, 0, 0] - out.local[0, 1, 0]
+        known = np.abs(apart).sum() + out.fresh[0, :, 0].sum() + out.rad[0, :, 0].sum()
+        assert abs(1 / np.sqrt(1.09) - 1 - (out.mid[0, 0, 0] - out.mid[0, 1, 0])) <= known
+
+
+def test_tokens_that_may_enter_a_ball_are_not_taken_to_be_outside():
+    z = replace(Form.exact(np.array([[1.05, 0.0, 0.0]])), shared=np.array([[[0.1], [0.0], [0.0]]]))
+    out = norms.hard_projection(z, 1.0)
+    for eta in np.linspace(-1, 1, 21):
+        y = min(1.05 + 0.1 * eta, 1.0)
+        known = np.abs(out.local[0, 0]).sum() + out.fresh[0, 0] + out.rad[0, 0]
+        assert abs(y - out.mid[0, 0] - out.shared[0, 0, 0] * eta) <= known
+
+
+@pytest.mark.parametrize("size", [1e-3, 0.1])
+def test_norms_hold_for_every_epsilon_in_its_box(size, rng):
+    """What is added to the squared length, from the least to the largest."""
+    R2 = Box(np.array(1.0), np.array(0.1))
+    for scale in (0.0, 1e-6, 1.0):
+        z = replace(Form.exact(scale * rng.standard_normal((5, 4))), shared=size * rng.standard_normal((5, 4, 2)))
+        out = norms.smooth_projection(z, R2)
+        assert out.shared.any()
+        for eta in np.array([[0, 0], [1, 1], [1, -1], [-1, 1], [-1, -1]]):
+            for at in (0.9, 1.1):
+                c = z.mid + z.shared @ eta
+                y = c / np.sqrt(at + (c * c).sum(-1, keepdims=True))
+                known = np.abs(out.local).sum(-1) + out.fresh + out.rad
+                assert (np.abs(y - out.mid - out.shared @ eta) <= known).all()
+
+
+def test_rounding_of_values_is_not_centered(rng):
+    """Rounding errors that are all as large do not cancel where probabilities sum to zero."""
+    none, rad = np.zeros((2, 1, 0)), np.ones((2, 1))
+    v = Part(np.zeros((2, 1)), none, none, rad, 0 * rad, rad)
+    found = value_error(Change(np.ones((1, 2)), np.zeros((1, 2, 0)), np.ones((1, 2))), v)
+    assert found.half >= 2
 
 
 BLOCKS = {
