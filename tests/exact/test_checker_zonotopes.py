@@ -16,6 +16,7 @@ from exact.numbers import exact
 from exact.zonotopes import LAYOUTS, check_exactly, check_image, scaled, sized
 from specguard.checker.enclosure import Box
 from specguard.checker.zonotope import form, maps, norms
+from specguard.checker.zonotope.attention import Mixture, core
 from specguard.checker.zonotope.form import Form
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow|invalid|divide by zero:RuntimeWarning")
@@ -110,6 +111,21 @@ def test_centered_tokens_and_residual_sums_are_within_their_rounding(kind):
             wrong = abs(fractions(found.mid) - fractions(z.mid) - exact(size) * fractions(other.mid))
             rows = fractions(found.shared) - fractions(z.shared) - exact(size) * fractions(other.shared)
             assert (wrong + abs(rows).sum(-1) <= fractions(found.rad)).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_that_is_fixed_is_within_its_rounding(kind):
+    """Where the softmax has no weight, values are mixed by a matrix; queries and keys are far smaller."""
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        A = rng.standard_normal((1, 3, 3))
+        small = np.repeat([2.0**-40, 2.0**-40, 1.0], 4)
+        z = few(kind, rng, (3, 12))
+        z = replace(z, mid=z.mid * small, shared=z.shared * small[:, None])
+        out = core(z, 1, Mixture(Box.exact(np.zeros(1)), Box.exact(A)), None)
+        assert not out.fresh.max() > 1e-200
+        assert not out.local.any()
+        check_linear(z, out, 0, lambda x, A=A: fractions(A[0]) @ x[:, 8:])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -18,6 +18,7 @@ from specguard.checker.layers import curves
 from specguard.checker.zonotope import form as forms
 from specguard.checker.zonotope import forms as quadratic
 from specguard.checker.zonotope import lengths, norms
+from specguard.checker.zonotope.attention import Mixture, core
 from specguard.checker.zonotope.form import Form
 from specguard.checker.zonotope.forms import eigenvalues, form_range
 from specguard.checker.zonotope.lengths import factor_of_gram, length_above, spectral_above
@@ -386,6 +387,16 @@ def moving(directions, rng) -> Form:
     return replace(Form.exact(a), shared=np.stack(rows, -1) * np.array(SHARES)[:, None, None])
 
 
+def test_rounding_errors_of_an_entry_that_all_point_one_way_are_counted():
+    """Of the root, of its inverse, of adding the middle of k, and of the coefficient; found by search."""
+    R2, g = 3.997406283214484, (3.024429370304214e-08, 2.9318204747040103e-08)
+    z = replace(Form.exact(np.zeros((1, 2))), shared=np.array([[[g[0]], [g[1]]]]))
+    out = norms.smooth_projection(z, Box.exact(R2))
+    wanted = mp.mpf(g[0]) / mp.sqrt(R2 + mp.mpf(g[0]) ** 2 + mp.mpf(g[1]) ** 2)
+    off = abs(wanted - mp.mpf(out.mid[0, 0]) - mp.mpf(out.shared[0, 0, 0]))
+    assert off <= mp.mpf(out.fresh[0, 0]) + mp.mpf(out.rad[0, 0])
+
+
 @pytest.mark.parametrize("R", [0.0, 0.2, 1.0, 3.0])
 @pytest.mark.parametrize("directions", ["along", "across", "both"])
 def test_the_second_order_of_the_scale_of_a_norm_is_in_its_interval(directions, R, rng):
@@ -405,10 +416,10 @@ def test_the_second_order_of_the_scale_of_a_norm_is_in_its_interval(directions, 
 
 
 def test_vectors_of_a_token_have_errors_of_their_own():
-    """One vector of two moves across itself, and gets longer; the other keeps its length."""
+    """One vector of two moves across itself, and gets longer; the other could, but does not."""
     a = np.tile([1.0, 0.0, 0.0], (1, 2, 1))
-    rows = np.zeros((1, 2, 3, 1))
-    rows[0, 0, 1] = 0.3
+    rows = np.zeros((1, 2, 3, 2))
+    rows[0, 0, 1, 0] = rows[0, 1, 1, 1] = 0.3
     for apply in (lambda z: norms.smooth_projection(z, Box.exact(0.0)), lambda z: norms.hard_projection(z, 0.1)):
         out = apply(replace(Form.exact(a), shared=rows))
         assert out.mid.any()
@@ -448,6 +459,125 @@ def test_rounding_of_values_is_not_centered(rng):
     v = Part(np.zeros((2, 1)), none, none, rad, 0 * rad, rad)
     found = value_error(Change(np.ones((1, 2)), np.zeros((1, 2, 0)), np.ones((1, 2))), v)
     assert found.half >= 2
+
+
+def test_values_that_move_together_move_by_what_probabilities_do_not_sum_to():
+    keys = 5
+    ball, none = np.ones((keys, 1, 1)), np.zeros((keys, 1, 0))
+    one, zero = np.ones((keys, 1)), np.zeros((keys, 1))
+    v = Part(zero, ball, none, one * (1 + 1e-9), one, zero)
+    most = np.full((1, keys), 1e-6)
+    found = value_error(Change(most, np.zeros((1, keys, 1)), most), v)
+    assert found.half >= keys * 2.0**-53
+
+
+def attended(x, heads, mixture, first=None):
+    """`P V` of tokens [q | k | v], for any leading axes."""
+    n, width = x.shape[-2], x.shape[-1] // (3 * heads)
+    q, k, v = np.moveaxis(x.reshape(*x.shape[:-1], 3, heads, width), (-3, -2), (0, -3))
+    S = q @ np.swapaxes(k, -1, -2) / np.sqrt(width)
+    P = mixture.mix.mid[:, None, None] * softmax(S if mixture.bias is None else S + mixture.bias.mid)
+    P = P if mixture.fixed is None else P + mixture.fixed.mid
+    return np.moveaxis(P @ v, -3, -2).reshape(*x.shape[:-2], n, heads * width)[..., :first, :]
+
+
+def left(out, xi, eta, y):
+    """What a form leaves of values y beside its old symbols."""
+    return y - out.mid - np.tensordot(xi, out.ball, (1, 2)) - np.tensordot(eta, out.shared, (1, 2))
+
+
+@pytest.mark.parametrize("first", [None, 2])
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(("balls", "errors"), [(0, 2), (2, 0), (2, 2)])
+def test_attention_is_beside_its_symbols_by_no_more_than_its_errors(balls, errors, mixed, first, rng):
+    """Entries and random functionals of what is left; scores move little, much, or so much that rows are flat."""
+    n, heads, width = 4, 2, 2
+    for size in (1e-6, 0.03, 0.1, 0.3, 1.0, 3.0, 30.0):
+        for part in range(5):  # queries, keys and values move, or but one of them, or none but values
+            moves = np.ones((n, 3, heads, width, 1))
+            moves[:, {0: [], 1: [0], 2: [1], 3: [2], 4: [0, 1]}[part]] = 0
+            a = rng.standard_normal((n, 3 * heads * width)) * (1 if part else 0.2)
+            ball, shared = (
+                size * (rng.standard_normal((*moves.shape[:-1], count)) * moves).reshape(*a.shape, count)
+                for count in (balls, errors)
+            )
+            z = replace(Form.exact(a), ball=ball, shared=shared)
+            mixture = Mixture(Box.exact(np.ones(heads)))
+            if mixed:
+                fixed, bias = rng.standard_normal((2, heads, n, n))
+                mixture = Mixture(Box.exact(rng.standard_normal(heads)), Box.exact(fixed), Box.exact(2 * bias))
+            out = core(z, heads, mixture, first)
+            xi, eta = rng.standard_normal((300, balls)), rng.choice([-1.0, 1.0], (300, errors))
+            xi /= np.maximum(np.linalg.norm(xi, axis=-1, keepdims=True), 1e-9)
+            x = a + np.tensordot(xi, ball, (1, 2)) + np.tensordot(eta, shared, (1, 2))
+            rest = left(out, xi, eta, attended(x, heads, mixture, first)).reshape(300, -1)
+            functionals = np.concatenate([np.eye(out.mid.size), rng.standard_normal((8, out.mid.size))])
+            own = np.abs(np.einsum("ftc,tcs->fts", functionals.reshape(-1, *out.shape), out.local)).sum((-1, -2))
+            most = own + np.abs(functionals) @ (out.fresh + out.rad).ravel()
+            scale = np.abs(functionals).sum(-1) * (np.abs(x).max() + 1) * 1e-12
+            assert (np.abs(rest @ functionals.T) <= most + scale).all()
+
+
+def test_keys_near_each_other_are_beside_their_lines_whatever_another_key_does():
+    """A key that has no weight, and moves farthest, widens one side of the second order far more than the other."""
+    S, d, v = np.array([[-48, 0, 1.3], [-38, 0.1, 0.08], [0.04, -0.31, 0.13]])
+    a = np.stack([[1, 0, 0], S, v], 1)
+    z = replace(Form.exact(a), shared=np.stack([0 * d, d, 0 * d], 1)[..., None])
+    out = core(z, 1, Mixture(Box.exact(np.ones(1))), 1)
+    rest = softmax(S + d) @ v - out.mid - out.shared[..., 0]
+    assert (np.abs(rest) <= np.abs(out.local).sum(-1) + out.fresh + out.rad).all()
+
+
+def check_rest(x, at, out, heads, mixture, shift=0):
+    """What is left of attention at one point x of one shared symbol at its end, or at rest."""
+    rest = attended(x, heads, mixture) - out.mid - (out.shared[..., 0] if at else 0)
+    assert (np.abs(rest) <= np.abs(out.local).sum(-1) + out.fresh + out.rad + shift).all()
+
+
+def test_attention_holds_for_every_mixture_in_its_box(rng):
+    """Of wide weights, fixed parts, or biases."""
+    n, heads, width = 3, 2, 2
+    a = rng.standard_normal((n, 3 * heads * width))
+    shapes = {"mix": (heads,), "fixed": (heads, n, n), "bias": (heads, n, n)}
+    for size in (0.0, 1e-6):
+        z = replace(Form.exact(a), shared=size * rng.standard_normal((*a.shape, 1)))
+        for wide in shapes:
+            parts = {name: Box.exact(rng.standard_normal(shape)) for name, shape in shapes.items()}
+            parts[wide] = Box(parts[wide].mid, np.full(shapes[wide], 1e-3))
+            out = core(z, heads, Mixture(**parts), None)
+            for _ in range(30):
+                corner = parts[wide].mid + 1e-3 * rng.choice([-1.0, 1.0], shapes[wide])
+                mixture = Mixture(**{**parts, wide: Box.exact(corner)})
+                for at in (0, 1):
+                    check_rest(a + at * z.shared[..., 0], at, out, heads, mixture, 1e-13)
+
+
+def test_scores_whose_coefficients_cancel_are_within_their_rounding(rng):
+    """Queries move by far, nearly at right angles to a key, whose score becomes that of the other."""
+    mixture = Mixture(Box.exact(np.ones(1)), bias=Box.exact(np.array([[[0.0, -30.0]] * 2])))
+    for _ in range(20):
+        k, g = 1e4 * (1 + rng.random(2)), 1e4 * (1 + rng.random())
+        move = np.array([g, (30 * np.sqrt(2) - g * k[0]) / k[1]])
+        a = np.array([[0, 0, 0, 0, 0, 0.0], [0, 0, *k, -1.0, 3.0]])
+        rows = np.zeros((2, 6, 1))
+        rows[0, :2, 0] = move
+        out = core(replace(Form.exact(a), shared=rows), 1, mixture, 1)
+        d = float(sum(Fraction(x) * Fraction(y) for x, y in zip(move, k, strict=True)))
+        rest = softmax(np.array([0, d / np.sqrt(2) - 30])) @ a[:, 4:] - out.mid[0] - out.shared[0, :, 0]
+        assert (np.abs(rest) <= np.abs(out.local).sum(-1) + out.fresh + out.rad).all()
+
+
+def test_scores_that_all_move_together_move_no_value(rng):
+    """By far more than the differences of values, which are equal but for rounding."""
+    n = 4
+    for _ in range(20):
+        a = np.zeros((n, 6))
+        a[:, 1], a[:, 2], a[:, 3], a[:, 4:] = 1, 1, rng.standard_normal(n), rng.random(2)
+        rows = np.zeros((n, 6, 1))
+        rows[:, 0] = 1e6
+        out = core(replace(Form.exact(a), shared=rows), 1, Mixture(Box.exact(np.ones(1))), None)
+        rest = a[:, 4:] - out.mid - out.shared[..., 0]
+        assert (np.abs(rest) <= np.abs(out.local).sum(-1) + out.fresh + out.rad).all()
 
 
 BLOCKS = {
