@@ -10,14 +10,19 @@ from certificates.layers import LAYERS
 from certificates.zonotope.values import drawn
 from checker.zonotope.forms import CHECKER
 from exact.boxes import fractions
+from exact.laws import plain
 from exact.networks import NETWORKS, point, shape
 from exact.networks import drawn as network
-from exact.numbers import exact
+from exact.numbers import exact, real
+from exact.reference import forward
 from exact.zonotopes import LAYOUTS, check_exactly, check_image, scaled, sized
+from specguard.checker import read
 from specguard.checker.enclosure import Box
-from specguard.checker.zonotope import form, maps, norms
+from specguard.checker.zonotope import form, lines, maps, norms
 from specguard.checker.zonotope.attention import Mixture, core
 from specguard.checker.zonotope.form import Form
+from specguard.checker.zonotope.walk import enclose
+from specguard.nn import SLL, TokenConvolution
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow|invalid|divide by zero:RuntimeWarning")
 KINDS = ("center", "symbols", "both")
@@ -111,6 +116,45 @@ def test_centered_tokens_and_residual_sums_are_within_their_rounding(kind):
             wrong = abs(fractions(found.mid) - fractions(z.mid) - exact(size) * fractions(other.mid))
             rows = fractions(found.shared) - fractions(z.shared) - exact(size) * fractions(other.shared)
             assert (wrong + abs(rows).sum(-1) <= fractions(found.rad)).all()
+
+
+@pytest.mark.parametrize("kind", ["center", "both"])
+def test_pairs_whose_order_is_known_are_within_their_rounding(kind):
+    for seed in range(5):
+        z = few(kind, np.random.default_rng(seed))
+        z = replace(z, mid=z.mid + np.array([9.0, 9.0, 0.0, 0.0]), shared=z.shared / 10)
+        out = lines.max_min(z)
+        assert not out.local.any()
+        check_linear(z, out, 0, lambda x: x)
+
+
+def check_layer(layer, x):
+    """The exact value at a point that does not move is within the rounding errors of its form."""
+    out = enclose(read(layer.eval()).steps, Form.exact(x))
+    wanted = real(forward(plain(layer), fractions(x)[None])[0])
+    known = real(fractions(out.fresh) + fractions(out.rad)) + abs(real(fractions(out.local))).sum(-1)
+    assert (abs(wanted - real(fractions(out.mid))) <= known).all()
+
+
+def test_convolutions_that_their_bias_cancels_are_within_their_rounding():
+    for seed in range(5):
+        torch.manual_seed(seed)
+        layer = TokenConvolution(6, (3, 1)).double().requires_grad_(False)
+        x = torch.randn(1, 1, 6).double()
+        layer.out.weight.copy_(torch.eye(6))
+        for kernel, part in zip(layer.kernels, x.mT.chunk(2, 1), strict=True):
+            kernel.bias.copy_(kernel.bias - kernel(part)[0, :, 0])
+        layer.out.bias.zero_()
+        check_layer(layer, x[0].numpy())
+
+
+def test_divisors_of_an_sll_are_as_wrong_as_the_exponents_that_they_are_computed_from():
+    """The difference of two logarithms is right to half a unit of 2^-46: many roundings, relatively."""
+    layer = SLL(1, 2).double().requires_grad_(False)
+    layer.weight.copy_(torch.tensor([[0.7], [0.9]]))
+    layer.log_q.copy_(torch.tensor([2.0**-47, 80.0]))
+    layer.bias.copy_(torch.tensor([1e35, 0.0]))
+    check_layer(layer, np.array([[1e-3]]))
 
 
 @pytest.mark.parametrize("kind", KINDS)

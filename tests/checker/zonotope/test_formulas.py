@@ -12,7 +12,7 @@ from certificates.zonotope.inputs import LAYOUTS, inputs
 from certificates.zonotope.laws import check_beside, check_contains, check_first_order
 from certificates.zonotope.values import drawn, upper
 from checker.zonotope.forms import CHECKER, form, stacked
-from exact.numbers import mp
+from exact.numbers import mp, real
 from specguard.checker.enclosure import Box
 from specguard.checker.layers import curves
 from specguard.checker.zonotope import form as forms
@@ -26,6 +26,7 @@ from specguard.checker.zonotope.lines import ramp, smooth
 from specguard.checker.zonotope.products import Change, Part, score_error, value_error
 from specguard.checker.zonotope.region import Region
 from specguard.checker.zonotope.softmax import moved_softmax
+from specguard.checker.zonotope.walk import lower_margins
 from specguard.nn import Attention, Residual, SkipAttention
 
 CURVES = {
@@ -69,6 +70,21 @@ def test_relu_is_within_its_line_and_reaches_both_sides_of_it():
             assert abs(max(t, 0) - s * t - m) <= h
     with np.errstate(invalid="ignore"):
         assert ramp(np.array([-np.inf]), np.array([np.inf])).half[0] == np.inf
+
+
+def test_the_line_of_a_relu_that_is_hardly_open_is_within_its_rounding(rng):
+    for low, high in zip(-1e-12 * (1 + rng.random(100)), 1 + rng.random(100), strict=True):
+        for a, b in ((low, high), (-high, -low)):
+            line = ramp(np.array([a]), np.array([b]))
+            s, m, h = (Fraction(float(v[0])) for v in (line.slope, line.middle, line.half))
+            for t in (Fraction(a), Fraction(b), Fraction(0)):
+                assert abs(max(t, 0) - s * t - m) <= h
+
+
+def test_margins_of_outputs_that_do_not_move_are_not_above_the_exact_ones(rng):
+    for mid in rng.standard_normal((50, 5)):
+        found = lower_margins(Form.exact(mid), 0)
+        assert (exactly(found) <= Fraction(mid[0]) - exactly(mid[1:])).all()
 
 
 def softmax(S):
@@ -373,6 +389,73 @@ def test_intervals_hold_every_pixel_of_a_ball(box):
             for end in (low, high):
                 assert abs(end - Fraction(mid)) <= Fraction(rad)
             assert Fraction(rad) <= (high - low) / 2 + Fraction(2) ** -30 * (1 + abs(high))
+
+
+def patches(W, pixels, norm, radius):
+    one = Box.exact(np.ones((1, 1, 1)))
+    return Region(pixels, norm, radius).patches(Box.exact(W), Box.exact(np.zeros(len(W))), Box.exact(0.0), one)
+
+
+def check_patch(W, norm, radius, out, functionals):
+    """Of an image of zeros, one patch: no functional of its exact map moves by more than its range."""
+    rows = exactly(out.ball[0] if norm == "l2" else out.shared[0])
+    for a in functionals:
+        a, flat = exactly(np.asarray(a)), exactly(W.reshape(len(W), -1))
+        size = (lambda x: mp.sqrt(sum(y * y for y in real(x)))) if norm == "l2" else (lambda x: sum(abs(real(x))))
+        moved, found = mp.mpf(radius) * size(a @ flat), size(a @ rows)
+        assert moved <= found + sum(real(abs(a) * exactly(out.rad[0])))
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_coefficients_of_patches_are_products_that_are_rounded(norm, rng):
+    """A functional that the computed coefficients do not move, of an image of zeros, which hides no rounding."""
+    for _ in range(20):
+        W, radius = rng.standard_normal((2, 1, 1, 1)), 0.3 + rng.random()
+        out = patches(W, np.zeros((1, 1, 1)), norm, radius)
+        rows = (out.ball if norm == "l2" else out.shared)[0, :, 0]
+        check_patch(W, norm, radius, out, [[rows[1], -rows[0]], [1.0, 0.0]])
+
+
+def test_centers_of_patches_are_within_their_rounding(rng):
+    for norm in ("l2", "linf"):
+        W, pixels = rng.standard_normal((3, 1, 2, 2)), rng.random((1, 2, 2))
+        out = patches(W, pixels, norm, 1e-30)
+        off = exactly(W.reshape(3, 4)) @ exactly(pixels.ravel()) - exactly(out.mid[0])
+        assert (abs(off) <= exactly(out.rad[0])).all()
+
+
+@pytest.mark.parametrize("wrong", [1e-6, -1e-6, None])
+def test_patches_hold_whatever_the_singular_vectors_are(wrong, rng, monkeypatch):
+    """Too long, too short, or of another space than the rows of the weights."""
+    solve = np.linalg.svd
+
+    def inexact(A, full_matrices):
+        U, s, V = solve(A, full_matrices=full_matrices)
+        if wrong is None:
+            return U, s, np.linalg.qr(rng.standard_normal(V.T.shape))[0].T
+        return U, s, V * (1 + wrong) + abs(wrong) * rng.standard_normal(V.shape)
+
+    monkeypatch.setattr(np.linalg, "svd", inexact)
+    for _ in range(10):
+        W = rng.standard_normal((2, 1, 3, 3))
+        out = patches(W, np.zeros((1, 3, 3)), "l2", 1.0)
+        rows = out.ball[0]
+        aside = np.array([rows[1] @ rows[1], -(rows[0] @ rows[1])])
+        check_patch(W, "l2", 1.0, out, [aside, [1.0, 0.0], [0.0, 1.0], *rng.standard_normal((5, 2))])
+
+
+def test_one_long_vector_of_a_patch_is_stretched_by_what_its_length_is_above_one(monkeypatch):
+    """Its product with a row is too small by many roundings: one entry is so large that small addends are lost."""
+    side = 2**8
+    W = np.full((1, 1, side, side), 2.0**-27)
+    W[0, 0, 0, 0] = 1
+    row, length = W.ravel(), np.sqrt(1 + (side**2 - 1) * 2.0**-54)
+    short = 1 - float(row @ row) / length**2  # of a product, relatively
+    V = (row / length * (1 + max(short, 0) / 2))[None]
+    monkeypatch.setattr(np.linalg, "svd", lambda A, full_matrices: (None, None, V))
+    out = patches(W, np.zeros((1, side, side)), "l2", 1.0)
+    square = 1 + (side**2 - 1) * Fraction(2) ** -54
+    assert (exactly(abs(out.ball[0, 0]) + out.rad[0])[0]) ** 2 >= square
 
 
 SHARES = (0.01, 0.1, 0.3, 0.45, 0.6, 0.7, 0.8, 0.9)  # of a token's length
