@@ -55,7 +55,7 @@ _LAWS = (
 _FORMS = tuple(f"tests/checker/zonotope/test_{name}.py" for name in ("formulas", "contains"))
 _ZONOTOPES = tuple(  # the cheapest first
     f"tests/certificates/zonotope/test_{name}.py"
-    for name in ("norms", "ranges", "inexact", "folding", "search", "margins", "method", "contains")
+    for name in ("norms", "formulas", "ranges", "inexact", "folding", "search", "margins", "method", "contains")
 )
 _EXACT_ZONOTOPES = ("tests/exact/test_zonotope_maps.py", "tests/exact/test_zonotopes.py")
 _PROVER, _CHECKER = ("certificates", "linalg", "nn"), ("nn", "checker")  # folders of the source
