@@ -18,6 +18,7 @@ from exact.reference import forward
 from exact.zonotopes import LAYOUTS, check_exactly, check_image, scaled, sized
 from specguard.checker import read
 from specguard.checker.enclosure import Box
+from specguard.checker.layers import curves
 from specguard.checker.zonotope import form, lines, maps, norms
 from specguard.checker.zonotope.attention import Mixture, core
 from specguard.checker.zonotope.form import Form
@@ -126,6 +127,46 @@ def test_pairs_whose_order_is_known_are_within_their_rounding(kind):
         out = lines.max_min(z)
         assert not out.local.any()
         check_linear(z, out, 0, lambda x: x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_intervals_of_entries_have_all_of_them(kind):
+    for seed in range(5):
+        z = few(kind, np.random.default_rng(seed))
+        low, high = lines.interval(z)
+        mid, reach = fractions(z.mid), fractions(z.reach)
+        assert (fractions(low) <= mid - reach).all()
+        assert (fractions(high) >= mid + reach).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("phi", [curves.RELU, curves.TANH], ids=["relu", "tanh"])
+def test_lines_are_applied_within_their_rounding(phi, kind):
+    for seed in range(5):
+        z = few(kind, np.random.default_rng(seed))
+        low, high = lines.interval(z)
+        line = lines.ramp(low, high) if phi is curves.RELU else lines.smooth(phi, low, high, z.mid)
+        slope = fractions(line.slope)
+        check_linear(z, lines.activation(z, phi), fractions(line.middle), lambda x, slope=slope: slope * x)
+
+
+def test_products_of_gated_units_are_within_their_rounding():
+    """Of values whose center is zero, so that only they move the product."""
+    for seed in range(5):
+        z = few("both", np.random.default_rng(seed))
+        z.mid[:, 2:] = 0
+        gate = lines.activation(z.map(lambda x: x[:, :2]), curves.SILU)
+        value = z.map(lambda x: x[:, 2:])
+        a = fractions(gate.mid)
+        check_linear(value, lines.gated_unit(z), 0, lambda x, a=a: a * x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_projections_of_tokens_inside_of_the_ball_are_within_their_rounding(kind):
+    """They are divided by the radius, that is, multiplied by its computed inverse."""
+    for seed in range(5):
+        z = few(kind, np.random.default_rng(seed))
+        check_linear(z, norms.hard_projection(z, 1e3), 0, lambda x: x * exact(1 / 1e3))
 
 
 def check_layer(layer, x):

@@ -17,8 +17,11 @@ from specguard.certificates.zonotope.attention import (
     Mixture,
     Part,
     Probabilities,
+    Scores,
     _bilinear_scores,
     _bilinear_values,
+    _probabilities,
+    _scores,
     core,
 )
 from specguard.certificates.zonotope.ball import reduced
@@ -319,6 +322,26 @@ def test_values_that_move_far_are_beside_their_symbols_where_rows_are_flat(gener
             rest = beside(z, out, xi, attended(a + torch.tensordot(xi, z.generators[0], 1), 1, mixture))
             most = errors_of(z, out, torch.eye(2).double().view(2, 2, 1))
             assert (rest[..., 0].abs() <= most * (1 + 1e-12)).all()
+
+
+def test_scores_with_large_positions_are_within_their_rounding(generator):
+    none = torch.zeros(1, 0, 1, 5, 1).double()
+    q, k = (Part(x, 0 * x, 0 * x, 0 * x, none) for x in normal(generator, 2, 1, 1, 5, 1))
+    bias = 2.0**30 * normal(generator, 1, 5, 5)
+    found = _scores(q, k, bias, 0)
+    wanted = exact(q.center[0, 0]) @ exact(k.center[0, 0]).T + exact(bias[0])
+    assert (abs(wanted - exact(found.center[0, 0])) <= exact(found.error[0, 0])).all()
+
+
+def test_probabilities_that_do_not_move_are_within_their_rounding(generator):
+    """Up to a multiple of all of them, which values that are centered do not see."""
+    S = normal(generator, 1, 1, 30, 4)
+    P = _probabilities(Scores(S, S[..., None][..., :0], 0 * S, 0 * S), 0)
+    for row, p, half in zip(real(exact(S[0, 0])), real(exact(P.p[0, 0])), real(exact(P.half[0, 0])), strict=True):
+        e = [mp.exp(x) for x in row]
+        low = max((x / sum(e) - z) / y for x, y, z in zip(e, p, half, strict=True))
+        high = min((x / sum(e) + z) / y for x, y, z in zip(e, p, half, strict=True))
+        assert low <= high
 
 
 def test_scores_whose_coefficients_cancel_are_within_their_rounding(generator):
