@@ -20,6 +20,7 @@ from specguard import nn as own
 from specguard.checker import network, rules
 from specguard.checker.enclosure import Box
 from specguard.checker.layers import curves, norms
+from specguard.checker.layers.sll import second_map
 from specguard.errors import ConfigError
 
 NAMES = list(LAYERS)
@@ -292,3 +293,12 @@ def test_layers_obey_the_laws_however_blunt_the_arithmetic_of_boxes_is(name, mon
     blunt(monkeypatch)
     check(layer, z, g, 1e-9, 0.1)
     check_path(layer, z, g, 0.1)
+
+
+def test_divisors_of_an_sll_are_as_wrong_as_the_exponents_that_they_are_computed_from():
+    """The difference of two logarithms is right to half a unit of 2^-46: many roundings, relatively."""
+    W, log_q = np.array([[0.7], [0.9]]), np.array([2.0**-47, 80.0])
+    gram = abs(fractions(W) @ fractions(W).T)
+    ratios = np.array([[mp.exp(mp.mpf(x) - mp.mpf(y)) for x in log_q] for y in log_q])
+    T = (real(gram) * ratios).sum(1) + mp.mpf(1e-12)
+    assert holds(second_map(Box.exact(W), Box.exact(log_q)), 2 * real(fractions(W)) / T[:, None])

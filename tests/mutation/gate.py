@@ -66,7 +66,18 @@ _LAWS = (
 _FORMS = tuple(f"tests/checker/zonotope/test_{name}.py" for name in ("formulas", "distances", "contains"))
 _ZONOTOPES = tuple(  # the cheapest first
     f"tests/certificates/zonotope/test_{name}.py"
-    for name in ("norms", "ranges", "inexact", "folding", "search", "margins", "method", "distances", "contains")
+    for name in (
+        "norms",
+        "formulas",
+        "ranges",
+        "inexact",
+        "folding",
+        "search",
+        "margins",
+        "method",
+        "distances",
+        "contains",
+    )
 )
 _EXACT_ZONOTOPES = ("tests/exact/test_zonotope_maps.py", "tests/exact/test_zonotopes.py")
 _PROVER, _CHECKER = ("certificates", "linalg", "nn"), ("nn", "checker")  # folders of the source

@@ -81,6 +81,17 @@ def test_what_is_lost_or_misclassified_has_no_distance():
         assert distance[[0, 2]].isfinite().all()
 
 
+def test_distances_are_those_of_the_image_whichever_are_left_out():
+    model, images, p = classified("norm=layernorm")
+    labels = p.labels.clone()
+    labels[0] = (labels[0] + 1) % 3
+    some = prepared_problem(program(model), images, labels, ("zonotope",))
+    region = Region("l2", RADII, False)
+    whole, found = (ZONOTOPE.enclosed(each, region).distances for each in (p, some))
+    for at, distance in whole.items():
+        assert torch.allclose(found[at][1:], distance[1:], rtol=1e-6, atol=0.0)
+
+
 def test_the_smaller_of_radius_and_distance_is_followed_from_there_on():
     _, _, p = classified("a branch in a branch")
     radius, local = RADII, upper_radii(p.path, RADII, "local")
@@ -163,3 +174,19 @@ def test_what_an_enclosure_helps_to_certify_has_a_proof(norm):
         assert proof["mixed"].radius == (ball.radius if norm == "l2" else largest)
         assert proof["mixed"].loss < proof["mixed"].margin
         assert next(iter(proof["mixed"].radii.values())) == proof["mixed"].radius
+
+
+def test_the_proof_is_of_the_largest_radius_at_which_every_margin_holds():
+    model, images = network("norm=none", 6)
+    with torch.no_grad():
+        labels = model(images).argmax(1)
+    largest = certify(model, images, labels, Ball("l2", 0.0), ("mixed",)).largest["mixed"]
+    balls = [Ball("l2", float(largest.median()) * factor, box=False) for factor in (0.3, 0.8, 1.2, 1.6, 2.5, 4.0)]
+    every = certify(model, images, labels, balls, ("mixed",), search=False)
+    one_class = False
+    for i, proofs in enumerate(every[0].proofs):
+        lower = [(each.ball.radius, each.lower["mixed"][i]) for each in every]
+        proved = max((radius for radius, bound in lower if (bound > 0).all()), default=None)
+        assert (proofs["mixed"].radius if proofs else None) == proved
+        one_class |= any((bound > 0).sum() == 2 and radius > (proved or 0) for radius, bound in lower)
+    assert one_class  # of some image, one of both other classes is excluded at a larger radius
