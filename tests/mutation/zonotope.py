@@ -130,9 +130,7 @@ ZONOTOPE: tuple[Mutant, ...] = (
          "generators of patches are exact",
          "the slack of `interval`, 8 u of the larger end, keeps 7 when its ends are rounded; a half width is no larger, and its products with W / std are right to two roundings"),
         ("R, error, stretch = reduced(scaled)", "R, error, _ = reduced(scaled); stretch = 1.0",
-         "the rows of Q are orthonormal",
-         "for any Q and every functional w = W^T a: |w| <= |Q w| + |w - Q^T Q w|, as s + |1 - s^2| >= 1 for every "
-         "singular value s >= 0 of Q, and what W - R Q moves is in the slack"),
+         "the rows of Q are orthonormal"),
         ("residual = W - R @ Q", "residual = 0 * W", "W lies in the row space of Q"),
         ("(r * stretch).view(1, -1, 1, 1)", "(r * stretch).amin().view(1, -1, 1, 1)",
          "all balls have the least radius"),

@@ -27,7 +27,7 @@ from specguard.certificates.zonotope.attention import (
     _scores,
     core,
 )
-from specguard.certificates.zonotope.ball import reduced
+from specguard.certificates.zonotope.ball import Pixels, Region, patches, reduced
 from specguard.certificates.zonotope.enclosure import Zonotope
 from specguard.certificates.zonotope.forms import form_range
 from specguard.certificates.zonotope.gates import max_min
@@ -230,6 +230,21 @@ def test_rows_are_reduced_whatever_the_factors_are(by, generator, monkeypatch):
         for a in (aside, *torch.eye(2).double(), *normal(generator, 5, 2)):
             moved = torch.linalg.vector_norm(a @ W)
             assert moved <= (stretch * torch.linalg.vector_norm(a @ R) + a.abs() @ error) * (1 + 1e-14)
+
+
+def test_one_long_row_is_stretched_by_what_its_length_is_above_one(monkeypatch):
+    """Its product with a row of the weights is too small by many roundings: addends of a large one are lost."""
+    side = 2**8
+    W = torch.full((1, side**2), 2.0**-27, dtype=torch.float64)
+    W[0, 0] = 1
+    square = 1 + (side**2 - 1) * Fraction(2) ** -54
+    short = 1 - float((W @ W.mT)[0, 0]) / float(square)  # of a product, relatively
+    Q = W.mT / math.sqrt(square) * (1 + max(short, 0) / 2)
+    monkeypatch.setattr(torch.linalg, "qr", lambda A: SimpleNamespace(Q=Q, R=None))
+    zero, one = torch.zeros(1, 1, side, side).double(), torch.ones(1, 1, 1).double()
+    image = Pixels(zero, Region("l2", array([1.0]), False))
+    out = patches(image, W, array([0.0]), 0 * one, one, side)
+    assert (abs(exact(out.generators)[0, 0, 0, 0]) + exact(out.slack)[0, 0, 0]) ** 2 >= square
 
 
 def test_shifts_of_batch_norms_that_cancel_are_within_their_rounding():
