@@ -1,5 +1,7 @@
 """Each formula of the prover's zonotopes against what it bounds: tried values, and cases where rounding is all."""
 
+import math
+from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -12,6 +14,7 @@ from exact.laws import plain
 from exact.numbers import exact, mp, real
 from exact.reference import forward
 from specguard.certificates import program
+from specguard.certificates.zonotope import attention
 from specguard.certificates.zonotope.activations import smooth_line
 from specguard.certificates.zonotope.attention import (
     Mixture,
@@ -24,7 +27,7 @@ from specguard.certificates.zonotope.attention import (
     _scores,
     core,
 )
-from specguard.certificates.zonotope.ball import reduced
+from specguard.certificates.zonotope.ball import Pixels, Region, patches, reduced
 from specguard.certificates.zonotope.enclosure import Zonotope
 from specguard.certificates.zonotope.forms import form_range
 from specguard.certificates.zonotope.gates import max_min
@@ -229,6 +232,21 @@ def test_rows_are_reduced_whatever_the_factors_are(by, generator, monkeypatch):
             assert moved <= (stretch * torch.linalg.vector_norm(a @ R) + a.abs() @ error) * (1 + 1e-14)
 
 
+def test_one_long_row_is_stretched_by_what_its_length_is_above_one(monkeypatch):
+    """Its product with a row of the weights is too small by many roundings: addends of a large one are lost."""
+    side = 2**8
+    W = torch.full((1, side**2), 2.0**-27, dtype=torch.float64)
+    W[0, 0] = 1
+    square = 1 + (side**2 - 1) * Fraction(2) ** -54
+    short = 1 - float((W @ W.mT)[0, 0]) / float(square)  # of a product, relatively
+    Q = W.mT / math.sqrt(square) * (1 + max(short, 0) / 2)
+    monkeypatch.setattr(torch.linalg, "qr", lambda A: SimpleNamespace(Q=Q, R=None))
+    zero, one = torch.zeros(1, 1, side, side).double(), torch.ones(1, 1, 1).double()
+    image = Pixels(zero, Region("l2", array([1.0]), False))
+    out = patches(image, W, array([0.0]), 0 * one, one, side)
+    assert (abs(exact(out.generators)[0, 0, 0, 0]) + exact(out.slack)[0, 0, 0]) ** 2 >= square
+
+
 def test_shifts_of_batch_norms_that_cancel_are_within_their_rounding():
     """The bias is what the mean is normalized to, so that little is left of it."""
     layer = batch_norm().double().eval()
@@ -342,6 +360,34 @@ def test_probabilities_that_do_not_move_are_within_their_rounding(generator):
         low = max((x / sum(e) - z) / y for x, y, z in zip(e, p, half, strict=True))
         high = min((x / sum(e) + z) / y for x, y, z in zip(e, p, half, strict=True))
         assert low <= high
+
+
+@pytest.mark.parametrize("values", ["fixed", "moving"])
+def test_slopes_of_probabilities_that_are_computed_wrong_are_within_their_error(values, monkeypatch):
+    """One query and two keys, one of which moves; beside the ball's line where the values move along it."""
+    given, error = array([[[[0.3, 0.7], [0.3, 0.7]]]]), 0.1
+    softmax, bounds = torch.Tensor.softmax, attention.softmax_bounds
+
+    def wrong(S, *known):
+        with monkeypatch.context() as now:
+            now.setattr(torch.Tensor, "softmax", softmax)
+            found = bounds(S, *known)
+        return replace(found, p=given[:, :, :1], error=error * (1 + 1e-9) + 0 * found.p)
+
+    a = array([[1.0, math.log(0.4 / 0.6), 1], [0, 0, -1]])
+    row = torch.zeros(2, 3, 1, dtype=torch.float64)
+    row[0, 1] = 1e-3
+    if values == "moving":
+        a[:, 2], row[0, 2] = 0, 1
+    z = moving(a, row, row[..., :0]) if values == "moving" else shared_only(a, row)
+    monkeypatch.setattr(attention, "softmax_bounds", wrong)
+    monkeypatch.setattr(torch.Tensor, "softmax", lambda S, axis: given[:, :, : S.shape[-2]])
+    out = core(z, 1, Mixture(array([1.0])), "attention", 1)
+    monkeypatch.setattr(torch.Tensor, "softmax", softmax)
+    for eta in (-1.0, 0.0, 1.0):
+        y = attended(a + eta * row[..., 0], 1, Mixture(array([1.0])), 1)
+        rest = beside(z, out, array([eta]), y)
+        assert rest.abs() <= errors_of(z, out, torch.ones(1, 1, 1).double())
 
 
 def test_scores_whose_coefficients_cancel_are_within_their_rounding(generator):

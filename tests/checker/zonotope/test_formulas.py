@@ -498,6 +498,47 @@ def test_the_second_order_of_the_scale_of_a_norm_is_in_its_interval(directions, 
         assert (np.abs(k - middle) <= half + 1e-13 / N.min())[kept].all()
 
 
+class Rough(np.ndarray):
+    """A center whose products with symbols are as wrong as sums of their length can be, whatever their order."""
+
+    def __matmul__(self, rows):
+        a = np.asarray(self)
+        return a @ rows + a.shape[-1] * 2.0**-53 * (np.abs(a) @ np.abs(rows))
+
+
+def turning(share, entries=256):
+    """A token whose first entry does not move, and whose others move along all directions; a symbol each."""
+    signs = np.ones((1, 1))
+    while len(signs) < entries:
+        signs = np.block([[signs, signs], [signs, -signs]])
+    a = np.full(entries, (0.5 / (entries - 1)) ** 0.5)
+    a[0] = 0.5**0.5
+    rows = share / entries**0.5 * signs
+    rows[0] = 0
+    return replace(Form.exact(a[None]), ball=rows[None])
+
+
+def test_turns_of_a_token_are_as_wrong_as_its_products_with_symbols():
+    z = turning(0.25)
+    right = norms.smooth_projection(z, Box.exact(0.0))
+    rough = norms.smooth_projection(replace(z, mid=z.mid.view(Rough)), Box.exact(0.0))
+    assert right.mid.all()
+    assert np.linalg.norm(rough.ball[0, 0] - right.ball[0, 0]) <= right.rad[0, 0]
+
+
+def test_turns_of_a_token_are_as_wrong_as_its_length():
+    """Where that is least, the center and the coefficient of an entry that does not move are wrong one way."""
+    a = np.full(50, 50**-0.5)
+    row = 0.42 * a
+    row[0] = 0
+    z = replace(Form.exact(a[None]), shared=row[None, :, None])
+    out = norms.smooth_projection(z, Box(np.array(0.1), np.array(2e-4)))
+    assert out.mid.all()
+    least, middle = (1 / np.sqrt(a @ a + R2) for R2 in (0.0998, 0.1))
+    wrong = a[0] * (least - middle) + abs(a[0] * (a @ row) * least**3 + out.shared[0, 0, 0])
+    assert wrong <= out.rad[0, 0]
+
+
 def test_vectors_of_a_token_have_errors_of_their_own():
     """One vector of two moves across itself, and gets longer; the other could, but does not."""
     a = np.tile([1.0, 0.0, 0.0], (1, 2, 1))
@@ -615,6 +656,53 @@ def check_rest(x, at, out, heads, mixture, shift=0):
     """What is left of attention at one point x of one shared symbol at its end, or at rest."""
     rest = attended(x, heads, mixture) - out.mid - (out.shared[..., 0] if at else 0)
     assert (np.abs(rest) <= np.abs(out.local).sum(-1) + out.fresh + out.rad + shift).all()
+
+
+def test_attention_holds_whatever_probabilities_in_their_box_it_takes(rng, monkeypatch):
+    """Some that sum to one as well."""
+    right = Box.softmax
+
+    def other(S):
+        p = right(S).mid
+        sign = rng.uniform(-1, 1, p.shape)
+        wrong = 1e-3 * p * (sign - (p * sign).sum(-1, keepdims=True))
+        return Box(p + wrong, np.abs(wrong) * (1 + 1e-6) + 1e-12)
+
+    monkeypatch.setattr(Box, "softmax", other)
+    mixture = Mixture(Box.exact(np.ones(1)))
+    for size in (0.0, 1e-6, 1e-3, 0.03, 0.3, 1.0):
+        for _ in range(20):
+            a, rows = rng.standard_normal((4, 6)), size * rng.standard_normal((4, 6, 1))
+            out = core(replace(Form.exact(a), shared=rows), 1, mixture, None)
+            for eta in (-1, 0, 1):
+                rest = attended(a + rows[..., 0] * eta, 1, mixture) - out.mid - out.shared[..., 0] * eta
+                assert (np.abs(rest) <= np.abs(out.local).sum(-1) + out.fresh + out.rad + 1e-13).all()
+
+
+def check_first_value(S, d, p, rad, monkeypatch):
+    """Of one query, whose keys move by d, by given probabilities; values are zero, and the first alone moves."""
+    none = np.zeros(len(S))
+    rows = np.stack([none, d, np.eye(len(S))[0]], 1)[..., None]
+    z = replace(Form.exact(np.stack([none + 1, S, none], 1)), shared=rows)
+    monkeypatch.setattr(Box, "softmax", lambda scores: Box(p + 0 * scores.mid, rad + 0 * scores.mid))
+    out = core(z, 1, Mixture(Box.exact(np.ones(1))), 1)
+    rest = softmax(S + d)[0] - out.mid[0, 0] - out.shared[0, 0, 0]
+    assert abs(rest) <= np.abs(out.local[0, 0]).sum() + out.fresh[0, 0] + out.rad[0, 0]
+
+
+def test_the_mean_of_scores_is_that_of_all_probabilities_in_their_box(monkeypatch):
+    """The first key is at the mean of the given probabilities, and so off that of the exact ones."""
+    p, rad = np.array([1 / 3, 1 / 3 + 0.1, 1 / 3 - 0.1]), np.array([1e-12, 0.11, 0.11])
+    check_first_value(np.zeros(3), 1e-3 * np.array([0.3, 1, -1]), p, rad, monkeypatch)
+
+
+def test_the_mean_of_scores_is_rounded_even_if_probabilities_are_exact(rng, monkeypatch):
+    """Scores move together by far more than by what they are apart; one key has nearly all of the weight."""
+    p = np.array([1 - 2.0**-20, 2.0**-20])
+    for _ in range(100):
+        first = 1e6 * (1 + rng.random())
+        d = np.array([first, first - rng.uniform(0.3, 3) * 2.0**-33 * first])
+        check_first_value(np.array([np.log(2.0**20 - 1), 0]), d, p, 1e-20, monkeypatch)
 
 
 def test_attention_holds_for_every_mixture_in_its_box(rng):
