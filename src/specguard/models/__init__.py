@@ -13,6 +13,7 @@ from specguard.models.run import from_run, untrained
 from specguard.models.source import ModelSource
 from specguard.models.timm import from_timm
 from specguard.models.torchvision import from_torchvision
+from specguard.models.warm_start import WarmStart, warm_start
 from specguard.models.wrapped import Wrapped
 from specguard.models.zoo import timm_model
 
@@ -20,6 +21,7 @@ __all__ = [
     "ModelSource",
     "Pair",
     "View",
+    "WarmStart",
     "Wrapped",
     "attention_weights",
     "check_equal",
@@ -32,4 +34,5 @@ __all__ = [
     "register_converter",
     "timm_model",
     "untrained",
+    "warm_start",
 ]
