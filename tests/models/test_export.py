@@ -37,9 +37,10 @@ MODELS = {
     "certifiable": lambda: certifiable(CertifiableConfig(**SMALL)),
     "timm": lambda: ModelSource("timm", "test_vit", 10, 1, 32, *GREY).fresh(1),
     "timm, resized": lambda: ModelSource("timm", "test_vit2", 10, 1, 32, *GREY, pixels=8).fresh(1),
+    "timm, distilled": lambda: ModelSource("timm", "deit_tiny_distilled_patch16_224", 10, 1, 32, *GREY).fresh(1),
     "hf": lambda: ModelSource("hf", "vit", 10, 1, 8, *GREY, config=CONFIG).fresh(1),
 }
-OF_TIMM = ("timm", "timm, resized")
+OF_TIMM = ("timm", "timm, resized", "timm, distilled")
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +102,7 @@ def test_plain_timm_gives_the_runs_logits_from_the_file_and_what_it_says(kind, r
     images = torch.rand(7, *from_run(runs(kind)).shape, generator=generator)
     mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (about.mean, about.std))
     resized = images if about.resize is None else Resize(about.resize)(images)
-    assert (about.resize is None) == (kind == "timm")
+    assert (about.resize is None) == (kind != "timm, resized")
     with torch.no_grad():
         theirs, ours = model((resized - mean) / std), from_run(runs(kind))(images)
     torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-5)

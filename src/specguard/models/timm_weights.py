@@ -31,7 +31,7 @@ def timm_weights(network: Network, model: nn.Module) -> dict[str, Tensor]:
         model: A model of timm of the same architecture, which may be on the meta device: its weights are not read.
 
     Returns:
-        Tensors by timm's names, for `model.load_state_dict`; the two then compute the same function.
+        Copied tensors by timm's names, for `model.load_state_dict`; the two then compute the same function.
 
     Example:
         >>> model = timm.create_model("deit_tiny_patch16_224", num_classes=10)  # doctest: +SKIP
@@ -42,7 +42,7 @@ def timm_weights(network: Network, model: nn.Module) -> dict[str, Tensor]:
         found = dict(_weights(Part("", model), dict(network.named_children())))
         if different := sorted(found.keys() ^ wanted.keys()):
             raise KeyError(different[0])
-        return {name: found[name].reshape(tensor.shape) for name, tensor in wanted.items()}
+        return {name: found[name].detach().reshape(tensor.shape).clone() for name, tensor in wanted.items()}
     except (KeyError, AttributeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"the network is not of the structure of timm's model: {error}") from error
 
