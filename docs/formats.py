@@ -9,7 +9,17 @@ from typing import Any
 
 import msgspec
 
-from specguard.records import attack, baseline, certificate, check, sensitivity, smoothing, spectrum, training
+from specguard.records import (
+    attack,
+    baseline,
+    certificate,
+    check,
+    export,
+    sensitivity,
+    smoothing,
+    spectrum,
+    training,
+)
 from specguard.records.base import Environment
 from specguard.records.study import Timing
 
@@ -74,6 +84,7 @@ OTHERS: dict[str, Any] = {
     "`metrics.jsonl` of a training, a line": training.EpochRecord,
     "`timing.jsonl` of a training, a line": training.EpochTiming,
     "`result.json` of a training": training.TrainingSummary,
+    "metadata `specguard` of an exported file": export.ExportRecord,
 }
 
 

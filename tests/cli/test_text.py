@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from helpers.commandline import contents
@@ -14,8 +15,8 @@ from helpers.sentences import write_sst2
 from specguard.cli import app
 from specguard.data import sst2
 from specguard.errors import ConfigError
-from specguard.models import from_run, untrained
-from specguard.nn import TextConfig, TextEncoder, ViT, preset, text_encoder
+from specguard.models import from_run, untrained, warm_start
+from specguard.nn import TextConfig, TextEncoder, ViT, materialized, preset, text_encoder
 from specguard.train import Training, train
 from specguard.train.loop import Loop
 from specguard.train.objectives.margins import InputGradient
@@ -69,6 +70,27 @@ def test_an_interrupted_run_resumes_to_the_same_weights(specguard, trained, data
     specguard("train", "--run", run, "--resume").succeeds()
     for name in ("metrics.jsonl", "model.safetensors"):
         assert (run / name).read_bytes() == (trained / name).read_bytes()
+
+
+def test_it_is_trained_further_with_its_own_vocabulary(specguard, trained, data, tmp_path):
+    second = tmp_path / "second"
+    specguard("train", trained, "--run", second, *STEPS, "--checkpoint-steps", "3").succeeds()
+    settings = json.loads((second / "run.json").read_text())
+    known = json.loads((trained / "model.json").read_text())
+    assert settings["origin"]["fingerprint"] == known["fingerprint"]
+    assert settings["model"] == known["config"]
+    words = torch.tensor([[2, 3, 1, 0, 0], [4, 2, 3, 1, 5]])
+    torch.testing.assert_close(warm_start(trained).model(words), from_run(trained)(words), rtol=0, atol=1e-6)
+    assert (second / "vocabulary.json").read_bytes() == (trained / "vocabulary.json").read_bytes()
+    before = contents(second)
+    for lost in ("model.json", "model.safetensors", "result.json"):  # as if killed before the end
+        (second / lost).unlink()
+    specguard("train", "--run", second, "--resume").succeeds()
+    assert (second / "model.safetensors").read_bytes() == before["model.safetensors"]
+    exported = tmp_path / "w.safetensors"
+    specguard("export", second, "--to", "state_dict", exported).succeeds()
+    materialized(text_encoder(from_run(second).config)).load_state_dict(load_file(exported), strict=True)
+    specguard("export", second, "--to", "timm", tmp_path / "x.safetensors").refuses("no counterpart in timm")
 
 
 def test_it_is_attacked_certified_and_checked(specguard, run):

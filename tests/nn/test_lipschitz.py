@@ -25,6 +25,7 @@ from specguard.nn import (
     materialized,
     orthogonal,
     overrides,
+    restore_orthogonal,
     unfuse_attention,
 )
 from specguard.testing import BrokenLawError, check_rule
@@ -107,6 +108,30 @@ def test_blocks_have_the_norms_asked_for_and_the_stack_the_one_that_is_claimed()
     for block, wanted in zip(layer.weight.chunk(3), (0.3, 0.3, 1.0), strict=True):
         torch.testing.assert_close(torch.linalg.svdvals(block), torch.full((6,), wanted, dtype=torch.float64))
     assert norm(layer) == pytest.approx(lipschitz_constant(layer)) == pytest.approx(1.18**0.5)
+
+
+@pytest.mark.parametrize("norms", [(1.0,), (0.3, 0.3, 0.7)])
+@pytest.mark.parametrize("columns", [2, 4, 9])
+def test_a_folded_weight_is_restored_and_is_trained_as_one_that_is_orthogonal(norms, columns):
+    def layer(seed: int) -> nn.Linear:
+        made = nn.Linear(columns, 4 * len(norms), dtype=torch.float64)
+        made.weight.detach().copy_(random(made.weight.shape, seed))
+        return orthogonal(made, norms)
+
+    trained, again = layer(0), layer(1)
+    trained.get_parameter("parametrizations.weight.original").detach().add_(random(again.weight.shape[:0], 2))
+    restore_orthogonal(again, materialized(trained).weight)
+    torch.testing.assert_close(again.weight, trained.weight, rtol=0, atol=1e-12)
+    with torch.no_grad():
+        again.get_parameter("parametrizations.weight.original").add_(0.5)
+    for block, norm in zip(again.weight.chunk(len(norms)), norms, strict=True):
+        torch.testing.assert_close(torch.linalg.matrix_norm(block, 2).item(), norm)
+
+
+@pytest.mark.parametrize("make", [lambda layer: layer, lambda layer: cap_norm(layer, 1.0), almost_orthogonal])
+def test_only_an_orthogonal_map_is_restored(make):
+    with pytest.raises(ConfigError, match="only a layer that `orthogonal` has made can be restored"):
+        restore_orthogonal(make(nn.Linear(2, 2)), torch.eye(2))
 
 
 def test_patches_can_be_orthogonal_and_no_other_convolution():

@@ -51,12 +51,15 @@ EXEMPT = {
 # Examples that cannot run here; every other example has a line that does.
 SKIPPED = {
     "specguard.models.convert": "needs a library of models",
+    "specguard.models.export": "needs the folder of a run",
     "specguard.models.from_huggingface": "needs transformers",
     "specguard.models.from_run": "needs the folder of a run",
     "specguard.models.from_timm": "needs timm",
     "specguard.models.from_torchvision": "needs torchvision",
     "specguard.models.timm_model": "needs timm",
+    "specguard.models.timm_weights": "needs timm",
     "specguard.models.untrained": "needs the folder of a run",
+    "specguard.models.warm_start": "needs the folder of a run",
     "specguard.studies.checked_study": "needs a finished study",
 }
 SECTIONS = ("Args", "Returns", "Yields", "Raises", "Example")

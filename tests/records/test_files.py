@@ -350,6 +350,28 @@ def test_a_file_that_is_a_link_is_replaced(tmp_path, precious, writer):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".x.draft", "precious", "x"]
 
 
+@pytest.mark.parametrize("links", [True, False], ids=["with hard links", "without hard links"])
+def test_a_file_that_must_be_new_replaces_nothing(tmp_path, precious, monkeypatch, links):
+    def refused(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(files.os, "link", refused)
+    files.write_file(tmp_path / "new", b"5", replace=False)
+    assert (tmp_path / "new").read_bytes() == b"5"
+    assert (tmp_path / "new").stat().st_nlink == 1
+    (tmp_path / "soft").symlink_to(precious)
+    (tmp_path / "dangling").symlink_to(tmp_path / "none")
+    for name in ("new", "precious", "soft", "dangling"):
+        before = os.lstat(tmp_path / name)
+        with pytest.raises(RunError) as caught:
+            files.write_file(tmp_path / name, b"6", replace=False)
+        one_sentence(caught.value, tmp_path / name, "File exists")
+        assert os.lstat(tmp_path / name).st_ino == before.st_ino
+    assert precious.read_bytes() == b"precious\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "new", "precious", "soft"]
+
+
 def test_nothing_is_added_through_a_link_to_another_name_or_to_a_pipe(tmp_path, precious):
     (tmp_path / "soft").symlink_to(precious)
     os.link(precious, tmp_path / "hard")

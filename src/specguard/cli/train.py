@@ -9,7 +9,7 @@ import typer
 from msgspec.structs import asdict
 
 from specguard.cli.groups import ModelGroup, ModelOptions
-from specguard.cli.options import Given, command
+from specguard.cli.options import Given, command, options_of
 from specguard.cli.train_needs import check_options
 from specguard.cli.train_options import (
     AdversarialOptions,
@@ -19,6 +19,7 @@ from specguard.cli.train_options import (
     PenaltyOptions,
     RunOptions,
 )
+from specguard.cli.warm_start import earlier_run, inherited, run_as_weights
 from specguard.errors import ConfigError, RunError
 from specguard.records import io
 
@@ -36,7 +37,12 @@ _OLD_NAMES = {"clean_share": "clean_fraction"}  # of options in the arguments of
 
 @command
 def train_command(
-    name: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="the model, instead of --model")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL|RUN]", help="the model, instead of --model, or a finished run to train further"
+        ),
+    ] = None,
     *,
     run: Annotated[RunOptions, "Run"],
     model: Annotated[ModelAndDataOptions, "Model and data"],
@@ -53,7 +59,7 @@ def train_command(
     elsewhere: ModelGroup,
     given: Given,
 ) -> None:
-    """Train a model; a run that was killed continues exactly with --resume."""
+    """Train a model, or that of a finished run further; a run that was killed continues exactly with --resume."""
     groups = (run, model, optimization, adversarial, penalties, augmentation, elsewhere)
     options = {key: value for group in groups for key, value in asdict(group).items()}
     given = frozenset("set_" if key == "set" else key for key in given)
@@ -61,8 +67,13 @@ def train_command(
         if "model" in given:
             raise ConfigError("the model is named twice, by itself and by --model")
         options, given = options | {"model": name}, given | {"model"}
+    options, given = run_as_weights(options, given)
     if run.resume:
         options = _resumed(run.run, options, given)
+    elif (start := earlier_run(options)) is not None:
+        path = start / "arguments.json"
+        stored = _stored(path) if os.path.lexists(path) else {}
+        options, given = inherited(start, stored, options, given), given - set(options_of(ModelOptions))
     check_options(options, given)
 
     from specguard.cli.training import run_training  # which imports torch
@@ -77,10 +88,15 @@ def _resumed(run: Path, options: dict[str, Any], given: Given) -> dict[str, Any]
         started = os.path.exists(run / "run.json")
         found = "was not started by this command" if started else "holds no run to resume"
         raise RunError(f"{run} {found}")
+    return options | _stored(path, given)
+
+
+def _stored(path: Path, given: Given = frozenset()) -> dict[str, Any]:
+    """The options in arguments.json, as the types that they have now, without those that are given."""
     stored = {_OLD_NAMES.get(name, name): value for name, value in io.read_json(path).items()}
     hints = {name: hint for group in _GROUPS for name, hint in get_type_hints(group).items()}
-    result = dict(options)
-    for name in (stored.keys() & options.keys()) - given:
+    result: dict[str, Any] = {}
+    for name in (stored.keys() & hints.keys()) - given:
         try:
             result[name] = msgspec.convert(stored[name], hints[name], dec_hook=_path)
         except msgspec.ValidationError:

@@ -1,6 +1,7 @@
 """Options of `specguard train` that have an effect only beside others."""
 
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,10 @@ _NEEDS: dict[str, Need] = {
     **dict.fromkeys(
         options_of(ModelOptions),
         ("--model timm:NAME, torchvision:NAME or hf:FOLDER", lambda o: source_kind(o["model"]) is not None),
+    ),
+    "weights": (
+        "--model timm:NAME or torchvision:NAME, unless they are those of a run",
+        lambda o: source_kind(o["model"]) is not None or os.path.isdir(o["weights"]),
     ),
 }
 

@@ -26,9 +26,9 @@ class RunOptions(Options, frozen=True):
 class ModelAndDataOptions(Options, frozen=True):
     """What is trained, and on what."""
 
-    model: Annotated[str, setting("name from `specguard models`, or timm:NAME, torchvision:NAME, hf:FOLDER")] = (
-        "tiny"
-    )
+    model: Annotated[
+        str, setting("name from `specguard models`, timm:NAME, torchvision:NAME, hf:FOLDER, or a finished run")
+    ] = "tiny"
     set_: Annotated[tuple[str, ...], setting("change a field of the model, as norm=rmsnorm")] = ()
     data: Annotated[str, setting(DATA_HELP)] = "digits"
     data_root: Annotated[Path | None, setting("folder that holds the data set")] = None

@@ -1,5 +1,6 @@
 """The work of `specguard train`: options become a model, data and settings, and these a run."""
 
+import os
 import shlex
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -11,12 +12,15 @@ import torch
 from specguard.cli.console import err, interruptible, out, plain_warnings, progress_bar
 from specguard.cli.groups import ModelOptions, source_kind
 from specguard.cli.launch import launched, own_device
-from specguard.cli.names import named_data
+from specguard.cli.names import named_data, run_data
 from specguard.cli.objectives import named_objective, named_validation
 from specguard.cli.options import options_of
 from specguard.cli.source import new_network
 from specguard.cli.text import changed_fields, new_text
+from specguard.cli.warm_start import earlier_run
 from specguard.data import AnyData, Augmentation
+from specguard.models import warm_start
+from specguard.models.warm_start import begun_model
 from specguard.nn import (
     CERTIFIABLE,
     TEXT_PRESETS,
@@ -29,7 +33,9 @@ from specguard.nn import (
     preset,
 )
 from specguard.penalties import MSVP, SingularValuePenalty, SpectralNorm
-from specguard.records.store import derived_seed
+from specguard.records.io import read_record
+from specguard.records.store import checkpoint_steps, derived_seed
+from specguard.records.training import Origin, TrainingSettings
 from specguard.train import SAM, SGD, AdamW, Cosine, OneCycle, Training, train
 from specguard.train.distributed import ALONE, joined
 
@@ -40,7 +46,7 @@ _FROM_DATA = ("classes", "channels", "mean", "std")
 def run_training(run: Path, resume: bool, o: dict[str, Any]) -> None:
     device, launch = own_device(o["device"]), launched()
     training = _training(o)
-    model, data = _model_and_data(o, derived_seed(training.seed, "weights"))
+    model, data, origin = _beginning(o, derived_seed(training.seed, "weights"), run, resume)
     arguments = {k: str(v) if isinstance(v, Path) else v for k, v in o.items() if k not in ("run", "resume")}
     starter = "specguard train --run" if launch is None else "the same torchrun and -m specguard train --run-dir"
     advice = f"continue with: {starter} {shlex.quote(str(run))} --resume"
@@ -48,14 +54,33 @@ def run_training(run: Path, resume: bool, o: dict[str, Any]) -> None:
         for context in (interruptible(advice), plain_warnings()):
             stack.enter_context(context)
         distributed = ALONE if launch is None else stack.enter_context(joined(launch.rank, launch.count, device))
-        told: dict[str, Any] = {"distributed": distributed}
+        told: dict[str, Any] = {"distributed": distributed, "origin": origin}
         if distributed.is_main:
-            err.print(f"{o['model']} on {data.name}, {device}, run directory {run}", markup=False, soft_wrap=True)
+            what = o["model"] if origin is None else f"{o['model']}, trained in {o['weights']},"
+            err.print(f"{what} on {data.name}, {device}, run directory {run}", markup=False, soft_wrap=True)
             told["watch"] = stack.enter_context(progress_bar())
         result = train(model, data, run, training, device=device, resume=resume, arguments=arguments, **told)
     if distributed.is_main:
         out.print(f"test accuracy {result.test_accuracy}", markup=False)
         out.print(f"result in {run / 'result.json'}", markup=False, soft_wrap=True)
+
+
+def _beginning(o: dict[str, Any], seed: int, run: Path, resume: bool) -> tuple[Classifier, AnyData, Origin | None]:
+    """The model, the data, and the earlier run that the weights come from, if there is one.
+
+    A run with a checkpoint holds its architecture and its weights: the earlier run may be gone by then.
+    """
+    known = resume and os.path.lexists(run / "run.json")
+    origin = read_record(run / "run.json", TrainingSettings).origin if known else None
+    if origin is not None and checkpoint_steps(run):
+        model, place = begun_model(run), run
+    elif origin is not None or earlier_run(o) is not None:
+        place = Path(o["weights"] or run)
+        start = warm_start(place)
+        model, origin = start.model, start.origin
+    else:
+        return *_model_and_data(o, seed), None
+    return model, run_data(place, model, o["data"], o["data_root"], o["verify_data"]), origin
 
 
 def _model_and_data(o: dict[str, Any], seed: int) -> tuple[Classifier, AnyData]:

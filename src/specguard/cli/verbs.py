@@ -50,6 +50,12 @@ VERBS = {
         "specguard check runs/certifiable/certificates/360-0123abcd --model runs/certifiable",
         shared=False,
     ),
+    "export": Verb(
+        "export",
+        "Write the trained weights of a run to a file, for timm or for torch.",
+        "specguard export runs/tuned --to timm tuned.safetensors",
+        shared=False,
+    ),
     "report": Verb(
         "report",
         "Write one self-contained HTML report of runs.",

@@ -45,8 +45,8 @@ def from_run(run: Path) -> Classifier:
     Example:
         >>> model = from_run(Path("runs/first"))  # doctest: +SKIP
     """
-    record, path = _model_record(run), run / "model.safetensors"
-    source = _source(record.config, run / "model.json")
+    record, path = model_record(run), run / "model.safetensors"
+    source = source_of(record.config, run / "model.json")
     tensors = read_tensors(path)
     model: Classifier
     if source is not None:
@@ -63,6 +63,13 @@ def from_run(run: Path) -> Classifier:
     if not matches_fingerprint(model, record.fingerprint):
         raise CheckpointError(f"{path} does not match the fingerprint in {run / 'model.json'}")
     return model
+
+
+def check_finite(model: Classifier, run: Path) -> None:
+    """Refuse the model of a run whose weights are not all finite."""
+    for name, tensor in model.state_dict().items():
+        if not tensor.isfinite().all():
+            raise CheckpointError(f"{run} holds entries that are not finite, in {name!r}")
 
 
 def _own(config: Any) -> ViT | TextEncoder:
@@ -92,34 +99,38 @@ def untrained(run: Path) -> Classifier | None:
     given = settings.training.get("seed")
     if type(given) is not int or settings.initial_weights is None:
         raise RunError(f"{run / 'run.json'} does not hold the settings of a run")
-    trained, seed = _model_record(run).config, derived_seed(given, "weights")
-    source = _source(settings.model, run / "run.json")
-    model: Classifier
-    if source is not None:
-        _check_same(settings.model == trained, run)
-        model = source.fresh(seed)
-    elif _is_text(settings.model):
-        _check_same(settings.model == trained, run)
-        generator = torch.Generator().manual_seed(seed)
-        model = text_encoder(text_config_from_json(settings.model), generator).eval()
-    else:
-        config = config_from_json(settings.model)
-        _check_same(config == config_from_json(trained), run)
-        model = ViT(config, torch.Generator().manual_seed(seed)).eval()
+    trained = model_record(run).config
+    if not (settings.model == trained or _same_vit(settings.model, trained)):
+        raise RunError(f"{run / 'run.json'} and {run / 'model.json'} are of different models")
+    model = fresh(settings.model, run / "run.json", derived_seed(given, "weights"))
     return model if weights_fingerprint(model) == settings.initial_weights else None
 
 
-def _model_record(run: Path) -> ModelRecord:
+def fresh(config: Any, path: Path, seed: int) -> Classifier:
+    """The untrained model of an architecture that the record `path` holds, in eval mode, determined by the seed."""
+    source = source_of(config, path)
+    if source is not None:
+        return source.fresh(seed)
+    generator = torch.Generator().manual_seed(seed)
+    if _is_text(config):
+        return text_encoder(text_config_from_json(config), generator).eval()
+    return ViT(config_from_json(config), generator).eval()
+
+
+def model_record(run: Path) -> ModelRecord:
+    """The record of a run's model."""
     record: ModelRecord = read_record(run / "model.json", ModelRecord)
     return record
 
 
-def _check_same(same: bool, run: Path) -> None:
-    if not same:
-        raise RunError(f"{run / 'run.json'} and {run / 'model.json'} are of different models")
+def _same_vit(one: Any, other: Any) -> bool:
+    """Whether two configs are of the same ViT: one of them may lack fields that are at their defaults."""
+    if any(isinstance(config, dict) and ("source" in config or _is_text(config)) for config in (one, other)):
+        return False
+    return config_from_json(one) == config_from_json(other)
 
 
-def _source(config: Any, path: Path) -> ModelSource | CertifiableConfig | None:
+def source_of(config: Any, path: Path) -> ModelSource | CertifiableConfig | None:
     """The source of a network; None for a ViT."""
     if not isinstance(config, dict) or "source" not in config:
         return None

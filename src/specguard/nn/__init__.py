@@ -26,7 +26,14 @@ from specguard.nn.layers import (
     TokenBatchNorm,
     TokenConvolution,
 )
-from specguard.nn.lipschitz import SLL, almost_orthogonal, cap_norm, lipschitz_constant, orthogonal
+from specguard.nn.lipschitz import (
+    SLL,
+    almost_orthogonal,
+    cap_norm,
+    lipschitz_constant,
+    orthogonal,
+    restore_orthogonal,
+)
 from specguard.nn.network import Network, NetworkConfig
 from specguard.nn.overrides import check_plain, find_overrides, trust_types
 from specguard.nn.pooling import ClassAndMean, ClassPool, FirstTokens, MeanPool
@@ -108,6 +115,7 @@ __all__ = [
     "materialized",
     "orthogonal",
     "preset",
+    "restore_orthogonal",
     "text_config_from_json",
     "text_config_to_json",
     "text_encoder",

@@ -104,6 +104,29 @@ def orthogonal(layer: Layer, norms: Sequence[float] = (1.0,)) -> Layer:
     return layer
 
 
+def restore_orthogonal(layer: Layer, weight: Tensor) -> None:
+    """Let a layer that `orthogonal` has just returned begin with another weight, orthogonal up to the same norms.
+
+    Args:
+        layer: The layer, not trained since; it is changed in place.
+        weight: Its weight from now on, up to rounding, as `materialized` has folded it; whatever is not orthogonal
+            in it is lost.
+
+    Example:
+        >>> trained, layer = orthogonal(nn.Linear(2, 2)), orthogonal(nn.Linear(2, 2))
+        >>> restore_orthogonal(layer, trained.weight)
+        >>> torch.allclose(layer.weight, trained.weight, atol=1e-6)
+        True
+    """
+    known = parametrize.is_parametrized(layer, "weight")
+    steps = list(layer.get_submodule("parametrizations.weight").children()) if known else []
+    if len(steps) != 2 or type(steps[1]) is not Blocks:
+        raise ConfigError("only a layer that `orthogonal` has made can be restored")
+    norms = steps[1].norms
+    W = weight.detach().to(norms).reshape(len(norms), weight.shape[0] // len(norms), -1)
+    steps[0].base = _orthonormalize(W if W.shape[1] >= W.shape[2] else W.mT)
+
+
 def _orthonormalize(W: Float[Tensor, "block row column"]) -> Float[Tensor, "block row row"]:
     """Orthogonal matrices whose first columns span the columns of W, and equal them where W is orthonormal."""
     Q, R = torch.linalg.qr(W, mode="complete")

@@ -107,8 +107,11 @@ def writing(path: Path) -> Iterator[None]:
         raise RunError(f"{path} cannot be written: {reason}") from error
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write atomically: to a draft that is flushed to the disk and then renamed. A link is replaced."""
+def write_file(path: Path, content: bytes, *, replace: bool = True) -> None:
+    """Write atomically: to a draft that is flushed to the disk and then renamed. A link is replaced.
+
+    Without `replace`, a file or a link of that name is kept, and an error says that it exists.
+    """
     if not path.name:
         raise RunError(f"{path} cannot be written: it is a folder")
     with writing(path):
@@ -119,11 +122,26 @@ def write_file(path: Path, content: bytes) -> None:
                 handle.write(content)
                 handle.flush()
                 os.fsync(handle.fileno())
-                os.replace(draft, path)
+                _rename(draft, path, replace)
         except BaseException:  # including KeyboardInterrupt
             draft.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+def _rename(draft: Path, path: Path, replace: bool) -> None:
+    if not replace:
+        try:
+            os.link(draft, path)  # unlike a rename, it never replaces a file
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+                raise
+            if os.path.lexists(path):  # a file system without hard links
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
+        else:
+            os.unlink(draft)
+            return
+    os.replace(draft, path)
 
 
 def append_file(path: Path, content: bytes) -> None:

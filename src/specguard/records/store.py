@@ -42,20 +42,33 @@ def file_digest(path: Path) -> str:
 
 
 def write_tensors(path: Path, tensors: "Mapping[str, Tensor]") -> None:
-    from safetensors.torch import save as tensor_bytes
+    write_file(path, tensor_bytes(tensors))
+
+
+def tensor_bytes(tensors: "Mapping[str, Tensor]", note: bytes | None = None) -> bytes:
+    """The content of a safetensors file, with a note in its metadata under `specguard`.
+
+    There is one entry, because safetensors writes several in a random order.
+    """
+    from safetensors.torch import save
 
     plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    write_file(path, tensor_bytes(plain))
+    return save(plain, None if note is None else {"specguard": note.decode().strip()})
 
 
 def read_tensors(path: Path) -> "dict[str, Tensor]":
     """The tensors of a safetensors file; anything else raises one sentence. Nothing is unpickled."""
-    from safetensors.torch import load as parse_tensors
-
     with reading(path, CheckpointError):
         content = read_file(path, LARGEST_WEIGHTS)
+    return parse_tensors(content, path)
+
+
+def parse_tensors(content: bytes, path: Path) -> "dict[str, Tensor]":
+    """The tensors in the content of a safetensors file."""
+    from safetensors.torch import load
+
     try:
-        tensors: dict[str, Tensor] = dict(parse_tensors(content))
+        tensors: dict[str, Tensor] = dict(load(content))
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
         reason = str(error).partition("\n")[0]  # without the traceback that torch adds
         raise CheckpointError(f"{path} is truncated or not a safetensors file: {reason}") from error

@@ -25,13 +25,25 @@ class DataRecord(Record, frozen=True):
     fingerprint: Name
 
 
+class Origin(Record, frozen=True):
+    """The finished run whose weights another run begins with: the name of its folder, and its fingerprints."""
+
+    run: Name
+    fingerprint: Name
+    weights_fingerprint: Name
+
+
 class TrainingSettings(Record, frozen=True, omit_defaults=True):
-    """What a run is made from: architecture, data, the objects of the training, and the weights it begins with."""
+    """What a run is made from: architecture, data, the objects of the training, and the weights it begins with.
+
+    `initial_weights` is their fingerprint; `origin` is the run that they come from, if it was one.
+    """
 
     model: dict[str, Any]
     data: DataRecord
     training: Description
     initial_weights: Name | None = None
+    origin: Origin | None = None
 
 
 class ModelRecord(Record, frozen=True, omit_defaults=True):

@@ -39,6 +39,7 @@ from specguard.records.training import (
     EpochRecord,
     EpochTiming,
     ModelRecord,
+    Origin,
     TrainingSettings,
     TrainingSummary,
 )
@@ -60,6 +61,7 @@ def train(
     device: torch.device,
     resume: bool = False,
     arguments: Json | None = None,
+    origin: Origin | None = None,
     distributed: Distributed = ALONE,
     watch: Watcher = lambda progress: None,
 ) -> TrainingSummary:
@@ -74,6 +76,8 @@ def train(
         resume: continue from the last checkpoint, with the same settings; on the CPU the result is then bit for bit
             that of an uninterrupted run. A finished run is returned as it is.
         arguments: stored with the settings of a new run, for a command line that resumes without repeating them
+        origin: the run that the weights of `model` come from, as `specguard.models.warm_start` returns it; stored
+            with the settings
         distributed: this process among several that train one model; their number may change at a resume
         watch: called after every step
 
@@ -108,6 +112,7 @@ def train(
         data=DataRecord(name=data.name, fingerprint=full_data.fingerprint()),
         training=described(training),
         initial_weights=weights_fingerprint(model),
+        origin=origin,
     )
     with distributed.report_lost_process(), ExitStack() as stack:
         distributed.check_agreement(
@@ -213,7 +218,8 @@ def _open_run(run: Path, settings: TrainingSettings, arguments: Json | None, res
         if isinstance(record.get("data"), dict):
             record["data"].pop("name", None)  # a folder may be renamed; the fingerprint identifies the data
         if begun:
-            record.pop("initial_weights", None)  # the checkpoint's weights replace them
+            for name in ("initial_weights", "origin"):  # the checkpoint's weights replace them
+                record.pop(name, None)
     if differs := difference(old, new):
         raise RunError(
             f"{run} cannot be resumed with other settings ({differs}); name another run directory{old_version(run)}"

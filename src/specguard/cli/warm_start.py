@@ -1,0 +1,57 @@
+"""`specguard train RUN`: the model of a finished run is trained further, with the data that this run had."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from specguard.cli.groups import source_kind
+from specguard.cli.models import model_table
+from specguard.cli.options import Given
+from specguard.errors import ConfigError, RunError
+
+_OF_MODEL = ("model", "set_", "classes", "image_size", "mean", "std")
+_OF_DATA = ("data", "data_root", "verify_data")
+_UNNAMED = "ViT"  # the name of a model that was trained from Python
+
+
+def run_as_weights(options: dict[str, Any], given: Given) -> tuple[dict[str, Any], Given]:
+    """The options, where a run that is named as the model becomes the one that `--weights` names."""
+    if "model" not in given or not _is_run(options["model"]):
+        return options, given
+    if "weights" in given:
+        raise ConfigError("the weights are named twice, by a run to train further and by --weights")
+    return options | {"weights": Path(options["model"])}, given - {"model"} | {"weights"}
+
+
+def earlier_run(options: dict[str, Any]) -> Path | None:
+    """The finished run that `--weights` names; None where it names a file for a model of another library."""
+    run: Path | None = options["weights"]
+    if run is None or os.path.isfile(run):
+        return None
+    if source_kind(options["model"]) is not None and not os.path.isdir(run):
+        return None  # a file that is missing
+    if not os.path.lexists(run / "model.json"):
+        begun = "is not finished" if os.path.lexists(run / "run.json") else "is no training run"
+        raise RunError(f"{run} {begun}: it has no model.json, and so no trained model to begin with")
+    return run
+
+
+def inherited(run: Path, stored: dict[str, Any], options: dict[str, Any], given: Given) -> dict[str, Any]:
+    """The options with those that `run` had for its model, which cannot be changed, and for its data."""
+    model = {name: stored.get(name) for name in _OF_MODEL}
+    model |= {"model": stored.get("model", _UNNAMED), "set_": stored.get("set_", ())}
+    if changed := [name for name in _OF_MODEL if name in given and options[name] != model[name]]:
+        flag = f"--{changed[0].strip('_').replace('_', '-')}"
+        raise ConfigError(f"{flag} cannot change the model of {run}, which is trained further as it is")
+    if "data" in given:
+        return options | model
+    if "data" not in stored:
+        raise RunError(f"{run} does not say which data it was trained on; name it with --data")
+    return options | model | {name: stored[name] for name in _OF_DATA if name in stored and name not in given}
+
+
+def _is_run(name: str) -> bool:
+    """Whether the name of a model means a run: it is no known name, and a folder or written as a path."""
+    if source_kind(name) is not None or name in {row.name for row in model_table()}:
+        return False
+    return os.path.isdir(name) or os.sep in name
