@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from specguard.checker import IDENTITIES, Enclosed, Image, Position
+from specguard.checker import Image
 from specguard.checker import Proof as OwnProof
 from specguard.checker.attention.point import Attention
 from specguard.checker.enclosure import Array
+from specguard.checker.image import IDENTITIES
 from specguard.checker.layers.affine import Linear
-from specguard.checker.propagate import LayerAtPoint, Path, ResidualAtPoint
+from specguard.checker.propagate import LayerAtPoint, Path, Position, ResidualAtPoint
+from specguard.checker.zonotope.walk import Enclosed
 from specguard.errors import SoundnessError
 from specguard.geometry import Norm
 from specguard.records.certificate import (
