@@ -11,7 +11,7 @@ from specguard.records.base import setting
 Kind = Literal["timm", "torchvision", "hf"]  # of libraries that models come from
 DATA = ("digits", "cifar10", "cifar100", "svhn", "mnist", "fashion_mnist", "folder", "sst2")
 DATA_HELP = f"data set: {', '.join(DATA)}, or a folder of images itself, with `train` and `val`"
-RUN_HELP = "directory of a finished training run, or a model: timm:NAME, torchvision:NAME, hf:FOLDER"
+RUN_HELP = "directory of a finished training run, or a model: zoo:NAME, timm:NAME, torchvision:NAME, hf:FOLDER"
 IMAGES, DEVICE, OUTPUT, ELSEWHERE = "Images", "Computation", "Output", "Models from elsewhere"
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]

@@ -17,7 +17,7 @@ from specguard.cli.names import folder_within, named_data, run_data, used_root
 from specguard.cli.options import number
 from specguard.data import AnyData, Data, Text
 from specguard.errors import ConfigError, RunError
-from specguard.models import ModelSource, from_run
+from specguard.models import ModelSource, from_run, from_zoo
 from specguard.models.embedding import IMAGENET_MEAN, IMAGENET_STD
 from specguard.models.load import Fitted
 from specguard.models.pretrained import huggingface_config, huggingface_statistics
@@ -26,6 +26,7 @@ from specguard.models.zoo import timm_statistics
 from specguard.nn import Classifier, Network, TextEncoder, ViT, weights_fingerprint
 from specguard.records import io
 from specguard.records.files import check_below, checks_beside
+from specguard.records.zoo import PREFIX, zoo_card, zoo_folder, zoo_name
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,16 @@ def any_folder(chosen: str) -> Path:
 
 
 def load_source(name: str, options: ModelOptions, data: DataOptions) -> Source:
-    """The model of a run or from elsewhere, in eval mode, with its data."""
+    """The model of a run, of the zoo or from elsewhere, in eval mode, with its data."""
+    if (shipped := zoo_name(name)) is not None:
+        return _of_zoo(shipped, options, data)
     if source_kind(name) is None:
         run = Path(name)
         _refuse(options, "a run directory")
         if not any(os.path.lexists(run / file) for file in ("model.json", "run.json", "model.safetensors")):
             raise RunError(
-                f"{name} is no training run: it has no model.json; other models are named timm:NAME, "
-                "torchvision:NAME or hf:FOLDER"
+                f"{name} is no training run: it has no model.json; other models are named zoo:NAME, "
+                "timm:NAME, torchvision:NAME or hf:FOLDER"
             )
         model = from_run(run)
         loaded = run_data(run, model, data.data, data.data_root, data.verify_data)
@@ -95,6 +98,15 @@ def load_source(name: str, options: ModelOptions, data: DataOptions) -> Source:
     _report_changes(fitted, source.classes)
     where = Path("runs") / f"{source.kind}-{source.name}-{weights_fingerprint(network)[:8]}"
     return Source(name, source.name, network, loaded, where, None)
+
+
+def _of_zoo(name: str, options: ModelOptions, data: DataOptions) -> Source:
+    """A model of the zoo with the data of its card, or other data; results go below runs."""
+    _refuse(options, "a model of the zoo")
+    model, card = from_zoo(name), zoo_card(name)
+    loaded = run_data(zoo_folder(name), model, data.data or card.data, data.data_root, data.verify_data)
+    where = Path("runs") / f"zoo-{name}-{weights_fingerprint(model)[:8]}"
+    return Source(f"{PREFIX}{name}", card.architecture, model, loaded, where, None)
 
 
 def new_network(

@@ -19,7 +19,7 @@ from specguard.cli.train_options import (
     PenaltyOptions,
     RunOptions,
 )
-from specguard.cli.warm_start import earlier_run, inherited, run_as_weights
+from specguard.cli.warm_start import earlier_run, inherited, of_zoo, run_as_weights
 from specguard.errors import ConfigError, RunError
 from specguard.records import io
 
@@ -40,7 +40,7 @@ def train_command(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL|RUN]", help="the model, instead of --model, or a finished run to train further"
+            metavar="[MODEL|RUN]", help="the model, instead of --model, or a finished run or zoo:NAME to train further"
         ),
     ] = None,
     *,
@@ -72,7 +72,7 @@ def train_command(
         options = _resumed(run.run, options, given)
     elif (start := earlier_run(options)) is not None:
         path = start / "arguments.json"
-        stored = _stored(path) if os.path.lexists(path) else {}
+        stored = _stored(path) if os.path.lexists(path) else of_zoo(start)
         options, given = inherited(start, stored, options, given), given - set(options_of(ModelOptions))
     check_options(options, given)
 

@@ -8,6 +8,7 @@ from specguard.cli.groups import source_kind
 from specguard.cli.models import model_table
 from specguard.cli.options import Given
 from specguard.errors import ConfigError, RunError
+from specguard.records.zoo import run_folder, zoo_card, zoo_name
 
 _OF_MODEL = ("model", "set_", "classes", "image_size", "mean", "std")
 _OF_DATA = ("data", "data_root", "verify_data")
@@ -30,10 +31,16 @@ def earlier_run(options: dict[str, Any]) -> Path | None:
         return None
     if source_kind(options["model"]) is not None and not os.path.isdir(run):
         return None  # a file that is missing
-    if not os.path.lexists(run / "model.json"):
+    if not os.path.lexists(run_folder(run) / "model.json"):
         begun = "is not finished" if os.path.lexists(run / "run.json") else "is no training run"
         raise RunError(f"{run} {begun}: it has no model.json, and so no trained model to begin with")
     return run
+
+
+def of_zoo(run: Path) -> dict[str, Any]:
+    """The options of the training of a model of the zoo, as far as its card says them; none for any other run."""
+    name = zoo_name(run)
+    return {} if name is None else {"model": zoo_card(name).architecture, "data": zoo_card(name).data}
 
 
 def inherited(run: Path, stored: dict[str, Any], options: dict[str, Any], given: Given) -> dict[str, Any]:
@@ -52,6 +59,8 @@ def inherited(run: Path, stored: dict[str, Any], options: dict[str, Any], given:
 
 def _is_run(name: str) -> bool:
     """Whether the name of a model means a run: it is no known name, and a folder or written as a path."""
+    if zoo_name(name) is not None:
+        return True
     if source_kind(name) is not None or name in {row.name for row in model_table()}:
         return False
     return os.path.isdir(name) or os.sep in name
