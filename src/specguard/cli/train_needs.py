@@ -5,7 +5,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from specguard.cli.groups import ModelOptions, source_kind
+from specguard.cli.groups import ModelOptions
+from specguard.cli.model_name import source_kind
 from specguard.cli.options import Given, options_of
 from specguard.errors import ConfigError
 

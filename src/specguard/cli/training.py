@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 import torch
 
 from specguard.cli.console import err, interruptible, out, plain_warnings, progress_bar
-from specguard.cli.groups import ModelOptions, source_kind
+from specguard.cli.groups import ModelOptions
 from specguard.cli.launch import launched, own_device
+from specguard.cli.library_model import new_network
+from specguard.cli.model_name import source_kind
 from specguard.cli.names import named_data, run_data
 from specguard.cli.objectives import named_objective, named_validation
 from specguard.cli.options import options_of
-from specguard.cli.source import new_network
 from specguard.cli.text import changed_fields, new_text
 from specguard.cli.warm_start import earlier_run
 from specguard.data import AnyData, Augmentation

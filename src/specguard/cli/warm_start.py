@@ -4,13 +4,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from specguard.cli.groups import source_kind
+from specguard.cli.model_name import source_kind
 from specguard.cli.models import model_table
 from specguard.cli.options import Given
 from specguard.errors import ConfigError, RunError
 from specguard.records.zoo import run_folder, zoo_card, zoo_name
 
-_OF_MODEL = ("model", "set_", "classes", "image_size", "mean", "std")
+_OF_MODEL = ("model", "set_", "model_arg", "classes", "image_size", "mean", "std")
 _OF_DATA = ("data", "data_root", "verify_data")
 _UNNAMED = "ViT"  # the name of a model that was trained from Python
 
@@ -47,6 +47,7 @@ def inherited(run: Path, stored: dict[str, Any], options: dict[str, Any], given:
     """The options with those that `run` had for its model, which cannot be changed, and for its data."""
     model = {name: stored.get(name) for name in _OF_MODEL}
     model |= {"model": stored.get("model", _UNNAMED), "set_": stored.get("set_", ())}
+    model |= {"model_arg": stored.get("model_arg", ())}
     if changed := [name for name in _OF_MODEL if name in given and options[name] != model[name]]:
         flag = f"--{changed[0].strip('_').replace('_', '-')}"
         raise ConfigError(f"{flag} cannot change the model of {run}, which is trained further as it is")

@@ -147,6 +147,8 @@ def _network(source: ModelSource | CertifiableConfig, tensors: dict[str, Tensor]
     try:
         size = source.weights if isinstance(source, CertifiableConfig) else source.weights()
     except ConfigError:
+        if isinstance(source, ModelSource) and source.arguments:
+            raise
         size = 0  # some releases cannot determine it; errors of the source are raised below
     if size > 2 * sum(tensor.numel() for tensor in tensors.values()):
         name = "its config" if isinstance(source, CertifiableConfig) else source.name
