@@ -186,9 +186,9 @@ def _section(one: Card) -> str:
 
 INTRODUCTION = """# The zoo
 
-Trained models that come with the package, {size:.1f} MB in all. `zoo:NAME` is a model wherever a run is: `attack`, `certify`,
-`smooth`, `spectrum`, `sensitivity`, `check --model`, `export` and, to train it further, `train`. Loading verifies the
-fingerprint on the card.
+Trained models that come with the package, {size:.1f} MB in all. `zoo:NAME` is a model wherever a run is: `attack`,
+`certify`, `smooth`, `spectrum`, `sensitivity`, `check --model`, `export` and, to train it further, `train`. Loading
+verifies the fingerprint on the card.
 
 ```
 specguard zoo
@@ -206,9 +206,9 @@ from specguard.models import from_zoo
 model = from_zoo("digits-certified")  # takes pixels in [0, 1]
 ```
 
-A model brings no data: `--data` is that of its card unless another is named, and CIFAR-10 needs `--data-root`. Results go to
-`runs/zoo-NAME-...`. The numbers are those of committed results of the recipe named below; this page and the cards
-are written by `make tables`.
+A model brings no data: `--data` is that of its card unless another is named, and CIFAR-10 needs `--data-root`.
+Results go to `runs/zoo-NAME-...`. The numbers are those of committed results of the recipe named below; this page
+and the cards are written by `make tables`.
 """
 
 

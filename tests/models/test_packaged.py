@@ -59,7 +59,7 @@ def test_a_model_that_is_not_the_one_of_its_card_is_refused(copied):
 
 
 def test_a_name_that_is_nearly_right_gets_a_suggestion():
-    with pytest.raises(ConfigError, match="the zoo has no 'cifar-certified', .*did you mean 'cifar10-certified'"):
+    with pytest.raises(ConfigError, match=r"the zoo has no 'cifar-certified', .*did you mean 'cifar10-certified'"):
         from_zoo("cifar-certified")
     with pytest.raises(ConfigError, match=r"the zoo has no '\.\./zoo/digits-certified'"):
         from_zoo("../zoo/digits-certified")

@@ -1,4 +1,4 @@
-"""Every recipe has --help, a dry run and an estimate of its time; a dry run prints what is run, and runs nothing."""
+"""Every recipe has --help, a dry run and an estimate of its time; a dry run prints what is run, and runs none."""
 
 import os
 import re
@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import estimate
 import pytest
 import typer
 
+import estimate
 from specguard.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +70,9 @@ def test_what_a_dry_run_prints_is_what_is_run(name, tmp_path):
     ended = called(name, *words, cwd=tmp_path, python=str(stand_in))
     assert ended.returncode == 0, ended.stderr
     ran = [line.split("\0")[:-1] for line in log.read_text().splitlines()]
-    ran = [["specguard", *line[2:]] if line[:2] == ["-m", "specguard"] else line for line in ran[1:]]  # the estimate
+    ran = [
+        ["specguard", *line[2:]] if line[:2] == ["-m", "specguard"] else line for line in ran[1:]
+    ]  # the estimate
     printed = [shlex.split(line) for line in dry.stdout.splitlines()]
     assert [line[3:] if line[0] == "env" else line for line in printed] == ran
 

@@ -1,4 +1,4 @@
-"""What a word on the command line names: a run, a model of the zoo, of a library or of this package, a file, a function."""
+"""What a word on the command line names: a run, a model of the zoo or a library, a preset, a file, a function."""
 
 import os
 import re

@@ -40,7 +40,8 @@ def train_command(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL|RUN]", help="the model, instead of --model, or a finished run or zoo:NAME to train further"
+            metavar="[MODEL|RUN]",
+            help="the model, instead of --model, or a finished run or zoo:NAME to train further",
         ),
     ] = None,
     *,

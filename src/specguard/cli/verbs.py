@@ -69,7 +69,10 @@ VERBS = {
     ),
     "models": Verb("models", "List the models that can be trained by name.", "specguard models"),
     "zoo": Verb(
-        "zoo", "List the trained models that come with the package.", "specguard zoo cifar10-certified", shared=False
+        "zoo",
+        "List the trained models that come with the package.",
+        "specguard zoo cifar10-certified",
+        shared=False,
     ),
 }
 # Spellings of version 0.2, which still work in this version.

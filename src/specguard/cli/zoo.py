@@ -29,8 +29,10 @@ def zoo_command(
 def zoo_table() -> Table:
     """All models, with their accuracies at one radius each."""
     heads = ("name", "data", "clean", "robust", "certified", "at", "checked", "MB")
-    columns = [Column(head, no_wrap=True, justify="left" if head in ("name", "data") else "right") for head in heads]
-    caption = "accuracies in %; checked: claims proved again; specguard zoo NAME prints a card; zoo:NAME is a model everywhere"
+    columns = [
+        Column(head, no_wrap=True, justify="left" if head in ("name", "data") else "right") for head in heads
+    ]
+    caption = "accuracies in %; checked: claims proved again; specguard zoo NAME: a card; zoo:NAME: the model"
     table = Table(*columns, caption=caption, box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for card in map(zoo_card, zoo_names()):
         row = card.headline

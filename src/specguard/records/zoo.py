@@ -19,7 +19,7 @@ _LARGEST = 2**20  # bytes of a card
 
 
 class Checked(Record, frozen=True):
-    """What the independent checker did: images, claims proved again, certified images attacked, none with success."""
+    """What the independent checker did: images, claims proved again, certified images attacked in vain."""
 
     n: Count
     claims: Count
@@ -39,8 +39,9 @@ class Card(Record, frozen=True, omit_defaults=True):
     """What is known about a model of the zoo.
 
     `data` is the name of its data set, with its license and the paper to cite. `attack` is what the robust
-    accuracies withstood and `methods` are what the certified ones rest on; `results` are the files of the repository
-    that hold all numbers; `shown` is the radius that lists show. `needs` is a library that the model is loaded with.
+    accuracies withstood and `methods` are what the certified ones rest on. `results` are the files of the
+    repository that hold all numbers, and `shown` is the radius that lists show. `needs` is a library that the
+    model is loaded with.
     """
 
     name: Name
