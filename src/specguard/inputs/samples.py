@@ -176,9 +176,9 @@ def _source(data: Any, labels: Any, batch: int) -> tuple[int | None, Callable[[]
     if isinstance(data, Tensor | np.ndarray):
         raise DataError("labels are missing: write (images, labels)")
     if isinstance(data, Dataset):
-        split, size = data, len(data)
-        parts = [slice(begin, begin + batch) for begin in range(0, size, batch)]
-        return size, lambda: ((*split.batch(part), split.samples[part]) for part in parts)
+        split = data
+        parts = [slice(begin, begin + batch) for begin in range(0, len(split), batch)]
+        return len(split), lambda: ((*split.batch(part), split.samples[part]) for part in parts)
     if isinstance(data, dict):
         raise DataError(f"a dictionary is no data: {_PAIRS}")
     size = _length(data)
