@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from scipy.special import betainc, ndtri
 from scipy.stats import beta
 from torch import Tensor
 
 from specguard.errors import AttackError, ConfigError
+from specguard.inputs import ImagesLike, as_images, dtype_of, eval_mode, warn_of_train_mode
 from specguard.records.smoothing import Smoothing
 from specguard.rng import Noise
 
@@ -50,7 +50,7 @@ class Smoothed:
 
 def certify_smoothed(
     model: Model,
-    image: Float[Tensor, "*shape"],
+    image: ImagesLike,
     settings: Smoothing,
     *,
     sample: int,
@@ -68,8 +68,9 @@ def certify_smoothed(
     Reference: Cohen, Rosenfeld and Kolter 2019, Theorem 1 and section 3.2.2 (CERTIFY).
 
     Args:
-        model: the base classifier, from a batch of images to logits.
-        image: one image.
+        model: the base classifier, from a batch of images to logits; a module is evaluated in eval mode.
+        image: one image: a tensor, an array or a list. Noise is added to it in float64, and the sum is rounded to the
+            dtype of the model.
         settings: sigma, numbers of draws, and failure probability.
         sample: identity of the image, which with `seed` determines the noise.
         seed: of the noise.
@@ -89,9 +90,13 @@ def certify_smoothed(
     """
     if batch < 1:
         raise ConfigError(f"batch must be at least 1, not {batch}")
-    selection_counts = _count_classes(model, image, settings.sigma, settings.n0, _subseed(sample, seed, 0), batch)
-    selected = int(selection_counts.argmax())
-    counts = _count_classes(model, image, settings.sigma, settings.n, _subseed(sample, seed, 1), batch)
+    given = [image] if isinstance(image, list | tuple) else image[None]
+    x = as_images(given, model=model, box=False, exact=True)[0]
+    warn_of_train_mode(model)
+    with eval_mode(model):
+        selection_counts = _count_classes(model, x, settings.sigma, settings.n0, _subseed(sample, seed, 0), batch)
+        selected = int(selection_counts.argmax())
+        counts = _count_classes(model, x, settings.sigma, settings.n, _subseed(sample, seed, 1), batch)
     count = int(counts[selected])
     probability = lower_probability(count, settings.n, settings.alpha)
     radius = lower_smoothed_radius(probability, settings.sigma)
@@ -142,10 +147,11 @@ def _subseed(sample: int, seed: int, purpose: int) -> int:
 def _count_classes(model: Model, image: Tensor, sigma: float, draws: int, seed: int, batch: int) -> Tensor:
     """Count the classes predicted for the noisy image, with one random number generator per draw."""
     total: Tensor | None = None
+    dtype = dtype_of(model) or image.dtype
     for begin in range(0, draws, batch):
         numbers = torch.arange(begin, min(begin + batch, draws), device=image.device)
         noise = Noise.of(numbers, seed).normal(image.shape, torch.float64)
-        logits = model((image.double() + sigma * noise).to(image.dtype))
+        logits = model((image.double() + sigma * noise).to(dtype))
         if logits.ndim != 2 or len(logits) != len(numbers) or logits.shape[1] < 2:
             raise AttackError(f"a classifier gives at least two logits for every image, not {tuple(logits.shape)}")
         if not logits.isfinite().all():

@@ -79,7 +79,7 @@ class CrossEntropy:
         >>> import torch
         >>> from specguard.train import CrossEntropy, StepContext
         >>> context = StepContext(step=0, steps=10, steps_per_epoch=5, generator=torch.Generator().manual_seed(0))
-        >>> brightness = lambda x: torch.stack([1 - x.mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
+        >>> brightness = lambda x: torch.stack([0.5 - x.mean((1, 2, 3)), x.mean((1, 2, 3)) - 0.5], 1)
         >>> images, targets = torch.full((2, 1, 2, 2), 0.45), torch.eye(2)[[0, 0]]
         >>> round(CrossEntropy()(brightness, images, targets, context).item(), 3)
         0.644
