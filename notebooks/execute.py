@@ -17,8 +17,8 @@ import nbformat
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parent
-# A line that names the torchvision of one machine is no part of a notebook.
-QUIET = "ignore:torchvision does not fit this torch:UserWarning"
+# What libraries say about the machine is no part of a notebook.
+QUIET = "ignore:torchvision does not fit this torch:UserWarning,ignore:IProgress not found"
 
 
 def sources(notebook: Any) -> str:
@@ -36,7 +36,9 @@ def executed(path: Path, *, small: bool = False) -> Any:
         if small:
             environment["SPECGUARD_SMALL"] = "1"
         resources = {"metadata": {"path": folder}}
-        client = NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources)
+        client = NotebookClient(
+            notebook, timeout=600, kernel_name="python3", resources=resources, coalesce_streams=True
+        )
         client.execute(env=environment)
     for cell in notebook.cells:
         cell.metadata = {}
