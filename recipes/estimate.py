@@ -76,6 +76,9 @@ def lines(recipe: Path) -> Iterator[str]:
     for one in measured(recipe):
         rows.setdefault(one.row, []).append(one)
     total: dict[str, float] = {}
+    if not rows:
+        yield "Time estimate: none, since no result of this recipe is committed yet"
+        return
     yield "Time estimate, from the committed results:"
     for row, found in rows.items():
         known = [(one, one.seconds) for one in found if one.seconds is not None]
