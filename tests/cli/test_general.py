@@ -5,7 +5,6 @@ import json
 import math
 import os
 import pickle
-import re
 import shlex
 import shutil
 import signal

@@ -98,7 +98,16 @@ def test_attention_that_starts_at_neighbors_is_nearly_the_shift():
 
 def test_the_bias_towards_neighbors_is_put_where_it_is_asked_for():
     config = CertifiableConfig(
-        image=8, patch=2, channels=1, dim=20, depth=1, heads=10, neighbor_bias=3.0, own_bias=2.0, mean=(0.5,), std=(1.0,)
+        image=8,
+        patch=2,
+        channels=1,
+        dim=20,
+        depth=1,
+        heads=10,
+        neighbor_bias=3.0,
+        own_bias=2.0,
+        mean=(0.5,),
+        std=(1.0,),
     )
     bias = config.fresh(0).blocks[0].attention.bias
     assert torch.equal(bias[8], bias[0])  # ten heads take the eight neighbors in turn

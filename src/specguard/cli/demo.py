@@ -18,7 +18,7 @@ class DemoOptions(Options, frozen=True):
 
 @command
 def demo_command(options: Annotated[DemoOptions, "Demo"]) -> None:
-    """Train three models on real digits, attack and certify them, and write a report: what a certificate is worth."""
+    """Train three models on real digits, attack and certify them under one threat, and write a report."""
     from specguard.demo import demo
 
     run, epochs = options.run, options.epochs

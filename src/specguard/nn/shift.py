@@ -39,7 +39,9 @@ class CyclicShift(nn.Module):
         side, steps = grid_steps(self)
         check_grid(side, steps, tuple(x.shape[1:]))
         grid = x.unflatten(1, (side, side)).chunk(len(steps), -1)
-        return torch.cat([group.roll(step, (1, 2)) for group, step in zip(grid, steps, strict=True)], -1).flatten(1, 2)
+        return torch.cat([group.roll(step, (1, 2)) for group, step in zip(grid, steps, strict=True)], -1).flatten(
+            1, 2
+        )
 
     def extra_repr(self) -> str:
         return f"side={self.side}, steps={self.steps}"
