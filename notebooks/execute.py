@@ -7,6 +7,7 @@ python notebooks/execute.py --small --to FILE NAME     one of them, on less, int
 import argparse
 import hashlib
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -16,14 +17,17 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 
+from specguard.records.zoo import zoo_card
+
 FOLDER = Path(__file__).resolve().parent
 # What libraries say about the machine is no part of a notebook.
 QUIET = "ignore:torchvision does not fit this torch:UserWarning,ignore:IProgress not found"
 
 
 def sources(notebook: Any) -> str:
-    """A hash of all code, which the metadata of an executed notebook hold."""
+    """A hash of all code and of the models of the zoo in it, which the metadata of an executed notebook hold."""
     code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    code += [zoo_card(name).fingerprint for name in re.findall(r'from_zoo\("([^"]+)"\)', "\n".join(code))]
     return hashlib.sha256("\0".join(code).encode()).hexdigest()
 
 
