@@ -696,7 +696,9 @@ def test_losses_of_a_wider_enclosure_are_right(wide, tmp_path):
     image = Image.of(read(made), pixels, record.label)
     best = list(image.losses(0.001, "mixed", torch.inf, 1e-7, image.zonotope("l2", 0.001).distances))
     assert record.method == "mixed"
-    assert all(record.losses.keys() - {f"{layer}: {term}" if layer else term for layer, term in own} for own in best)
+    assert all(
+        record.losses.keys() - {f"{layer}: {term}" if layer else term for layer, term in own} for own in best
+    )
 
 
 def test_losses_of_a_margin_that_loses_less_are_an_error(wide):
