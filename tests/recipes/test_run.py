@@ -55,6 +55,8 @@ def test_a_dry_run_prints_commands_that_exist_without_data_and_leaves_nothing(na
             _, verb, _ = GROUP.resolve_command(typer.Context(GROUP), [words[1]])
             known = {flag for one in verb.params for flag in (*one.opts, *one.secondary_opts)}
             assert {word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)} <= known, words
+        elif "bash" in words:
+            assert Path(words[words.index("bash") + 1]).exists()
         elif words[0] == "env":
             script = words[words.index(sys.executable) + 1 :]
             place = ROOT / "recipes" / script[1].replace(".", "/") if script[0] == "-m" else Path(script[0])

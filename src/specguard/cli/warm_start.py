@@ -29,9 +29,10 @@ def earlier_run(options: dict[str, Any]) -> Path | None:
     run: Path | None = options["weights"]
     if run is None or os.path.isfile(run):
         return None
-    if source_kind(options["model"]) is not None and not os.path.isdir(run):
+    folder = run_folder(run)
+    if source_kind(options["model"]) is not None and not os.path.isdir(folder):
         return None  # a file that is missing
-    if not os.path.lexists(run_folder(run) / "model.json"):
+    if not os.path.lexists(folder / "model.json"):
         begun = "is not finished" if os.path.lexists(run / "run.json") else "is no training run"
         raise RunError(f"{run} {begun}: it has no model.json, and so no trained model to begin with")
     return run
