@@ -17,7 +17,7 @@ from scipy.stats import beta
 from torch import Tensor
 
 from specguard.errors import AttackError, ConfigError
-from specguard.inputs import ImagesLike, as_images, dtype_of, eval_mode, warn_of_train_mode
+from specguard.inputs import as_images, dtype_of, eval_mode, warn_of_train_mode
 from specguard.records.smoothing import Smoothing
 from specguard.rng import Noise
 
@@ -50,7 +50,7 @@ class Smoothed:
 
 def certify_smoothed(
     model: Model,
-    image: ImagesLike,
+    image: Any,
     settings: Smoothing,
     *,
     sample: int,
@@ -69,7 +69,7 @@ def certify_smoothed(
 
     Args:
         model: the base classifier, from a batch of images to logits; a module is evaluated in eval mode.
-        image: one image: a tensor, an array or a list. Noise is added to it in float64, and the sum is rounded to the
+        image: one image: a tensor, an array or a list. Noise is added in float64, and the sum is rounded to the
             dtype of the model.
         settings: sigma, numbers of draws, and failure probability.
         sample: identity of the image, which with `seed` determines the noise.
