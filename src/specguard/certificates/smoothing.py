@@ -10,6 +10,7 @@ The result therefore has a type of its own, which nothing that expects a determi
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from scipy.special import betainc, ndtri
@@ -90,7 +91,7 @@ def certify_smoothed(
     """
     if batch < 1:
         raise ConfigError(f"batch must be at least 1, not {batch}")
-    given = [image] if isinstance(image, list | tuple) else image[None]
+    given = image[None] if isinstance(image, Tensor) else [image]
     x = as_images(given, model=model, box=False, exact=True)[0]
     warn_of_train_mode(model)
     with eval_mode(model):

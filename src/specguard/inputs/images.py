@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
+from PIL.Image import Image as Picture
 from torch import Tensor
 
 from specguard.errors import DataError, warn
@@ -64,6 +65,12 @@ def _tensor(value: Any) -> Tensor:
         if len({(part.shape, part.dtype) for part in parts}) > 1:
             raise DataError("images of one batch must have one shape and one dtype")
         return torch.stack(parts)
+    if isinstance(value, Picture):
+        if value.mode not in ("L", "RGB"):
+            raise DataError(
+                f"a picture of mode {value.mode} has no pixels of one or three channels: write convert('RGB')"
+            )
+        return torch.from_numpy(np.array(value).reshape(value.height, value.width, -1))
     if not (isinstance(value, list | tuple | np.ndarray) or hasattr(value, "__array__")):
         raise DataError(
             f"images must be a tensor, an array or a list, not a {type(value).__name__}; for loaders and data sets "
