@@ -523,7 +523,7 @@ def test_nothing_is_said_of_a_model_that_takes_pixels_as_they_are(timm):
     model = small(timm, mean=0.0)
     specguard.attack(model, (IMAGES, LABELS), BALL, attack="fgsm")
     specguard.certify(convert(small(timm)), IMAGES, LABELS, Ball("l2", 1e-3), ["local"])
-    specguard.attack(Wrapped(small(timm), (0.5,) * 3, (0.5,) * 3).eval(), (IMAGES, LABELS), BALL, attack="fgsm")
+    specguard.attack(Wrapped(small(timm), (0.5,) * 3, (0.5,) * 3), (IMAGES, LABELS), BALL, attack="fgsm")
 
 
 def test_normalized_pixels_are_refused_with_what_to_write(timm):

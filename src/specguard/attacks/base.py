@@ -83,6 +83,10 @@ class Attack(ABC):
     With `leave`, an image leaves the batch as soon as it is misclassified. Without it, all images take all steps
     and the last iterate is returned, unless only an earlier one was misclassified.
 
+    Args:
+        *arguments: the settings of a subclass, by position
+        **settings: the same by name; what other libraries take here is refused with what to write instead
+
     Example:
         >>> import torch
         >>> from specguard import Ball

@@ -83,7 +83,7 @@ def certify_smoothed(
     Example:
         >>> import torch
         >>> from specguard.certificates import Smoothing, certify_smoothed
-        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2, bias=False))
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2, bias=False)).eval()
         >>> model[1].weight.data = torch.tensor([[1.0] * 4, [-1.0] * 4])
         >>> result = certify_smoothed(model, torch.ones(1, 2, 2), Smoothing(n0=10, n=100), sample=0)
         >>> result.predicted, round(result.radius, 2)
