@@ -199,11 +199,22 @@ def test_bytes_are_certified_as_the_images_that_are_attacked():
     )
 
 
-def test_a_model_in_half_precision_is_refused_with_what_to_write():
-    with says(
-        DataError, "the weights of the model are float16, and images float32 or float64: write model.float()"
-    ):
-        FGSM(linear(torch.float16), IMAGES, LABELS, BALL)
+class Halved(nn.Module):
+    """What converts its input itself."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x.half()).float()
+
+
+def test_a_model_in_half_precision_is_refused_with_what_to_write_unless_it_converts_its_input():
+    model = linear(torch.float16)
+    with says(SpecGuardError, "in float32: its weights have half precision, so write model.float()"):
+        FGSM(model, IMAGES, LABELS, BALL)
+    assert FGSM(Halved(model), IMAGES, LABELS, BALL).success.shape == (COUNT,)
 
 
 def test_a_callable_that_cannot_take_the_dtype_is_one_sentence():
@@ -345,6 +356,7 @@ DATA = {
     "a torch data set": lambda: TensorDataset(IMAGES, LABELS),
     "an iterable data set": lambda: Numbers(),
     "a list of batches": lambda: [(IMAGES[:4], LABELS[:4]), (IMAGES[4:], LABELS[4:])],
+    "the two batches of a loader": lambda: list(DataLoader(TensorDataset(IMAGES, LABELS), batch_size=3)),
     "two batches": lambda: [(IMAGES[:3], LABELS[:3]), (IMAGES[3:], LABELS[3:].tolist())],
     "a generator of batches": lambda: ((x[None], [int(y)]) for x, y in zip(IMAGES, LABELS, strict=True)),
     "a list of samples": lambda: list(zip(IMAGES, LABELS.tolist(), strict=True)),
@@ -593,6 +605,7 @@ def test_certificates_of_batches_are_those_of_all_images_at_once():
         assert {name: count.tolist() for name, count in whole.asked.items()} == {
             name: count.tolist() for name, count in parted.asked.items()
         }
+    assert specguard.certify(model, IMAGES, LABELS, L2, "local").lower.keys() == {"local"}
     both = specguard.certify(model, IMAGES, LABELS, [L2, BALL], ["local"], batch=4)
     assert [each.ball for each in both] == [L2, BALL]
     assert (

@@ -133,11 +133,10 @@ def _check_values(images: Tensor, box: bool) -> None:
 
 def _in_dtype(images: Tensor, dtype: torch.dtype | None) -> Tensor:
     """For an attack: the dtype of the model's weights; a change from float64 to float32 is said."""
-    if dtype is None or dtype == images.dtype:
+    if (
+        dtype not in _FLOATS or dtype == images.dtype
+    ):  # a model with weights in half precision may convert its input
         return images
-    if dtype not in _FLOATS:
-        kind = str(dtype).removeprefix("torch.")
-        raise DataError(f"the weights of the model are {kind}, and images float32 or float64: write model.float()")
     if dtype == torch.float32:
         warn("images of float64 are rounded to float32, the dtype of the model's weights; model.double() avoids it")
     return images.to(dtype)
