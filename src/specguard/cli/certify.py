@@ -83,6 +83,7 @@ def certify_command(
     verifiers, pictures = _verifiers(options.verifier, network), None
     if options.baseline is not None:
         _, pictures = source.of_images("certify --baseline")
+        len(pictures.train)  # data without training images is refused before the work begins
     further = [verifier.rests_on for verifier in verifiers]
     folder = study_folder(
         split,

@@ -48,4 +48,4 @@ def imported_run(name: str, run: Path, words: tuple[str, ...]) -> ViT | Network:
     module.load_state_dict(tensors)
     if not matches_fingerprint(module, record.fingerprint):
         raise CheckpointError(f"{path} is of another function than {name} makes, or was changed")
-    return module  # type: ignore[no-any-return]
+    return module
