@@ -12,6 +12,7 @@ from specguard.cli.normalization import layer_statistics, print_statistics
 from specguard.data import Data
 from specguard.errors import ConfigError, RunError
 from specguard.models.arguments import check_known
+from specguard.models.export import shortest_numbers
 from specguard.models.recognize import recognize
 from specguard.models.weight_file import WeightFile, model_of_file, read_weight_file
 from specguard.nn import CERTIFIABLE, TEXT_PRESETS, Classifier, Network, TextEncoder, ViT, preset
@@ -75,8 +76,8 @@ def _config(name: str, arguments: dict[str, Any], file: WeightFile) -> dict[str,
     kept = {
         "channels": mean.numel(),
         "classes": len(head),
-        "mean": mean.flatten().tolist(),
-        "std": std.flatten().tolist(),
+        "mean": shortest_numbers(mean),
+        "std": shortest_numbers(std),
     }
     fields = asdict(CERTIFIABLE[name] if name in CERTIFIABLE else preset(name))
     check_known(name, arguments, fields.keys() - set(_FROM_DATA))

@@ -72,9 +72,8 @@ def train_command(
     if run.resume:
         options = _resumed(run.run, options, given)
         if "model" not in given and is_import_path(options["model"]):
-            raise RunError(
-                f"{run.run} was trained from {options['model']}, {RUNS_CODE}: write --model with it again"
-            )
+            named = f"{run.run} was trained from {options['model']}, {RUNS_CODE}"
+            raise RunError(f"{named}: write --model {options['model']} again")
     elif (start := earlier_run(options)) is not None:
         path = start / "arguments.json"
         stored = _stored(path) if os.path.lexists(path) else {}

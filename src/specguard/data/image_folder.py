@@ -21,7 +21,7 @@ def image_folder(root: Path, size: int, memory: int = 2**31) -> Data:
     A folder without training images can be attacked and certified: its classes are then the sub-folders of val.
 
     Args:
-        root: folder with val/CLASS/FILE (or test, valid, validation, testing), and with train/CLASS/FILE for training
+        root: folder with val/CLASS/FILE (or test, valid, validation, testing), and train/CLASS/FILE for training
         size: height and width of the images
         memory: bytes; larger data sets stay on the disk, and images are read when needed
 
