@@ -96,12 +96,7 @@ def test_models_of_libraries_are_recognized_with_the_arguments_that_make_them_ag
         ("timm", "vit_small_patch16_224", 32, {"patch_size": 8, "depth": 2}),
         ("timm", "deit_tiny_distilled_patch16_224", 32, {"depth": 1}),
         ("timm", "vit_tiny_patch16_224", 8, {"patch_size": 4, "embed_dim": 24, "depth": 1, "num_heads": 3}),
-        (
-            "torchvision",
-            "vit_b_16",
-            8,
-            {"patch_size": 4, "hidden_dim": 64, "num_heads": 1, "mlp_dim": 96, "num_layers": 1},
-        ),
+        ("torchvision", "vit_b_16", 8, small),
     ):
         theirs = ModelSource(kind, name, 10, 3, image, three, three, arguments=arguments).original()
         save_file(theirs.state_dict(), tmp_path / "w.safetensors")

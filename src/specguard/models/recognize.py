@@ -1,4 +1,4 @@
-"""Which architecture weights are of, as far as their names and shapes tell."""
+"""Which architecture weights are of, as far as their names and shapes show it."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _TIMM_HEADS = {"tiny": 3, "small": 6, "base": 12, "large": 16, "huge": 16}
 
 @dataclass(frozen=True)
 class Recognized:
-    """The options of the command line that name an architecture, and what the weights do not tell.
+    """The options of the command line that name an architecture, and what the weights do not show.
 
     Args:
         name: The model, such as timm:vit_tiny_patch16_224.
@@ -48,7 +48,7 @@ def recognize(tensors: Mapping[str, Tensor]) -> Recognized | None:
         tensors: Tensors by name.
 
     Returns:
-        A suggestion, which is not certain: weights do not tell the number of heads of attention.
+        A suggestion, which is not certain: weights do not show the number of heads of attention.
 
     Example:
         >>> import torch
@@ -80,7 +80,7 @@ def _timm(shapes: dict[str, tuple[int, ...]]) -> Recognized:
         arguments["depth"] = depth
     if dim not in _SIZES:
         arguments["num_heads"] = max(dim // 64, 1) if dim % 64 == 0 else _TIMM_HEADS[size]
-    question = "where num_heads is a guess, since weights do not tell it" if dim not in _SIZES else ""
+    question = "where num_heads is a guess, since weights do not show it" if dim not in _SIZES else ""
     prefix = sum(token in shapes for token in ("cls_token", "dist_token"))
     return Recognized(
         f"timm:{name}_patch{usual}_224", arguments, _image(shapes.get("pos_embed"), prefix, patch), question
@@ -100,7 +100,7 @@ def _torchvision(shapes: dict[str, tuple[int, ...]]) -> Recognized:
         arguments |= {"mlp_dim": shapes.get("encoder.layers.encoder_layer_0.mlp.0.weight", (4 * dim,))[0]}
     if depth != {"b": 12, "l": 24, "h": 32}[letter]:
         arguments["num_layers"] = depth
-    question = "where num_heads is a guess, since weights do not tell it" if "num_heads" in arguments else ""
+    question = "where num_heads is a guess, since weights do not show it" if "num_heads" in arguments else ""
     known = 32 if patch == 32 and letter != "h" else usual
     image = _image(shapes.get("encoder.pos_embedding"), 1, patch)
     return Recognized(f"torchvision:vit_{letter}_{known}", arguments, image, question)

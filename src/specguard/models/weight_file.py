@@ -45,8 +45,12 @@ def read_weight_file(path: Path) -> WeightFile:
         Its tensors, and what it says about itself.
 
     Example:
-        >>> read_weight_file(Path("tiny.safetensors")).record.layout  # doctest: +SKIP
-        'state_dict'
+        >>> import torch
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     torch.save({"w": torch.ones(2)}, Path(folder) / "weights.pt")
+        ...     read_weight_file(Path(folder) / "weights.pt").tensors
+        {'w': tensor([1., 1.])}
     """
     path = Path(path)
     tensors = load_weights(path)
@@ -75,7 +79,11 @@ def model_of_file(file: WeightFile, config: Json | None = None) -> Classifier:
         The model, in eval mode, on the CPU.
 
     Example:
-        >>> model = model_of_file(read_weight_file(Path("tiny.safetensors")))  # doctest: +SKIP
+        >>> from dataclasses import asdict
+        >>> from specguard.nn import ViT, preset
+        >>> weights = WeightFile(Path("tiny.pt"), ViT(preset("tiny")).state_dict())
+        >>> model_of_file(weights, asdict(preset("tiny"))).classes
+        10
     """
     stated = None if file.record is None else file.record.config
     if config is None and stated is None:

@@ -60,7 +60,7 @@ def run_smooth(
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> from specguard.data import digits
-        >>> from specguard.nn import preset
+        >>> from specguard.nn import ViT, preset
         >>> from specguard.records.smoothing import Smoothing
         >>> from specguard.studies import about_study
         >>> model, data = ViT(preset("tiny_smooth"), torch.Generator().manual_seed(0)).eval(), digits()
