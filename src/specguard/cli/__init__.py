@@ -7,7 +7,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from specguard.cli.console import err, flushed_output, interruptible_afterwards, out, silence
+from specguard.cli.console import err, flushed_output, interruptible_afterwards, out, plain_warnings, silence
 from specguard.cli.verbs import OLD_FLAGS, OLD_VERBS, VERBS
 from specguard.errors import SpecGuardError
 from specguard.version import __version__
@@ -87,7 +87,7 @@ def top(
 def main() -> NoReturn:
     """The entry point: an error that the user can mend is one sentence and exit code 2, never a traceback."""
     try:
-        with flushed_output():
+        with flushed_output(), plain_warnings():
             app()
     except SpecGuardError as error:
         _fail(str(error))
