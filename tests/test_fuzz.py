@@ -414,9 +414,8 @@ def reported(place: str) -> Reader:
 
 
 ORIGINALS = Path()  # set below, once the files are there
-TENSORS = ViT(
-    ViTConfig(image=8, patch=4, channels=1, dim=4, depth=1, heads=1, mean=(0.3,), std=(1.0,))
-).state_dict()
+SIZES = {"image": 8, "patch": 4, "channels": 1, "dim": 4, "depth": 1, "heads": 1}
+TENSORS = ViT(ViTConfig(**SIZES, mean=(0.3,), std=(1.0,))).state_dict()
 EXPORTED = {
     "layout": "state_dict", "version": "1", "fingerprint": "c0", "classes": ["a"], "mean": [0.3], "std": [1.0],
     "config": {**SIZES, "mean": [0.3], "std": [1.0]},
