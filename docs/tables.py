@@ -21,6 +21,7 @@ from published.relational import relational
 README, RESULTS = ROOT / "README.md", ROOT / "docs" / "results"
 STUDIES: dict[str, Callable[[], str]] = {
     "digits_certified": certified.digits_certified,
+    "digits_shift": certified.digits_shift,
     "cifar10_certified": certified.cifar10_certified,
     "cifar10_lofast": certified.cifar10_lofast,
     "sst2_certified": certified.sst2_certified,
