@@ -55,7 +55,7 @@ def decide_first(subject: Subject, measured: Measured, allotted: float, fraction
         count = images_within(allotted, cost, most)
         reason += (
             f"; signs of obfuscated gradients are not looked for: "
-            f"{too_slow('that', allotted, flag_seconds(measured) + alone, subject.settings.minutes, fraction)}"
+            f"{too_slow('that', allotted, flag_seconds(measured) + alone, subject.settings.minutes, fraction).text}"
         )
     return _decided("gradients", subject, (radius,), suite, flags, count, cost, allotted, fraction, reason)
 
@@ -101,8 +101,10 @@ def _decided(
     reason: str,
 ) -> Decision:
     if count == 0:
-        reason = too_slow("an attack", allotted, cost, subject.settings.minutes, fraction)
-        return Decision(stage=stage, run=False, reason=reason, allotted=allotted, per_image=cost)
+        why = too_slow("an attack", allotted, cost, subject.settings.minutes, fraction)
+        return Decision(
+            stage=stage, run=False, reason=why.text, minutes=why.minutes, allotted=allotted, per_image=cost
+        )
     return Decision(
         stage=stage,
         run=True,

@@ -1,8 +1,8 @@
 """Is this model robust, how do I know, how do I make it so? Ordinary studies within a time, and a verdict."""
 
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,8 +16,10 @@ from specguard.diagnosis.plan import Clock, Plan, allotment
 from specguard.diagnosis.stages import Stage, stages_of
 from specguard.diagnosis.subject import Subject, described, measure
 from specguard.errors import ConfigError
-from specguard.geometry import Norm
+from specguard.geometry import as_norm
+from specguard.inputs import as_samples, eval_mode, warn_of_normalization
 from specguard.models import Wrapped
+from specguard.models.wrapped import logits_of
 from specguard.nn import TextEncoder
 from specguard.records.accuracy import Accuracy
 from specguard.records.diagnosis import Decision, DiagnosisHeader, DiagnosisSettings, Measured, Spent
@@ -25,9 +27,11 @@ from specguard.records.files import locked
 from specguard.records.study import Progress, Watcher
 from specguard.report import Verdict, read_run, verdict, write_report
 from specguard.report.evidence import Evidence, evidence, radius_text
+from specguard.report.verdict import NotTried
 
 Say = Callable[[str], None]
 _STEPS = 1000  # of the progress bar
+_READ = 1000  # images, at most, of data that are no data set
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,11 +73,12 @@ class Diagnosis:
 
 def diagnose(
     model: nn.Module | Callable[..., Any],
-    data: Data | Dataset,
+    data: Any,
+    labels: Any = None,
     *,
     minutes: float = 10.0,
-    norm: Norm | None = None,
-    radii: tuple[float, ...] = (),
+    norm: str | None = None,
+    radii: float | Sequence[float] = (),
     images: int | None = None,
     first: bool = False,
     memory: float | None = None,
@@ -94,7 +99,9 @@ def diagnose(
 
     Args:
         model: a classifier of images in [0, 1], or any callable, which can be attacked but not certified.
-        data: a data set, or one split.
+        data: a data set, whose test images are taken, or anything that `specguard.inputs.as_samples` takes: a pair
+            (images, labels), a DataLoader, an iterable of batches; of these the first 1,000 images.
+        labels: of images that are given without them.
         minutes: for all of it, about.
         norm: "l2" or "linf"; both by default.
         radii: of attacks and proofs, with `norm`; chosen from the model by default.
@@ -125,9 +132,9 @@ def diagnose(
         'gradients'
     """
     settings = DiagnosisSettings(
-        minutes=float(minutes),
-        norm=norm,
-        radii=tuple(sorted(map(float, radii))),
+        minutes=_number("minutes", minutes),
+        norm=None if norm is None else as_norm(norm),
+        radii=_radii(radii),
         images=images,
         first=first,
         memory=memory,
@@ -135,18 +142,31 @@ def diagnose(
     )
     if isinstance(model, TextEncoder):
         raise ConfigError("diagnose takes models of images; attack and certify also take models of text")
+    if not callable(model):
+        raise ConfigError(f"a {type(model).__name__} cannot be called and is no model; from_run(PATH) loads a run")
     network = model if isinstance(model, nn.Module) else Wrapped(model)
+    warn_of_normalization(network)
     target = _device(network, device)
-    training = network.training
-    network.to(target).eval()
-    try:
-        named = data if isinstance(data, Data) else _named(network, data, target)
+    network.to(target)
+    with ExitStack() as stack:
+        stack.enter_context(eval_mode(network))
+        named = data if isinstance(data, Data) else _named(network, data, labels, target)
         about = described(network, named)
-        with nullcontext(out) if out is not None else TemporaryDirectory() as folder:
-            subject = Subject(network, named, about, settings, Path(folder), target, clock)
-            return _diagnosed(subject, None if out is None else place or Path(out), label, say, watch)
-    finally:
-        network.train(training)
+        folder = stack.enter_context(TemporaryDirectory()) if out is None else out
+        subject = Subject(network, named, about, settings, Path(folder), target, clock)
+        return _diagnosed(subject, None if out is None else Path(place or out), label, say, watch)
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} must be a number, not {value!r}")
+    return float(value)
+
+
+def _radii(radii: Any) -> tuple[float, ...]:
+    """One radius or several, in ascending order."""
+    several = radii if isinstance(radii, tuple | list) else (radii,)
+    return tuple(sorted(_number("a radius", radius) for radius in several))
 
 
 def _diagnosed(subject: Subject, run: Path | None, label: str, say: Say, watch: Watcher) -> Diagnosis:
@@ -156,16 +176,25 @@ def _diagnosed(subject: Subject, run: Path | None, label: str, say: Say, watch: 
         measured = _work(subject, plan, say, watch)
     place = run or subject.folder
     found = read_run(place, label)
-    judged = verdict(found)
+    decisions = tuple(plan.decisions.values())
+    judged = verdict(found, _not_tried(decisions))
     assert judged is not None  # of a run whose clean accuracy is known
     return Diagnosis(
         judged,
         evidence(found),
         measured.clean,
-        tuple(plan.decisions.values()),
+        decisions,
         None if run is None else subject.folder,
         None if run is None else write_report({label: place}, subject.folder / "report.html"),
     )
+
+
+def _not_tried(decisions: Sequence[Decision]) -> NotTried | None:
+    """Why no proof was tried, where none was."""
+    proofs = [decision for decision in decisions if decision.stage.startswith("certificates")]
+    if not proofs or any(decision.run for decision in proofs):
+        return None
+    return NotTried(proofs[0].reason, max((d.minutes for d in proofs if d.minutes is not None), default=None))
 
 
 def _device(model: nn.Module, chosen: torch.device | str | None) -> torch.device:
@@ -177,12 +206,12 @@ def _device(model: nn.Module, chosen: torch.device | str | None) -> torch.device
 
 
 @torch.no_grad()
-def _named(model: nn.Module, split: Dataset, device: torch.device) -> Data:
-    """One split as a data set, with as many classes as the model has logits."""
-    if split.subset is not None:
-        raise ConfigError("diagnose takes its own subset: give the whole split")
-    logits = model(split.batch(slice(0, 1))[0].to(device))
-    return Data("images", split, split, tuple(str(number) for number in range(logits.shape[1])))
+def _named(model: nn.Module, data: Any, labels: Any, device: torch.device) -> Data:
+    """The first images as a data set, with as many classes as the model has logits."""
+    found, classes = as_samples(data, labels, _READ, model=model)
+    split = Dataset(found.cpu(), classes.cpu())
+    count = logits_of(model(found[:1].to(device))).shape[-1]
+    return Data("images", split, split, tuple(map(str, range(count))))
 
 
 def _work(subject: Subject, plan: Plan, say: Say, watch: Watcher) -> Measured:

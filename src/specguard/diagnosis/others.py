@@ -28,8 +28,8 @@ def decide_spectrum(subject: Subject, measured: Measured, allotted: float, fract
     """Singular values of the blocks' Jacobians at as many images as fit."""
     model = subject.model
     if not isinstance(model, ViT | Network):
-        reason = f"blocks are known of networks of this package, and the model is a {type(model).__name__}"
-        return Decision(stage="spectrum", run=False, reason=reason, allotted=allotted)
+        unknown = f"blocks are known of networks of this package, and the model is a {type(model).__name__}"
+        return Decision(stage="spectrum", run=False, reason=unknown, allotted=allotted)
     if 100 * (measured.gradient or 0.0) > allotted:
         reason = too_slow(
             "a spectrum", allotted, 100 * (measured.gradient or 0.0), subject.settings.minutes, fraction
@@ -47,9 +47,15 @@ def decide_spectrum(subject: Subject, measured: Measured, allotted: float, fract
         return Decision(stage="spectrum", run=False, reason=str(error), allotted=allotted)
     count = images_within(allotted - seconds, seconds, min(_MOST, subject.most))
     if not count:
-        reason = too_slow("a spectrum", allotted, seconds, subject.settings.minutes, fraction)
+        why = too_slow("a spectrum", allotted, seconds, subject.settings.minutes, fraction)
         return Decision(
-            stage="spectrum", run=False, reason=reason, allotted=allotted, per_image=seconds, seconds=seconds
+            stage="spectrum",
+            run=False,
+            reason=why.text,
+            minutes=why.minutes,
+            allotted=allotted,
+            per_image=seconds,
+            seconds=seconds,
         )
     return Decision(
         stage="spectrum",
@@ -82,8 +88,8 @@ def decide_smooth(subject: Subject, measured: Measured, allotted: float, fractio
     """Smoothing, where less than half of the clean accuracy is proved in l2 at the customary radius."""
     model = subject.model
     if not isinstance(model, ViT | Network):
-        reason = f"smoothing takes networks of this package, and the model is a {type(model).__name__}"
-        return Decision(stage="smoothing", run=False, reason=reason, allotted=allotted)
+        unknown = f"smoothing takes networks of this package, and the model is a {type(model).__name__}"
+        return Decision(stage="smoothing", run=False, reason=unknown, allotted=allotted)
     if (proved := _proved(subject.folder / "certificates-l2" / SUMMARY)) is not None:
         return Decision(stage="smoothing", run=False, reason=proved, allotted=allotted)
     most = min(subject.most, _MOST)
@@ -93,8 +99,10 @@ def decide_smooth(subject: Subject, measured: Measured, allotted: float, fractio
         if count >= min(_ENOUGH, most):
             break
     if not count:
-        reason = too_slow("smoothing", allotted, cost, subject.settings.minutes, fraction)
-        return Decision(stage="smoothing", run=False, reason=reason, allotted=allotted, per_image=cost)
+        why = too_slow("smoothing", allotted, cost, subject.settings.minutes, fraction)
+        return Decision(
+            stage="smoothing", run=False, reason=why.text, minutes=why.minutes, allotted=allotted, per_image=cost
+        )
     return Decision(
         stage="smoothing",
         run=True,

@@ -95,8 +95,16 @@ def images_within(allotted: float, per_image: float, most: int) -> int:
     return most if per_image * most <= allotted else int(max(0.0, allotted) / per_image)
 
 
-def too_slow(what: str, allotted: float, per_image: float, minutes: float, share: float) -> str:
-    """Why a stage is skipped, and how much time it would need.
+@dataclass(frozen=True)
+class TooSlow:
+    """Why a stage is skipped, in a sentence without its end, and the minutes that would be enough."""
+
+    text: str
+    minutes: int
+
+
+def too_slow(what: str, allotted: float, per_image: float, minutes: float, share: float) -> TooSlow:
+    """Why there is no time for a stage, and how much would be enough.
 
     Args:
         what: the work of the stage, such as "a proof".
@@ -106,17 +114,18 @@ def too_slow(what: str, allotted: float, per_image: float, minutes: float, share
         share: fraction of the whole that this stage has.
 
     Returns:
-        One sentence, without its end.
+        The reason.
 
     Example:
-        >>> too_slow("a proof", 10.0, 30.0, 1.0, 0.25)
+        >>> too_slow("a proof", 10.0, 30.0, 1.0, 0.25).text
         'a proof takes about 30 s an image, and 10 s are left for it; --minutes 9 is enough for 4 images'
     """
-    need = minutes + max(4 * per_image - allotted, 0.0) / share / 60
-    return (
-        f"{what} takes about {per_image:.2g} s an image, and {allotted:.2g} s are left for it; "
-        f"--minutes {_up(need)} is enough for 4 images"
+    need = _up(minutes + max(4 * per_image - allotted, 0.0) / share / 60)
+    text = (
+        f"{what} takes about {per_image:.2g} s an image, and {max(allotted, 0.0):.2g} s are left for it; "
+        f"--minutes {need} is enough for 4 images"
     )
+    return TooSlow(text, need)
 
 
 def _up(minutes: float) -> int:

@@ -72,7 +72,7 @@ def decide_proofs(subject: Subject, measured: Measured, allotted: float, fractio
     ]
     if not count:
         why = too_slow("a proof", allotted, cost, subject.settings.minutes, fraction)
-        return refused(reason="; ".join((why, *reasons)), per_image=cost, seconds=spent)
+        return refused(reason="; ".join((why.text, *reasons)), minutes=why.minutes, per_image=cost, seconds=spent)
     best = max(trials, key=lambda trial: trial.reach)
     around = f"radii around {reach:.3g}, which {best.method} certifies at the first images"
     nothing = f"no method certifies the first images at any radius above {_least(norm):.1g}"
@@ -151,8 +151,8 @@ def _tried(
             reaches.append(_reach(found, method, norm, subject.pixels))
     if not reaches:
         needed = seconds[0] * (_SEARCH if method == "zonotope" else 1)
-        why = too_slow("a search", allotted, needed, subject.settings.minutes, fraction)
-        return f"{method} is left out: {why}"
+        slow = too_slow("a search", allotted, needed, subject.settings.minutes, fraction)
+        return f"{method} is left out: {slow.text}"
     return Trial(method, statistics.median(reaches), statistics.median(seconds[1:]))
 
 
@@ -175,7 +175,7 @@ def _refusal(
     least = 2 * symbols * measured.forward  # each symbol goes through the network, in float64
     if least > left:
         return (
-            f"zonotope is left out: an enclosure would take {least:.2g} s or more, and {max(left, 0.0):.2g} s are left to try"
+            f"zonotope is left out: one takes {least:.2g} s or more, and {max(left, 0.0):.2g} s are left to try it"
         )
     return None
 

@@ -73,7 +73,7 @@ class Decision(Record, frozen=True, tag_field="kind", tag="decision", omit_defau
     """What a stage was given, and why: decided once, and then kept.
 
     `allotted` are the seconds that it may take, `per_image` those that an image is expected to take, and `seconds`
-    what it took to find that out.
+    what it took to find that out. Of a stage that is skipped for lack of time, `minutes` would be enough.
     """
 
     stage: Name
@@ -85,6 +85,7 @@ class Decision(Record, frozen=True, tag_field="kind", tag="decision", omit_defau
     flags: bool = False
     methods: tuple[MethodName, ...] = ()
     samples: Count = 0
+    minutes: Count | None = None
     allotted: Size = 0.0
     per_image: Size = 0.0
     seconds: Size = 0.0
