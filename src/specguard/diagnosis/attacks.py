@@ -1,7 +1,7 @@
 """Attacks of a diagnosis: which suite, how many images and which radii fit the time."""
 
 from specguard.attacks import APGD, PGD, Square, Suite
-from specguard.diagnosis.plan import images_within, too_slow
+from specguard.diagnosis.plan import images_within, skipped, too_slow
 from specguard.diagnosis.radii import attack_radii, limited
 from specguard.diagnosis.subject import Subject
 from specguard.geometry import Ball, Norm
@@ -102,9 +102,7 @@ def _decided(
 ) -> Decision:
     if count == 0:
         why = too_slow("an attack", allotted, cost, subject.settings.minutes, fraction)
-        return Decision(
-            stage=stage, run=False, reason=why.text, minutes=why.minutes, allotted=allotted, per_image=cost
-        )
+        return skipped(stage, why, allotted, cost)
     return Decision(
         stage=stage,
         run=True,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from specguard.diagnosis.plan import images_within, too_slow
+from specguard.diagnosis.plan import images_within, skipped, too_slow
 from specguard.diagnosis.probe import probe
 from specguard.diagnosis.subject import Subject
 from specguard.errors import ConfigError
@@ -30,11 +30,10 @@ def decide_spectrum(subject: Subject, measured: Measured, allotted: float, fract
     if not isinstance(model, ViT | Network):
         unknown = f"blocks are known of networks of this package, and the model is a {type(model).__name__}"
         return Decision(stage="spectrum", run=False, reason=unknown, allotted=allotted)
-    if 100 * (measured.gradient or 0.0) > allotted:
-        reason = too_slow(
-            "a spectrum", allotted, 100 * (measured.gradient or 0.0), subject.settings.minutes, fraction
-        )
-        return Decision(stage="spectrum", run=False, reason=reason, allotted=allotted)
+    least = 100 * (measured.gradient or 0.0)
+    if least > allotted:
+        why = too_slow("a spectrum", allotted, least, subject.settings.minutes, fraction)
+        return skipped("spectrum", why, allotted, least)
     one = subject.correct(1)
     try:
         _, seconds = probe(
@@ -48,15 +47,7 @@ def decide_spectrum(subject: Subject, measured: Measured, allotted: float, fract
     count = images_within(allotted - seconds, seconds, min(_MOST, subject.most))
     if not count:
         why = too_slow("a spectrum", allotted, seconds, subject.settings.minutes, fraction)
-        return Decision(
-            stage="spectrum",
-            run=False,
-            reason=why.text,
-            minutes=why.minutes,
-            allotted=allotted,
-            per_image=seconds,
-            seconds=seconds,
-        )
+        return skipped("spectrum", why, allotted, seconds, seconds)
     return Decision(
         stage="spectrum",
         run=True,
@@ -100,9 +91,7 @@ def decide_smooth(subject: Subject, measured: Measured, allotted: float, fractio
             break
     if not count:
         why = too_slow("smoothing", allotted, cost, subject.settings.minutes, fraction)
-        return Decision(
-            stage="smoothing", run=False, reason=why.text, minutes=why.minutes, allotted=allotted, per_image=cost
-        )
+        return skipped("smoothing", why, allotted, cost)
     return Decision(
         stage="smoothing",
         run=True,

@@ -128,5 +128,33 @@ def too_slow(what: str, allotted: float, per_image: float, minutes: float, share
     return TooSlow(text, need)
 
 
+def skipped(stage: str, why: TooSlow, allotted: float, per_image: float, seconds: float = 0.0) -> Decision:
+    """The decision to skip a stage for lack of time.
+
+    Args:
+        stage: its name.
+        why: the reason.
+        allotted: seconds of the stage.
+        per_image: seconds that an image takes.
+        seconds: what it took to find that out.
+
+    Returns:
+        The decision.
+
+    Example:
+        >>> skipped("spectrum", TooSlow("it takes too long", 3), 1.0, 9.0).minutes
+        3
+    """
+    return Decision(
+        stage=stage,
+        run=False,
+        reason=why.text,
+        minutes=why.minutes,
+        allotted=allotted,
+        per_image=per_image,
+        seconds=seconds,
+    )
+
+
 def _up(minutes: float) -> int:
     return int(minutes) + (minutes > int(minutes))
