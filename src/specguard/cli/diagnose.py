@@ -70,4 +70,5 @@ def diagnose_command(
             say=lambda text: err.print(text, soft_wrap=True),
             watch=watch,
         )
-    out.print(str(found), soft_wrap=True)
+    for line in str(found).splitlines():
+        out.print(line, soft_wrap=True)

@@ -27,6 +27,7 @@ from specguard.records.files import locked
 from specguard.records.study import Progress, Watcher
 from specguard.report import Verdict, read_run, verdict, write_report
 from specguard.report.evidence import Evidence, evidence, radius_text
+from specguard.report.next_command import Commands
 from specguard.report.verdict import NotTried
 
 Say = Callable[[str], None]
@@ -177,8 +178,7 @@ def _diagnosed(subject: Subject, run: Path | None, label: str, say: Say, watch: 
     place = run or subject.folder
     found = read_run(place, label)
     decisions = tuple(plan.decisions.values())
-    judged = verdict(found, _not_tried(decisions))
-    assert judged is not None  # of a run whose clean accuracy is known
+    judged = verdict(found, _not_tried(decisions)) or _without_studies(measured, decisions, Commands(found))
     return Diagnosis(
         judged,
         evidence(found),
@@ -187,6 +187,12 @@ def _diagnosed(subject: Subject, run: Path | None, label: str, say: Say, watch: 
         None if run is None else subject.folder,
         None if run is None else write_report({label: place}, subject.folder / "report.html"),
     )
+
+
+def _without_studies(measured: Measured, decisions: Sequence[Decision], commands: Commands) -> Verdict:
+    """The verdict where there was no time for any study."""
+    text = f"Open: {measured.clean} are classified correctly, and no study fits the time."
+    return Verdict(text, (), commands.diagnose("--minutes", str(max(d.minutes or 1 for d in decisions))))
 
 
 def _not_tried(decisions: Sequence[Decision]) -> NotTried | None:

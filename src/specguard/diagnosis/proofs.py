@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from specguard.attacks import PGD
 from specguard.certificates import program
 from specguard.certificates.methods import ZonotopeMethod
 from specguard.certificates.rules import Program
@@ -26,9 +27,10 @@ METHODS: dict[Norm, tuple[MethodName, ...]] = {
     "l2": ("local", "adjoint", "zonotope"),
     "linf": ("adjoint", "zonotope"),
 }
-_PROBED = 3  # images, at most, at which methods are tried
+_PROBED = 2  # images, at most, at which methods are tried
 _ATTACK_STEPS = 40  # of the attack beside every proof
 _SEARCH = 6  # balls that a search encloses, about
+_NO_ATTACK = PGD(steps=1)  # of trials, in which the attack beside a proof is not timed
 _BATCH = 5
 
 
@@ -53,8 +55,9 @@ def decide_proofs(subject: Subject, measured: Measured, allotted: float, fractio
     trials: list[Trial] = []
     reasons: list[str] = []
     for method in METHODS[norm]:
-        left = allotted / 3 - max(0.0, subject.clock() - begun)  # trials take at most about a third
-        found = _tried(subject, measured, network, few, method, norm, allotted, left, fraction)
+        gone = max(0.0, subject.clock() - begun)
+        left, before = allotted / 3 - gone, gone / (1 + len(trials))  # trials take at most about a third
+        found = _tried(subject, measured, network, few, method, norm, allotted, left, before, fraction)
         if isinstance(found, Trial):
             trials.append(found)
         else:
@@ -125,16 +128,23 @@ def _tried(
     norm: Norm,
     allotted: float,
     left: float,
+    before: float,
     fraction: float,
 ) -> Trial | str:
-    """A method at the first images, with its search for the largest radius; or why it is not applied."""
+    """A method at the first images, with its search for the largest radius; or why it is not applied.
+
+    It takes at least as long as the cheaper one `before` it, in seconds.
+    """
     if method == "zonotope" and (why := _refusal(subject, measured, network, few, norm, left)) is not None:
         return why
+    if before > left:
+        return f"{method} is not tried, as {max(left, 0.0):.2g} s are left for it"
     radius = PROVED[norm] / 2**6
     reaches: list[float] = []
     seconds: list[float] = []
-    for search in (False, *[True] * len(few)):
-        if seconds and (_SEARCH if method == "zonotope" and len(seconds) == 1 else 1) * seconds[-1] > left:
+    first = (False,) if method == "zonotope" else ()  # one ball, before a search of several is begun
+    for search in (*first, *[True] * len(few)):
+        if seconds and (_SEARCH if len(seconds) == len(first) else 1) * seconds[-1] > left:
             break
         one = few.select(slice(len(reaches), len(reaches) + 1))
         settings = CertifySettings((radius,), norm, (method,), search, seed=subject.settings.seed)
@@ -153,7 +163,7 @@ def _tried(
         needed = seconds[0] * (_SEARCH if method == "zonotope" else 1)
         slow = too_slow("a search", allotted, needed, subject.settings.minutes, fraction)
         return f"{method} is left out: {slow.text}"
-    return Trial(method, statistics.median(reaches), statistics.median(seconds[1:]))
+    return Trial(method, statistics.median(reaches), statistics.median(seconds[len(first) :]))
 
 
 def _reach(summary: CertificateSummary, method: MethodName, norm: Norm, pixels: int) -> float:
@@ -192,6 +202,7 @@ def _certified(subject: Subject, split: Dataset, settings: CertifySettings, fold
         settings,
         about=subject.of(split),
         device=subject.device,
+        attack=_NO_ATTACK,
         memory=_bytes(subject),
     )
     assert isinstance(found, CertificateSummary)  # there are no other shards
