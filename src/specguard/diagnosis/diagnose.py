@@ -145,7 +145,7 @@ def diagnose(
         raise ConfigError("diagnose takes models of images; attack and certify also take models of text")
     if not callable(model):
         raise ConfigError(f"a {type(model).__name__} cannot be called and is no model; from_run(PATH) loads a run")
-    network = model if isinstance(model, nn.Module) else Wrapped(model)
+    network = model if isinstance(model, nn.Module) else Wrapped(model).eval()
     warn_of_normalization(network)
     target = _device(network, device)
     network.to(target)
