@@ -69,7 +69,7 @@ Value = TypeVar("Value")
 AnyFound = FoundStudy[Any]
 
 
-def run_directories(path: Path) -> list[Path]:
+def run_directories(path: Path | str) -> list[Path]:
     """Find the run at `path`, or the runs below it.
 
     Args:
@@ -88,6 +88,7 @@ def run_directories(path: Path) -> list[Path]:
         >>> run_directories(folder) == [folder]
         True
     """
+    path = Path(path)
     try:
         return _find_runs(path)
     except OSError as error:
@@ -107,7 +108,7 @@ def _find_runs(path: Path) -> list[Path]:
     raise RunError(f"{path} holds no records: neither a run nor a study of one")
 
 
-def read_run(run: Path, label: str) -> Run:
+def read_run(run: Path | str, label: str) -> Run:
     """Read all records of a run; what cannot be read is listed in `Run.problems`.
 
     Args:
@@ -124,6 +125,7 @@ def read_run(run: Path, label: str) -> Run:
         >>> [study.place for study in run.attacks], run.problems
         (['attacks/pgd'], ())
     """
+    run = Path(run)
     reader = _Reader(run)
     found = reader.studies()
     model = reader.model()
