@@ -17,7 +17,7 @@ from specguard.diagnosis.stages import Stage, stages_of
 from specguard.diagnosis.subject import Subject, described, measure
 from specguard.errors import ConfigError
 from specguard.geometry import as_norm
-from specguard.inputs import as_samples, eval_mode, warn_of_normalization
+from specguard.inputs import as_samples, eval_mode, warn_of_normalization, warn_of_train_mode
 from specguard.models import Wrapped
 from specguard.models.wrapped import logits_of
 from specguard.nn import TextEncoder
@@ -109,6 +109,7 @@ def diagnose(
         raise ConfigError(f"a {type(model).__name__} cannot be called and is no model; from_run(PATH) loads a run")
     network = model if isinstance(model, nn.Module) else Wrapped(model).eval()
     warn_of_normalization(network)
+    warn_of_train_mode(network)
     target = _device(network, device)
     network.to(target)
     with ExitStack() as stack:
