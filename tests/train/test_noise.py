@@ -191,20 +191,24 @@ def test_it_combines_with_a_penalty_on_the_input_gradient():
     assert value > plain
 
 
+@pytest.mark.parametrize("kind", [NoiseTraining, Consistency])
+@pytest.mark.parametrize("sigma", [0.0, -1.0, NAN, INF])
+def test_a_sigma_out_of_range_is_refused(kind, sigma):
+    with pytest.raises(ConfigError, match="sigma"):
+        kind(sigma)
+
+
 @pytest.mark.parametrize(
-    ("kind", "options"),
+    "options",
     [
-        (kind, {"sigma": sigma}) for kind in (NoiseTraining, Consistency) for sigma in (0.0, -1.0, NAN, INF)
-    ] + [
-        (NoiseTraining, {"sigma": 1.0, "label_smoothing": 1.0}), (Consistency, {"sigma": 1.0, "label_smoothing": -1.0}),
-        (Consistency, {"sigma": 1.0, "copies": 1}), (Consistency, {"sigma": 1.0, "copies": 2.5}),
-        (Consistency, {"sigma": 1.0, "weight": -1.0}), (Consistency, {"sigma": 1.0, "weight": INF}),
-        (Consistency, {"sigma": 1.0, "entropy": NAN}), (Consistency, {"sigma": 1.0, "entropy": -0.1}),
+        {"copies": 1}, {"copies": 2.5}, {"weight": -1.0}, {"weight": INF}, {"entropy": NAN}, {"entropy": -0.1},
+        {"label_smoothing": 1.0},
     ],
+    ids=str,
 )  # fmt: skip
-def test_settings_out_of_range_are_refused(kind, options):
+def test_settings_out_of_range_are_refused(options):
     with pytest.raises(ConfigError):
-        kind(**options)
+        Consistency(0.25, **options)
 
 
 class Death(BaseException):

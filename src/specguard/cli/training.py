@@ -36,14 +36,14 @@ from specguard.penalties import MSVP, SingularValuePenalty, SpectralNorm
 from specguard.records.io import read_record
 from specguard.records.store import checkpoint_steps, derived_seed
 from specguard.records.training import Origin, TrainingSettings
-from specguard.train import SAM, SGD, AdamW, Cosine, OneCycle, Training, train
+from specguard.train import AWP, SAM, SGD, AdamW, Cosine, OneCycle, Training, train
 from specguard.train.distributed import ALONE, joined
 
 Config = TypeVar("Config", ViTConfig, CertifiableConfig)
 _FROM_DATA = ("classes", "channels", "mean", "std")
 
 
-def run_training(run: Path, resume: bool, o: dict[str, Any]) -> None:
+def run_training(run: Path, resume: bool, o: dict[str, Any], notes: tuple[str, ...] = ()) -> None:
     device, launch = own_device(o["device"]), launched()
     training = _training(o)
     model, data, origin = _beginning(o, derived_seed(training.seed, "weights"), run, resume)
@@ -57,6 +57,8 @@ def run_training(run: Path, resume: bool, o: dict[str, Any]) -> None:
         told: dict[str, Any] = {"distributed": distributed, "origin": origin}
         if distributed.is_main:
             what = o["model"] if origin is None else f"{o['model']}, trained in {o['weights']},"
+            for note in notes:
+                err.print(note, soft_wrap=True)
             err.print(f"{what} on {data.name}, {device}, run directory {run}", markup=False, soft_wrap=True)
             told["watch"] = stack.enter_context(progress_bar())
         result = train(model, data, run, training, device=device, resume=resume, arguments=arguments, **told)
@@ -121,6 +123,7 @@ def _training(o: dict[str, Any]) -> Training:
         optimizer=optimizer,
         schedule=Cosine(o["warmup"]) if o["schedule"] == "cosine" else OneCycle(),
         sam=SAM(o["sam"], o["sam_adaptive"]) if o["sam"] is not None else None,
+        awp=AWP(o["awp"]) if o["awp"] is not None else None,
         augmentation=Augmentation(
             o["crop"], o["flip"], o["jitter"], o["hue"], o["mixup"], o["cutmix"], o["mix_probability"]
         ),
