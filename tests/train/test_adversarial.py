@@ -263,7 +263,7 @@ def by_hand(objective: Any, model: ViT, x: Tensor, targets: Tensor) -> Tensor:
 
 
 def mart_by_hand(objective: MART, clean: Tensor, moved: Tensor, targets: Tensor) -> Tensor:
-    """Equations 6 to 9 of Wang et al. 2020, image by image and label by label; a mixed target is a mean of labels."""
+    """The loss of Wang et al. 2020, image by image and label by label; a mixed target is a mean of labels."""
     total = soft_loss(moved.log(), targets, objective.label_smoothing)
     for p, q, t in zip(clean, moved, targets, strict=True):
         for y in range(len(p)):
@@ -554,7 +554,7 @@ def test_sam_climbs_and_descends_on_attacks_from_the_same_start(tmp_path):
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("kind", [PGDTraining, TRADES, MART, NFGSM])
 def test_awp_takes_the_step_at_worse_weights_and_at_the_same_examples(tmp_path, kind, accumulate):
-    """Algorithm 1 of Wu et al. 2020 with one step, in plain loops: every matrix by `gamma |W| G / |G|`."""
+    """One step of Wu et al. 2020, in plain loops: every matrix moves by `gamma |W| G / |G|`."""
     objective, gamma = kind(LINF) if kind is NFGSM else kind(LINF, steps=2), 0.05
     training = Training(batch=24, accumulate=accumulate, objective=objective, awp=AWP(gamma), clip=None)
     optimizer, schedule = SGD(lr=0.1, momentum=0.0, weight_decay=0.0), Cosine(warmup=0)

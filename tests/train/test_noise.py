@@ -1,4 +1,4 @@
-"""Training under noise: the loss is that of the papers, at noise that is the image's own, and it resumes exactly."""
+"""Training under noise: its loss is that of the papers, its noise the image's own, and it resumes exactly."""
 
 import itertools
 from dataclasses import replace
@@ -115,7 +115,7 @@ def test_the_noise_of_an_image_does_not_depend_on_the_process_that_holds_it(obje
 
 
 def by_hand(objective: Any, network: nn.Module, copies: Tensor, targets: Tensor) -> Tensor:
-    """Jeong and Shin 2020, equations 7 to 9, image by image in float64; noise training is the first term alone."""
+    """The loss of Jeong and Shin 2020, image by image in float64; noise training is the first term alone."""
     smoothing, total = objective.label_smoothing, torch.zeros((), dtype=torch.float64)
     targets = ((1 - smoothing) * targets + smoothing / targets.shape[1]).double()
     for i, t in enumerate(targets):

@@ -22,6 +22,7 @@ from specguard.train.optimizers import SGD, AdamW, Cosine, OneCycle
 from specguard.train.perturbed import AWP, SAM
 from specguard.train.run import train
 from specguard.train.settings import Training, Validation
+from specguard.train.tensorboard import EventFile
 
 __all__ = [
     "AWP",
@@ -38,6 +39,7 @@ __all__ = [
     "Consistency",
     "Cosine",
     "CrossEntropy",
+    "EventFile",
     "InputGradient",
     "NoiseTraining",
     "Objective",

@@ -52,11 +52,11 @@ class SAM:
 
 @dataclass(frozen=True)
 class AWP:
-    """Adversarial weight perturbation (Wu et al. 2020): an adversarial loss, at weights that were moved to raise it.
+    """Adversarial weight perturbation (Wu et al. 2020): the gradient at weights that were moved to raise the loss.
 
-    Every weight matrix W is moved by `gamma |W| G / |G|`, with G its gradient of the loss at the adversarial examples of
-    this step, and the step is taken with the gradient there, at the same examples. Penalties are no part of G.
-    It goes with the objectives that have adversarial examples: `PGDTraining`, `TRADES`, `MART` and `NFGSM`.
+    Every weight matrix W is moved by `gamma |W| G / |G|`, with G the gradient of the loss at the adversarial
+    examples of this step; the step takes the gradient there, at the same ones. Penalties are no part of G. The
+    objective must have adversarial examples, as `PGDTraining`, `TRADES`, `MART` and `NFGSM` do.
 
     Cost: one gradient more per step, without a second search.
 

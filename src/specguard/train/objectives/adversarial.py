@@ -135,8 +135,8 @@ class TRADES(AdversarialObjective):
 class MART(AdversarialObjective):
     """Misclassification-aware adversarial training (Wang et al. 2020), for labels y.
 
-    `-log p'_y - log(1 - max_{k != y} p'_k) + beta (1 - p_y) KL(p || p')`, with p at the image and p' at the adversarial
-    example that PGD finds on the cross-entropy: the divergence counts most where the image itself is misclassified.
+    `-log p'_y - log(1 - max_{k != y} p'_k) + beta (1 - p_y) KL(p || p')`, with p at the image and p' at the
+    adversarial example that PGD finds: the divergence counts most where the image itself is misclassified.
     For mixed targets, `-log(1 - max)` and `1 - p_y` are the means over the labels.
 
     Args:

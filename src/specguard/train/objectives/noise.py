@@ -1,7 +1,7 @@
 """Training under Gaussian noise, so that `specguard smooth` has something to certify.
 
-A smoothed classifier predicts what the model predicts for most images under noise; a model that has never seen noise
-predicts little there. Noise is not clamped to [0, 1], as in smoothing.
+A smoothed classifier predicts what the model predicts most often under noise, so the model must know noisy images.
+As in smoothing, they are not clamped to [0, 1].
 """
 
 import math
@@ -51,8 +51,8 @@ class NoiseTraining:
 class Consistency:
     """Noise training with consistency regularization (Jeong and Shin 2020): like predictions under all noise.
 
-    The mean cross-entropy of `copies` noisy images, plus `weight * mean_i KL(q || p_i) + entropy * H(q)`, where p_i are
-    the predictions for the copies and q is their mean.
+    The mean cross-entropy of `copies` noisy images, plus `weight * mean_i KL(q || p_i) + entropy * H(q)`, where
+    p_i are the predictions for the copies and q is their mean.
 
     Cost: a step for `copies` times the batch.
 

@@ -1,7 +1,7 @@
 """The search for adversarial examples in training, and what its objectives share.
 
-A training objective of this kind has two parts: `examples` finds perturbed images, `loss` is what the step minimizes
-at them. They are apart because `AWP` takes the loss twice, at other weights and at the same examples.
+These objectives have two parts: `examples` finds perturbed images, `loss` is what the step minimizes at them. They
+are apart because `AWP` takes the loss twice: at the same examples, and at other weights.
 """
 
 import math
