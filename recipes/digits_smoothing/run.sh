@@ -9,7 +9,7 @@ specguard() { "${PYTHON:-python3}" -m specguard "$@"; }
 for row in plain noise consistency; do
     resume=$([ -e "$runs/$row/run.json" ] && echo --resume || true)
     objective=$([ "$row" = plain ] && echo "--objective standard" || echo "--objective $row --sigma 0.25")
-    specguard train --run "$runs/$row" $resume $objective --model tiny --data digits --epochs 60 --batch 64 --lr 1e-3 \
+    specguard train --run "$runs/$row" $resume $objective --model tiny --data digits --epochs 40 --batch 64 --lr 1e-3 \
         --warmup 5 --device cpu --seed 0
     specguard smooth "$runs/$row" --sigma 0.25 --samples 1000 --radius 0,0.1,0.25,0.4,0.5 --device cpu \
         --out "$runs/$row/smooth"
