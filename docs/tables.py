@@ -17,6 +17,7 @@ from published.cells import ROOT
 from published.figures import FIGURES
 from published.headlines import headline_list, headline_table
 from published.relational import relational
+from published.smoothed import digits_smoothing
 
 README, RESULTS = ROOT / "README.md", ROOT / "docs" / "results"
 STUDIES: dict[str, Callable[[], str]] = {
@@ -28,6 +29,7 @@ STUDIES: dict[str, Callable[[], str]] = {
     "cifar10_deit_tiny": attacked.cifar10_deit_tiny,
     "cifar10_deit_tiny_pgd": attacked.cifar10_deit_tiny_pgd,
     "digits_pgd": attacked.digits_pgd,
+    "digits_smoothing": digits_smoothing,
     "cifar10_cauchy": cauchy.cifar10_cauchy,
     "digits_cauchy": cauchy.digits_cauchy,
     "attack_throughput": speed.attack_throughput,

@@ -11,6 +11,5 @@ for row in plain noise consistency; do
     objective=$([ "$row" = plain ] && echo "--objective standard" || echo "--objective $row --sigma 0.25")
     specguard train --run "$runs/$row" $resume $objective --model tiny --data digits --epochs 40 --batch 64 --lr 1e-3 \
         --warmup 5 --device cpu --seed 0
-    specguard smooth "$runs/$row" --sigma 0.25 --samples 1000 --radius 0,0.1,0.25,0.4,0.5 --device cpu \
-        --out "$runs/$row/smooth"
+    specguard smooth "$runs/$row" --sigma 0.25 --samples 1000 --radius 0,0.1,0.25,0.4,0.5 --device cpu --out smooth
 done
