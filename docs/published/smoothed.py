@@ -17,7 +17,12 @@ def digits_smoothing() -> str:
     first = next(iter(records.values()))
     radii = [row["radius"] for row in first["radii"]]
     sigma = first["study"]["settings"]["smoothing"]["sigma"]
-    head = [f"sigma {sigma:g}", "network, clean", "abstains", *(f"correct within l2 {radius:g}" for radius in radii)]
+    head = [
+        f"sigma {sigma:g}",
+        "network, clean",
+        "abstains",
+        *(f"correct within l2 {radius:g}" for radius in radii),
+    ]
     rows = [
         [
             label,
