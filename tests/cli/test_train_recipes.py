@@ -77,7 +77,7 @@ def test_a_run_is_trained_further_by_a_recipe_and_keeps_its_model(specguard, tmp
         "train", tmp_path / "first", "--run", tmp_path / "second", "--recipe", "robust-finetune", *quick
     )
     ended.succeeds()
-    assert "--objective trades" in printed(ended.err)
+    assert "--objective pgd" in printed(ended.err)
     settings = read_json(tmp_path / "second" / "run.json")
     assert settings["origin"]["run"] == "first"
     assert settings["training"]["awp"] == {"type": "AWP", "gamma": 0.005}

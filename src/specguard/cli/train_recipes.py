@@ -12,7 +12,7 @@ from specguard.errors import ConfigError, suggestion
 RECIPES: dict[str, dict[str, Any]] = {
     # A trained model, made robust against attacks: a small learning rate, and the epoch that resists best.
     "robust-finetune": {
-        "objective": "trades",
+        "objective": "pgd",
         "awp": 0.005,
         "inner_steps": 5,
         "ramp": 2.0,
