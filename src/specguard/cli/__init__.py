@@ -12,6 +12,8 @@ from specguard.cli.verbs import OLD_FLAGS, OLD_VERBS, VERBS
 from specguard.errors import SpecGuardError
 from specguard.version import __version__
 
+_HELP = {"help_option_names": ["--help", "-h"]}
+
 
 class _Command(TyperCommand):
     """A command that takes the flags of the version before, with a warning."""
@@ -50,7 +52,7 @@ def _command(name: str) -> Any:
         _warn_of_old(name, OLD_VERBS[name])
         name = OLD_VERBS[name]
     verb = VERBS[name]
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=_HELP)
     with interruptible_afterwards():
         function = getattr(import_module(f"specguard.cli.{verb.module}"), f"{name}_command")
     alone.command(name, cls=_Command, epilog=f"Example: {verb.example}")(function)
@@ -65,7 +67,7 @@ def _warn_of_old(old: str, new: str) -> None:
     )
 
 
-app = typer.Typer(cls=_Verbs, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(cls=_Verbs, no_args_is_help=True, pretty_exceptions_enable=False, context_settings=_HELP)
 
 
 @app.callback(invoke_without_command=True)

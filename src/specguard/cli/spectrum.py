@@ -18,8 +18,8 @@ from specguard.cli.groups import (
     DeviceGroup,
     ModelGroup,
     ModelOptions,
-    source_kind,
 )
+from specguard.cli.model_name import source_kind
 from specguard.cli.options import Options, command
 from specguard.errors import ConfigError
 from specguard.records.base import About, setting

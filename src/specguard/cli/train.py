@@ -9,6 +9,7 @@ import typer
 from msgspec.structs import asdict
 
 from specguard.cli.groups import ModelGroup, ModelOptions
+from specguard.cli.model_name import RUNS_CODE, is_import_path
 from specguard.cli.options import Given, command, options_of
 from specguard.cli.train_needs import check_options
 from specguard.cli.train_options import (
@@ -79,6 +80,9 @@ def train_command(
         options, of_recipe = with_recipe(options, given)
     if run.resume:
         options = _resumed(run.run, options, given)
+        if "model" not in given and is_import_path(options["model"]):
+            named = f"{run.run} was trained from {options['model']}, {RUNS_CODE}"
+            raise RunError(f"{named}: write --model {options['model']} again")
     elif (start := earlier_run(options)) is not None:
         path = start / "arguments.json"
         stored = _stored(path) if os.path.lexists(path) else {}

@@ -5,7 +5,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from specguard.cli.groups import ModelOptions, source_kind
+from specguard.cli.groups import ModelOptions
+from specguard.cli.model_name import form_of
 from specguard.cli.options import Given, options_of
 from specguard.errors import ConfigError
 
@@ -18,6 +19,10 @@ def _among(*names: str) -> Need:
     """An option that has no effect without one of these objectives."""
     listed = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
     return f"--objective {listed}", lambda o: o["objective"] in names
+
+
+def _is_elsewhere(options: dict[str, Any]) -> bool:
+    return form_of(options["model"]) in ("library", "function")
 
 
 _NEEDS: dict[str, Need] = {
@@ -48,14 +53,14 @@ _NEEDS: dict[str, Need] = {
     **dict.fromkeys(("temperature", "offset", "focus"), _among("la")),
     "label_smoothing": _among("standard", *ATTACKING, *NOISY),
     "data_root": ("--data other than digits", lambda o: o["data"] != "digits"),
-    "set_": ("a model listed by `specguard models`", lambda o: source_kind(o["model"]) is None),
+    "set_": ("a model listed by `specguard models`", lambda o: not _is_elsewhere(o)),
     **dict.fromkeys(
-        options_of(ModelOptions),
-        ("--model timm:NAME, torchvision:NAME or hf:FOLDER", lambda o: source_kind(o["model"]) is not None),
+        options_of(ModelOptions), ("--model timm:NAME, torchvision:NAME, hf:FOLDER or a function", _is_elsewhere)
     ),
+    "model_arg": ("a model from elsewhere; --set changes models of `specguard models`", _is_elsewhere),
     "weights": (
-        "--model timm:NAME or torchvision:NAME, unless they are those of a run",
-        lambda o: source_kind(o["model"]) is not None or os.path.isdir(o["weights"]),
+        "--model timm:NAME, torchvision:NAME or a function, unless they are those of a run",
+        lambda o: _is_elsewhere(o) or os.path.isdir(o["weights"]),
     ),
 }
 

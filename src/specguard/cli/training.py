@@ -11,16 +11,19 @@ from typing import Any, TypeVar
 import torch
 
 from specguard.cli.console import err, interruptible, out, plain_warnings, progress_bar
-from specguard.cli.groups import ModelOptions, source_kind
+from specguard.cli.function import imported_model
+from specguard.cli.groups import DataOptions, ModelOptions
 from specguard.cli.launch import launched, own_device
+from specguard.cli.library_model import new_network
+from specguard.cli.model_name import form_of, source_kind
 from specguard.cli.names import named_data, run_data
 from specguard.cli.objectives import named_objective, named_validation
 from specguard.cli.options import options_of
-from specguard.cli.source import new_network
 from specguard.cli.text import changed_fields, new_text
 from specguard.cli.warm_start import earlier_run
 from specguard.data import AnyData, Augmentation
-from specguard.models import warm_start
+from specguard.errors import ConfigError
+from specguard.models import Wrapped, warm_start
 from specguard.models.warm_start import begun_model
 from specguard.nn import (
     CERTIFIABLE,
@@ -106,6 +109,8 @@ def _model_and_data(o: dict[str, Any], seed: int) -> tuple[Classifier, AnyData]:
     if source_kind(o["model"]) is not None:
         given = ModelOptions(**{name: o[name] for name in options_of(ModelOptions)})
         return new_network(o["model"], given, o["data"], o["data_root"], o["verify_data"], seed)
+    if form_of(o["model"]) in ("function", "file"):
+        return _imported(o, seed)
     if o["model"] in TEXT_PRESETS:
         return new_text(o["model"], o["set_"], o["data"], o["data_root"], seed)
     generator = torch.Generator().manual_seed(seed)
@@ -123,6 +128,21 @@ def _model_and_data(o: dict[str, Any], seed: int) -> tuple[Classifier, AnyData]:
     mean, std = data.pixel_statistics()
     config = replace(config, channels=data.shape[0], classes=len(data.classes), mean=mean, std=std)
     return ViT(config, generator), data
+
+
+def _imported(o: dict[str, Any], seed: int) -> tuple[Classifier, AnyData]:
+    """A model that a function of the user makes, if it can be converted."""
+    name = o["model"]
+    if form_of(name) == "file":
+        raise ConfigError(f"{name} is a file; to train its weights, name the architecture too: --weights {name}")
+    given = ModelOptions(**{key: o[key] for key in options_of(ModelOptions)})
+    data = DataOptions(data=o["data"], data_root=o["data_root"], verify_data=o["verify_data"])
+    found = imported_model(name, given, data, seed)
+    if isinstance(found.model, Wrapped):
+        raise ConfigError(
+            f"specguard train takes models of known layers, and {name} cannot be converted: {found.refusal}"
+        )
+    return found.model, found.data
 
 
 def _training(o: dict[str, Any]) -> Training:

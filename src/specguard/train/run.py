@@ -158,6 +158,7 @@ def _architecture(model: Classifier) -> Json:
 
 
 def _check_fit(model: Classifier, data: AnyData, training: Training) -> None:
+    len(data.train)  # data without training images is refused before anything is written
     if isinstance(data, Text) != isinstance(model, TextEncoder):
         taken = "sentences" if isinstance(model, TextEncoder) else "images"
         raise ConfigError(f"the model takes {taken}, and {data.name} has none")
