@@ -3,18 +3,15 @@
 import json
 from pathlib import Path
 
-import pytest
 import torch
 
 import timm_finetune
 from specguard.records.store import write_tensors
 
-pytest.importorskip("timm")
-
 RESULTS = Path(timm_finetune.__file__).parent
 
 
-def test_the_checkpoint_is_the_converted_network_under_the_names_of_timm(tmp_path):
+def test_the_checkpoint_is_the_converted_network_under_the_names_of_timm(timm, tmp_path):
     from relational.converted import LIBRARIES, converted_vit
     from specguard.models import timm_weights
     from specguard.nn import Normalize
