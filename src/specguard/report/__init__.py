@@ -2,9 +2,11 @@
 
 from specguard.report.collect import read_run
 from specguard.report.export import robustbench_record
-from specguard.report.figures.curves import comparison_figure, curve_figure, method_figure, training_figure
+from specguard.report.figures.accuracy import comparison_figure, curve_figure, method_figure
 from specguard.report.figures.sensitivity import sensitivity_figure
+from specguard.report.figures.smoothing import smoothing_figure
 from specguard.report.figures.spectra import direction_figure, save_figure, violin_figure
+from specguard.report.figures.training import training_figure
 from specguard.report.figures.weights import weights_figure
 from specguard.report.folders import run_directories
 from specguard.report.html.page import Report, report, write_report
@@ -41,6 +43,7 @@ __all__ = [
     "save_figure",
     "sensitivity_figure",
     "sensitivity_tables",
+    "smoothing_figure",
     "smoothing_table",
     "smoothing_verdict",
     "spectrum_lines",

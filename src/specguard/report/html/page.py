@@ -25,16 +25,11 @@ from specguard.records.spectrum import SpectrumSummary
 from specguard.records.training import TrainingSettings
 from specguard.report.collect import read_run
 from specguard.report.export import accuracy_rows, architecture, csv_bytes, robustbench_entries
-from specguard.report.figures.curves import (
-    comparison_figure,
-    curve_figure,
-    method_figure,
-    norms_of,
-    training_figure,
-)
+from specguard.report.figures.accuracy import comparison_figure, curve_figure, method_figure, norms_of
 from specguard.report.figures.inline import inline_svg
 from specguard.report.figures.spectra import violin_figure
 from specguard.report.figures.style import plain
+from specguard.report.figures.training import training_figure
 from specguard.report.figures.weights import has_heads, weights_figure
 from specguard.report.html import sections
 from specguard.report.html.pictures import gallery_pictures
