@@ -24,10 +24,12 @@ from specguard.report.terminal import (
     spectrum_warnings,
     subset_lines,
 )
+from specguard.report.verdict import Verdict, verdict
 
 __all__ = [
     "Report",
     "Run",
+    "Verdict",
     "attack_table",
     "attack_warnings",
     "certificate_tables",
@@ -51,6 +53,7 @@ __all__ = [
     "spectrum_warnings",
     "subset_lines",
     "training_figure",
+    "verdict",
     "violin_figure",
     "weights_figure",
     "write_report",

@@ -112,6 +112,7 @@ def read_run(run: Path, label: str) -> Run:
         sensitivity=tuple(study for study in found if isinstance(study.summary, SensitivitySummary)),
         unfinished=tuple(reader.unfinished),
         problems=tuple(reader.problems),
+        path=run,
     )
 
 

@@ -1,6 +1,7 @@
 """A run directory as one value: its training, and the studies of the trained model."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from specguard.records.attack import AttackSummary
@@ -145,6 +146,7 @@ class Run:
         sensitivity: studies of single attention layers.
         unfinished: studies that were started and not completed.
         problems: one sentence per file that could not be read, or does not belong to the run.
+        path: the directory, as it was named.
 
     Example:
         >>> from specguard.report.examples import example_run
@@ -166,6 +168,7 @@ class Run:
     sensitivity: tuple[FoundStudy[SensitivitySummary], ...] = ()
     unfinished: tuple[UnfinishedStudy, ...] = ()
     problems: tuple[str, ...] = ()
+    path: Path | None = None
 
     @property
     def studies(self) -> tuple[FoundStudy[Summary | TrainingSummary], ...]:
