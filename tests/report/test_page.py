@@ -21,13 +21,8 @@ from specguard.records.accuracy import Accuracy
 from specguard.records.base import Json
 from specguard.records.io import rewrite_records
 from specguard.report import read_run, report, write_report
-from specguard.report.html.sections import (
-    certificate_accuracies,
-    clean_accuracy,
-    robust_accuracies,
-    subsets,
-    verdict,
-)
+from specguard.report.accuracies import certificate_accuracies, clean_accuracy, robust_accuracies
+from specguard.report.html.sections import subsets, verdict
 
 HOSTILE = "\"'></script><script>alert(1)</script>\x00\u202e<b onmouseover=alert(1)>"
 

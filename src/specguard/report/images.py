@@ -68,9 +68,10 @@ def norms(study: FoundStudy[Any]) -> set[str]:
 
 
 def on_images(run: Run, images: Images) -> Run:
-    """The run with only those attack studies, certifications and smoothing studies that are of these images."""
+    """The run with only those accuracies that are of these images: of training, attacks, proofs and smoothing."""
     return replace(
         run,
+        training=run.training if run.training is not None and images_of(run.training) == images else None,
         attacks=tuple(study for study in run.attacks if images_of(study) == images),
         certificates=tuple(study for study in run.certificates if images_of(study) == images),
         smoothing=tuple(study for study in run.smoothing if images_of(study) == images),

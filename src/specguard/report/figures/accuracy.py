@@ -57,18 +57,19 @@ def curve_figure(run: Run, norm: str) -> Figure:
     plot = RadiusAxis(norm, _radii(certified, attacked))
     clean = [*(study.summary.clean for study in certified), *(points[0][1] for points in attacked)][0]
     plot.axis.axhline(100 * clean.value, color=CLEAN, **LINES["clean"])
+    inside = "robust in certify" if attacked else "robust"
     for study in certified:
         curve, robust = _certified_curve(plot, study), _robust(study)
         _shade(plot, robust, curve)
         plot.axis.plot(*_columns(plot.shown(curve)), **_line("certified", CERTIFIED))
         _draw_points(plot, [(row.radius, row.certified) for row in study.rows], "certified", CERTIFIED)
-        _draw(plot, robust, "robust in certify", ATTACKED)
+        _draw(plot, robust, inside, ATTACKED)
     for points in attacked:
         _draw(plot, points, "robust", ATTACKED)
     handles = [Line2D([], [], color=CLEAN, label="clean", **LINES["clean"])]
     shown = (
         ("certified", "certified", CERTIFIED, certified),
-        ("robust in certify", "robust, certify" if attacked else "robust", ATTACKED, certified),
+        (inside, "robust, certify" if attacked else "robust", ATTACKED, certified),
         ("robust", "robust, attacks" if certified else "robust", ATTACKED, attacked),
     )
     handles += [Line2D([], [], color=color, label=text, **LINES[kind]) for kind, text, color, any_ in shown if any_]
@@ -135,7 +136,7 @@ def method_figure(study: FoundCertificates) -> Figure:
         ['clean', 'local']
     """
     summary = study.summary
-    plot = RadiusAxis(study.norm, (row.radius for row in summary.radii))
+    plot = RadiusAxis(study.norm, (row.radius for row in summary.radii), size=(5.2, 3.4))
     clean = Line2D([], [], color=CLEAN, label="clean", **LINES["clean"])
     plot.axis.axhline(100 * summary.clean.value, color=CLEAN, **LINES["clean"])
     handles = [clean]

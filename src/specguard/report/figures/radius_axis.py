@@ -47,7 +47,7 @@ class RadiusAxis:
     """
 
     def __init__(
-        self, norm: str, radii: Iterable[float], size: tuple[float, float] = (4.2, 3.1), of: str = ""
+        self, norm: str, radii: Iterable[float], size: tuple[float, float] = (3.8, 2.9), of: str = ""
     ) -> None:
         known = sorted({radius for radius in radii if radius > 0}) or [1.0]
         self.is_logarithmic = is_logarithmic(known)

@@ -13,7 +13,7 @@ RUN_COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b83280", "#4a5568",
 CERTIFIED, ATTACKED, CLEAN, UNKNOWN = "#0f766e", "#c2410c", "#475569", "#94a3b8"
 # All different: `inline` identifies colors by value.
 METHOD_COLOURS = ("#0f766f", "#1d4ed8", "#7e22ce", "#be185d", "#a16207", "#57534e", "#0369a1")
-_DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (4, 1, 1, 1)), "-", "-", (0, (5, 2)), (0, (2, 1)))
+_DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (4, 1, 1, 1)), "-", (0, (3, 1, 1, 1, 1, 1)), "-", (0, (2, 2)))
 _MARKERS = ("o", "s", "^", "v", "P", "X")
 # The line of each kind of accuracy: certified ones are solid, under attack they are dashed.
 LINES: Mapping[str, Mapping[str, Any]] = {
