@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 
 from specguard.records.accuracy import Accuracy
 from specguard.records.certificate import NATIVE
-from specguard.report.figures.radius_axis import RadiusAxis
+from specguard.report.figures.radius_axis import Point, RadiusAxis
 from specguard.report.figures.style import (
     ATTACKED,
     CERTIFIED,
@@ -26,8 +26,6 @@ from specguard.report.figures.style import (
 )
 from specguard.report.images import norms
 from specguard.report.run import FoundCertificates, Run
-
-Point = tuple[float, Accuracy]
 
 
 def norms_of(run: Run) -> list[str]:
@@ -62,7 +60,7 @@ def curve_figure(run: Run, norm: str) -> Figure:
         curve, robust = _certified_curve(plot, study), _robust(study)
         _shade(plot, robust, curve)
         plot.axis.plot(*_columns(plot.shown(curve)), **_line("certified", CERTIFIED))
-        _draw_points(plot, [(row.radius, row.certified) for row in study.rows], "certified", CERTIFIED)
+        plot.draw_points(((row.radius, row.certified) for row in study.rows), **_marker("certified", CERTIFIED))
         _draw(plot, robust, inside, ATTACKED)
     for points in attacked:
         _draw(plot, points, "robust", ATTACKED)
@@ -74,7 +72,7 @@ def curve_figure(run: Run, norm: str) -> Figure:
     )
     handles += [Line2D([], [], color=color, label=text, **LINES[kind]) for kind, text, color, any_ in shown if any_]
     gap = [Patch(color=UNKNOWN, alpha=0.35, linewidth=0, label="unknown")] if certified else []
-    return plot.finish([*handles, *gap], columns=3)
+    return plot.finish([*handles, *gap], columns=2 if len(handles) > 3 else 3)
 
 
 def comparison_figure(runs: Sequence[Run], norm: str, *, named: bool = True) -> Figure:
@@ -97,7 +95,7 @@ def comparison_figure(runs: Sequence[Run], norm: str, *, named: bool = True) -> 
         ['example', 'certified', 'robust']
     """
     found = [(number, run, _certified(run, norm), _attacked(run, norm)) for number, run in enumerate(runs)]
-    plot = RadiusAxis(norm, (r for _, _, proofs, hits in found for r in _radii(proofs, hits)), size=(5.2, 3.4))
+    plot = RadiusAxis(norm, (r for _, _, proofs, hits in found for r in _radii(proofs, hits)), size=(4.4, 3.1))
     handles, kinds = [], set()
     for number, run, certified, attacked in found:
         if not certified and not attacked:
@@ -136,7 +134,7 @@ def method_figure(study: FoundCertificates) -> Figure:
         ['clean', 'local']
     """
     summary = study.summary
-    plot = RadiusAxis(study.norm, (row.radius for row in summary.radii), size=(5.2, 3.4))
+    plot = RadiusAxis(study.norm, (row.radius for row in summary.radii), size=(4.4, 3.1))
     clean = Line2D([], [], color=CLEAN, label="clean", **LINES["clean"])
     plot.axis.axhline(100 * summary.clean.value, color=CLEAN, **LINES["clean"])
     handles = [clean]
@@ -146,7 +144,7 @@ def method_figure(study: FoundCertificates) -> Figure:
         handles.append(Line2D([], [], label=plain(method), **line))
     if not summary.radii[0].by:
         plot.axis.plot(*_columns(plot.shown(_certified_curve(plot, study))), **_line("certified", CERTIFIED))
-        _draw_points(plot, [(row.radius, row.certified) for row in study.rows], "certified", CERTIFIED)
+        plot.draw_points(((row.radius, row.certified) for row in study.rows), **_marker("certified", CERTIFIED))
         handles.append(Line2D([], [], color=CERTIFIED, label="certified", **LINES["certified"]))
     return plot.finish(handles, columns=3)
 
@@ -219,22 +217,11 @@ def _shade(plot: RadiusAxis, robust: Sequence[Point], curve: Sequence[tuple[floa
 def _draw(plot: RadiusAxis, points: Sequence[Point], kind: str, color: str) -> None:
     """A line through accuracies, and their intervals beyond the first, which is the clean accuracy."""
     plot.axis.plot(*_columns(plot.shown(_percents(points))), **_line(kind, color))
-    _draw_points(plot, points[1:], kind, color)
+    plot.draw_points(points[1:], **_marker(kind, color))
 
 
-def _draw_points(plot: RadiusAxis, points: Sequence[Point], kind: str, color: str) -> None:
-    """Points with their intervals."""
-    points = plot.shown(points)
-    if not points:
-        return
-    x, y = _columns(_percents(points))
-    low, high = zip(*(accuracy.interval95 for _, accuracy in points), strict=True)
-    below = [max(0.0, value - 100 * end) for value, end in zip(y, low, strict=True)]
-    above = [max(0.0, 100 * end - value) for value, end in zip(y, high, strict=True)]
-    style = {key: LINES[kind][key] for key in ("marker", "markersize")}
-    plot.axis.errorbar(
-        x, y, yerr=[below, above], color=color, elinewidth=1, capsize=2, linestyle="none", clip_on=False, **style
-    )
+def _marker(kind: str, color: str) -> dict[str, Any]:
+    return {"color": color} | {key: value for key, value in LINES[kind].items() if key.startswith("marker")}
 
 
 def _line(kind: str, color: str) -> dict[str, Any]:

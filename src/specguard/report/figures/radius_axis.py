@@ -8,6 +8,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from specguard.records.accuracy import Accuracy
+
+Point = tuple[float, Accuracy]
 _POINTS = 160
 _DECADES = 100.0  # the ratio of radii from which on the axis is logarithmic
 _NEARLY = 1 - 1e-9
@@ -71,6 +74,21 @@ class RadiusAxis:
         """Where a radius lies along the axis, up to scale."""
         return math.log(radius) if self.is_logarithmic else radius
 
+    def draw_points(self, points: Iterable[Point], gid: str | None = None, **style: Any) -> None:
+        """Draw accuracies with their 95 % intervals; `style` is that of the markers."""
+        shown = self.shown(points)
+        if not shown:
+            return
+        y = [100 * accuracy.value for _, accuracy in shown]
+        ends = [[100 * end for end in accuracy.interval95] for _, accuracy in shown]
+        below = [max(0.0, value - low) for value, (low, _) in zip(y, ends, strict=True)]
+        above = [max(0.0, high - value) for value, (_, high) in zip(y, ends, strict=True)]
+        drawn = self.axis.errorbar(
+            [radius for radius, _ in shown], y, [below, above], linestyle="none", elinewidth=1, capsize=2, **style
+        )
+        for place, artist in enumerate((drawn.lines[0], *drawn.lines[1], *drawn.lines[2])):
+            artist.set(clip_on=False, gid=None if gid is None else f"{gid}-{place}")
+
     def finish(self, handles: Sequence[Any], columns: int = 2) -> Figure:
         """Set limits, ticks and the legend of these handles; accuracies of 0 and 100 % are seen whole."""
         axis = self.axis
@@ -101,7 +119,8 @@ class RadiusAxis:
                 ncols=columns,
                 fontsize=8.5,
                 frameon=False,
-                handlelength=3,
+                handlelength=2.6,
+                columnspacing=1.4,
             )
             for text, handle in zip(legend.get_texts(), handles, strict=True):
                 text.set(text=handle.get_label(), parse_math=False, gid=_text_id(handle.get_gid()))

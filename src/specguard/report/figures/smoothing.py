@@ -47,20 +47,11 @@ def smoothing_figure(runs: Sequence[Run]) -> Figure:
         gid = f"run-{number}-smoothed-{place}"
         curve = plot.shown(_curve(plot, study))
         plot.axis.plot([x for x, _ in curve], [y for _, y in curve], gid=gid, **style)
-        points = plot.shown((row.radius, row.certified) for row in study.summary.radii)
-        y = [100 * accuracy.value for _, accuracy in points]
-        below = [value - 100 * a.interval95[0] for value, (_, a) in zip(y, points, strict=True)]
-        above = [100 * a.interval95[1] - value for value, (_, a) in zip(y, points, strict=True)]
-        yerr = [[max(0.0, each) for each in side] for side in (below, above)]
-        bars = plot.axis.errorbar(
-            [x for x, _ in points], y, yerr, fmt=_MARKERS[kind], color=color, markersize=4.5, elinewidth=1, capsize=2,
-            linestyle="none", markerfacecolor="none", clip_on=False,
-        )  # fmt: skip
-        for part, artist in enumerate((bars.lines[0], *bars.lines[1], *bars.lines[2])):
-            artist.set_gid(f"{gid}-points-{part}")
+        marker = {"marker": _MARKERS[kind], "markersize": 4.5, "markerfacecolor": "none"}
+        points = ((row.radius, row.certified) for row in study.summary.radii)
+        plot.draw_points(points, gid=f"{gid}-points", color=color, **marker)
         label = f"{brief(run.label, 24)}, noise {study.sigma:g}"
-        shown = style | {"marker": _MARKERS[kind], "markersize": 4.5, "markerfacecolor": "none"}
-        handles.append(Line2D([], [], label=label, gid=f"{gid}-legend", **shown))
+        handles.append(Line2D([], [], label=label, gid=f"{gid}-legend", **style, **marker))
     return plot.finish(handles)
 
 

@@ -32,8 +32,8 @@ def violin_figure(
     """Plot the distribution over images of each part's largest singular value, several runs side by side.
 
     The upper panel shows sigma_max(J_F), the quantity of the theorem; the lower one sigma_max(I + J_F), that of
-    the whole part. A run that lacks a part leaves its place empty. Densities are of logarithms, as the axis is, and are
-    drawn to where they vanish. Where there are many runs and parts, further parts follow in rows below.
+    the whole part. A run that lacks a part leaves its place empty. Densities are of logarithms, as the axis is,
+    and are drawn to where they vanish. Where there are many runs and parts, further parts follow in rows below.
 
     Args:
         runs: the records of one spectrum study per run, by label.
@@ -179,7 +179,7 @@ def _violins(axis: Any, values: list[list[float]], number: int, runs: int, color
 
 
 def _density(values: Sequence[float]) -> dict[str, Any]:
-    """The shape of a violin: a density of the logarithms with Gaussian kernels, to four bandwidths beyond the ends."""
+    """The shape of a violin: a kernel density of the logarithms, to four bandwidths beyond the ends."""
     found = np.sort(np.log(values))
     mean, median = float(np.mean(values)), float(np.median(values))
     known = {"mean": mean, "median": median, "min": min(values), "max": max(values)}

@@ -73,7 +73,7 @@ def weights(runs: Sequence[Run], views: Sequence[View]) -> View | None:
 def growths(runs: Sequence[Run], views: Sequence[View]) -> View | None:
     """The mean growth of a perturbation through all blocks, by the estimates that are known."""
     rows = [
-        (view, study.place, means)
+        (view, study.place if len(run.spectra) > 1 else None, means)
         for run, view in zip(runs, views, strict=True)
         for study in run.spectra
         if (means := _means(study.summary))

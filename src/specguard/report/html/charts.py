@@ -1,4 +1,4 @@
-"""Figures of accuracy with their captions: of each run, of runs that are compared, of smoothing, and of training."""
+"""Figures of accuracy with their captions: of each run, of compared runs, of smoothing, and of training."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace as View
@@ -60,7 +60,8 @@ def _any_certified(run: Run, norm: str) -> bool:
 def compared(runs: Sequence[Run], views: Sequence[View], found: Sequence[Comparison]) -> list[View]:
     """The comparisons with their figures; without a norm there is nothing to draw."""
     known: dict[str, int] = {}
-    shown = []
+    shown: list[View] = []
+    broad = max(found, key=lambda each: len(each.rows), default=None)  # its table has what is not about images too
     for each in found:
         svg = None
         if each.norm is not None:
@@ -73,6 +74,8 @@ def compared(runs: Sequence[Run], views: Sequence[View], found: Sequence[Compari
                 of=each,
                 svg=svg,
                 runs=[views[row.number] for row in each.rows],
+                with_times=each is broad,
+                with_medians=each is broad and any(views[row.number].median for row in each.rows),
                 certified=any(row.certified for row in each.rows),
                 attacks=tuple(dict.fromkeys(row.attacks for row in each.rows)),
             )

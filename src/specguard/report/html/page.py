@@ -154,7 +154,6 @@ def _page(runs: Sequence[Run], title: str) -> str:
         "training": charts.training(runs, views),
         "any_attacked": any(run.attacks or run.certificates for run in runs),
         "any_certified": any(run.certificates for run in runs),
-        "any_median": any(view.median for view in views),
         "any_pictures": any(view.pictures for view in views),
         "any_attention": any(shown.attention for view in views for shown in view.pictures),
         "any_classes": any(view.classes for view in views),
