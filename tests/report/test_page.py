@@ -413,7 +413,9 @@ def test_runs_on_other_images_are_never_in_one_table_or_figure(copy, tmp_path):
     assert 'data-run="2"' not in section[: section.index("Set apart")]
     apart = Elements(section[section.index("Set apart") :].encode()).text
     assert "few: its l2 results are of 20 images of digits, those of other runs of 40 images of digits." in apart
-    for cell in re.findall(r'<td class="num" data-value="0?1?\.\d+">.*?</td>', table):
+    cells = re.findall(r'<td class="num" data-value="[01]\.\d{6}">.*?</td>', table)
+    assert len(cells) == 2 * (1 + 2 * len(RADII))
+    for cell in cells:
         assert re.search(r"\d %.*\[\d+\.\d,&nbsp;\d+\.\d\]", cell), cell
     assert "Comparison" not in report({"a run": copy}).html.decode()
 

@@ -58,3 +58,16 @@ def thin_out(balls: Sequence[Item], most: int = _BALLS) -> list[Item]:
         return list(balls)
     step = (len(balls) - 1) / (most - 1)
     return [balls[round(i * step)] for i in range(most)]
+
+
+def median_radius(run: Run) -> tuple[str, float] | None:
+    """The largest median certified l2 radius over the correctly classified images, and its method."""
+    known = [
+        (found.median, method)
+        for study in run.certificates
+        if study.summary.study.settings.search
+        for method, found in study.summary.largest.items()
+        if found.median is not None and study.summary.radius_norm(method) == "l2"
+    ]
+    best = max(known, default=None)
+    return None if best is None else (best[1], best[0])

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 import msgspec
 
 from specguard.records.accuracy import Accuracy
-from specguard.report.accuracies import certificate_accuracies, clean_accuracy, robust_accuracies, thin_out
+from specguard.report.accuracies import (
+    certificate_accuracies,
+    clean_accuracy,
+    median_radius,
+    robust_accuracies,
+    thin_out,
+)
 from specguard.report.images import Images, image_sets, images_of, norms, on_images
 from specguard.report.run import Run
 
@@ -19,13 +25,17 @@ _RADII = 6  # the largest number that is shown
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """The accuracies of one run by radius, and by what it was attacked; `number` is its place in the report."""
+    """The accuracies of one run by radius, and by what it was attacked; `number` is its place in the report.
+
+    `median` is the largest median certified l2 radius, with its method.
+    """
 
     number: int
     clean: Accuracy | None
     robust: dict[float, Accuracy]
     certified: dict[float, Accuracy]
     attacks: str
+    median: tuple[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +120,7 @@ def _compare(runs: Sequence[Run], norm: str, images: Images, numbers: Iterable[i
                 {radius: accuracy for (kind, radius), accuracy in robust.items() if kind == norm},
                 {radius: accuracy for (kind, radius), accuracy in certified.items() if kind == norm},
                 names,
+                median_radius(run) if norm == "l2" else None,
             )
         )
     radii = sorted({radius for row in rows for radius in (*row.robust, *row.certified)})

@@ -75,7 +75,7 @@ def compared(runs: Sequence[Run], views: Sequence[View], found: Sequence[Compari
                 svg=svg,
                 runs=[views[row.number] for row in each.rows],
                 with_times=each is broad,
-                with_medians=each is broad and any(views[row.number].median for row in each.rows),
+                with_medians=any(row.median for row in each.rows),
                 certified=any(row.certified for row in each.rows),
                 attacks=tuple(dict.fromkeys(row.attacks for row in each.rows)),
             )

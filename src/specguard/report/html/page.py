@@ -207,7 +207,6 @@ def _run_view(run: Run, number: int) -> View:
         outcome=sections.verdict(run),
         subsets=sections.subsets(run),
         bars=sections.bars(run),
-        median=sections.median_radius(run),
         training_seconds=None if training is None else training.seconds,
         rows=accuracy_rows(run, number),
         pictures=[s for study in run.attacks if study.gallery is not None for s in gallery_pictures(study.gallery)],

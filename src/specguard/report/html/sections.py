@@ -131,19 +131,6 @@ def subsets(run: Run) -> list[str]:
     return [f"In {' and '.join(at)}: {text}." for text, at in places.items()]
 
 
-def median_radius(run: Run) -> tuple[str, float] | None:
-    """The largest median certified l2 radius over the correctly classified images, and its method."""
-    known = [
-        (found.median, method)
-        for study in run.certificates
-        if study.summary.study.settings.search
-        for method, found in study.summary.largest.items()
-        if found.median is not None and study.summary.radius_norm(method) == "l2"
-    ]
-    best = max(known, default=None)
-    return None if best is None else (best[1], best[0])
-
-
 def stages(run: Run) -> list[Stage]:
     """All studies of a run, in the order in which they are usually made."""
     found = [
