@@ -199,7 +199,7 @@ def test_lower_bounds_fall_with_the_radius_and_the_families_keep_their_order(nam
     steps, (images, labels) = program(models(name)), some_images(5)
     before = None
     for radius in (0.0, 1e-6, 1e-3, 0.02, 0.1, 0.5, 3.0, 50.0):
-        given = certify(steps, images, labels, Ball("l2", radius), search=False).lower
+        given = certify(steps, images, labels, Ball("l2", radius), NAMES, search=False).lower
         size = 1e-9 * (1 + torch.stack(list(given.values())).nan_to_num(posinf=0, neginf=0).abs().amax(0))
         assert all(not lower.isnan().any() for lower in given.values())
         for better, worse in (("mixed", "adjoint"), ("mixed", "local"), ("local", "lofast")):

@@ -145,7 +145,7 @@ def _searched(
     if search:
         radius, loss = method.search(p, kind)
     found = [
-        (ball.radius, at_ball[method.name])
+        (float(ball.radius), at_ball[method.name])
         for ball, at_ball in zip(balls, losses, strict=True)
         if _kind(ball) == kind
     ]
@@ -168,7 +168,7 @@ def _farthest_in_l2(
     around = torch.zeros_like(largest)
     for ball, at_ball in zip(balls, losses, strict=True):
         if ball.norm == "l2":
-            found.append((ball.radius, at_ball[method.name]))
+            found.append((float(ball.radius), at_ball[method.name]))
         else:
             holds = (p.margins > at_ball[method.name].total).all(0)
             around = torch.where(holds, around.clamp(min=l2_radius(ball, size)), around)
