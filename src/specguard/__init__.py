@@ -11,6 +11,7 @@ from specguard.version import __version__
 if TYPE_CHECKING:
     from specguard.attacks import APGD, CWL2, FAB, FGSM, PGD, AutoAttack, Square
     from specguard.certificates import Certificate, certify
+    from specguard.diagnosis import diagnose
     from specguard.geometry import Ball
     from specguard.models import from_run
     from specguard.nn import ViT, ViTConfig, preset
@@ -32,6 +33,7 @@ __all__ = [
     "ViTConfig",
     "__version__",
     "certify",
+    "diagnose",
     "from_run",
     "preset",
 ]
@@ -39,6 +41,7 @@ _HOMES = {
     "models": ("from_run",),
     "attacks": ("APGD", "CWL2", "FAB", "FGSM", "PGD", "AutoAttack", "Square"),
     "certificates": ("Certificate", "certify"),
+    "diagnosis": ("diagnose",),
     "geometry": ("Ball",),
     "nn": ("ViT", "ViTConfig", "preset"),
     "penalties": ("MSVP", "SpectralNorm"),

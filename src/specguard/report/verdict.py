@@ -51,11 +51,24 @@ class Verdict:
         return "\n".join((self.headline, *self.sentences, *last))
 
 
-def verdict(run: Run) -> Verdict | None:
+@dataclass(frozen=True)
+class NotTried:
+    """Why a diagnosis certified nothing, and the minutes that would be enough; None where time is not the reason.
+
+    Example:
+        >>> NotTried("no method applies: the model is a Wrapped, for which there is no rule").minutes
+    """
+
+    reason: str
+    minutes: int | None = None
+
+
+def verdict(run: Run, proofs: NotTried | None = None) -> Verdict | None:
     """Judge the robustness of a run's model from the studies that there are.
 
     Args:
         run: as `read_run` returns it.
+        proofs: why nothing was certified, where a diagnosis knows it.
 
     Returns:
         The verdict; None of a run without any study or training.
@@ -69,8 +82,8 @@ def verdict(run: Run) -> Verdict | None:
     found = evidence(run)
     if found.clean is None:
         return None
-    headline, command = _headline(found, found.clean, Commands(run), run)
-    sentences = (_attacks(found), _proofs(found), _unknown(found))
+    headline, command = _headline(found, found.clean, Commands(run), run, proofs)
+    sentences = (_attacks(found), _proofs(found, proofs), _unknown(found))
     return Verdict(headline, tuple(text for text in sentences if text), command)
 
 
@@ -84,7 +97,9 @@ def judged(points: tuple[Point, ...], norm: Norm) -> Judgment:
     return "open"
 
 
-def _headline(found: Evidence, clean: Accuracy, commands: Commands, run: Run) -> tuple[str, str | None]:
+def _headline(
+    found: Evidence, clean: Accuracy, commands: Commands, run: Run, proofs: NotTried | None
+) -> tuple[str, str | None]:
     """The headline and the next command."""
     if clean.interval95[1] < _halfway(found.classes):
         text = f"Undertrained: without any attack only {clean} are classified correctly, which bounds robustness."
@@ -105,7 +120,7 @@ def _headline(found: Evidence, clean: Accuracy, commands: Commands, run: Run) ->
             f"Robust to the attacks tried at {point.ball}, where {point.accuracy} of {_percent(point.clean)} "
             f"clean remain{tail}; this is not proved."
         )
-        return text, _toward_proof(found, point, commands)
+        return text, _toward_proof(found, point, commands, proofs)
     return _open(found, clean, commands)
 
 
@@ -161,8 +176,12 @@ def _unclear(found: Evidence, commands: Commands) -> tuple[str, str | None]:
     return text, commands.attack(point.norm, point.radius, stronger)
 
 
-def _toward_proof(found: Evidence, point: Point, commands: Commands) -> str:
+def _toward_proof(found: Evidence, point: Point, commands: Commands, proofs: NotTried | None) -> str:
     """What to do about a model that attacks leave robust."""
+    if proofs is not None and not found.proof_tried:
+        if proofs.minutes is None:  # no method applies
+            return commands.train_for_certificates()
+        return commands.diagnose("--minutes", str(proofs.minutes))
     if not found.proof_tried:
         return commands.certify(point.norm, PROVED[point.norm])
     if not found.smoothed and not any(proof.accuracy.count for proof in found.proved):
@@ -206,10 +225,11 @@ def _shown(points: tuple[Point, ...], norm: Norm, radius: float) -> Point | None
     return min(own, key=lambda p: max(p.radius / radius, radius / p.radius), default=None)
 
 
-def _proofs(found: Evidence) -> str:
+def _proofs(found: Evidence, proofs: NotTried | None) -> str:
     """What is proved, at one ball of each norm, or why nothing is."""
     if not found.proof_tried:
-        return f"Proved: nothing, as no certification was run{_smoothed(found)}."
+        why = "as no certification was run" if proofs is None else f"as {proofs.reason}"
+        return f"Proved: nothing, {why}{_smoothed(found)}."
     held = tuple(point for point in found.proved if point.accuracy.count)
     chosen = [point for norm in NORMS if (point := _largest(held, norm)) is not None]
     if chosen:

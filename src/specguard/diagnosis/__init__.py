@@ -1,0 +1,5 @@
+"""One verb that answers whether a model is robust: ordinary studies within a time, a verdict, the next command."""
+
+from specguard.diagnosis.diagnose import Diagnosis, diagnose
+
+__all__ = ["Diagnosis", "diagnose"]
