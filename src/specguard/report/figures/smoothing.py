@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -43,11 +44,15 @@ def smoothing_figure(runs: Sequence[Run]) -> Figure:
     handles = []
     for place, (number, run, study) in enumerate(studies):
         kind, color = noises.index(study.sigma) % len(_DASHES), run_color(number)
-        style = {"linestyle": _DASHES[kind], "linewidth": LINES["smoothed"]["linewidth"], "color": color}
+        style: dict[str, Any] = {
+            "linestyle": _DASHES[kind],
+            "linewidth": LINES["smoothed"]["linewidth"],
+            "color": color,
+        }
         gid = f"run-{number}-smoothed-{place}"
         curve = plot.shown(_curve(plot, study))
         plot.axis.plot([x for x, _ in curve], [y for _, y in curve], gid=gid, **style)
-        marker = {"marker": _MARKERS[kind], "markersize": 4.5, "markerfacecolor": "none"}
+        marker: dict[str, Any] = {"marker": _MARKERS[kind], "markersize": 4.5, "markerfacecolor": "none"}
         points = ((row.radius, row.certified) for row in study.summary.radii)
         plot.draw_points(points, gid=f"{gid}-points", color=color, **marker)
         label = f"{brief(run.label, 24)}, noise {study.sigma:g}"

@@ -186,7 +186,7 @@ def _density(values: Sequence[float]) -> dict[str, Any]:
     if found[-1] - found[0] < 1e-6:
         return known | {"coords": np.array([median]), "vals": np.array([1.0])}
     kernels = GaussianKDE(found)
-    reach = 4 * float(np.sqrt(kernels.covariance[0, 0]))
+    reach = 4 * math.sqrt(np.asarray(kernels.covariance).item())
     places = np.linspace(found[0] - reach, found[-1] + reach, _POINTS)
     return known | {"coords": np.exp(places), "vals": kernels.evaluate(places)}
 

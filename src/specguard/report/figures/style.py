@@ -16,7 +16,7 @@ METHOD_COLOURS = ("#0f766f", "#1d4ed8", "#7e22ce", "#be185d", "#a16207", "#57534
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (4, 1, 1, 1)), "-", (0, (3, 1, 1, 1, 1, 1)), "-", (0, (2, 2)))
 _MARKERS = ("o", "s", "^", "v", "P", "X")
 # The line of each kind of accuracy: certified ones are solid, under attack they are dashed.
-LINES: Mapping[str, Mapping[str, Any]] = {
+LINES: Mapping[str, dict[str, Any]] = {
     "clean": {"linestyle": (0, (1, 2)), "linewidth": 1.3},
     "certified": {"linestyle": "-", "linewidth": 2.0, "marker": "D", "markersize": 3.6},
     "robust": {"linestyle": (0, (4, 2)), "linewidth": 1.5, "marker": "o", "markersize": 3.6},
