@@ -55,7 +55,8 @@ def violin_figure(
     parts = _part_names(runs, groups)
     if not parts:
         raise ValueError(f"the records hold no part of the groups {', '.join(groups)}")
-    each = max(1, _ROW // len(runs))  # parts in a row of the figure
+    most = max(1, _ROW // len(runs))
+    each = math.ceil(len(parts) / math.ceil(len(parts) / most))  # parts in a row of the figure
     rows = [parts[begin : begin + each] for begin in range(0, len(parts), each)]
     width = min(max(6.4, 1.5 + 0.35 * len(rows[0]) * len(runs)), _WIDEST)
     columns = max(1, int(15 * width / (6 + max(len(label) for label in runs))))  # of the legend; 15 letters an inch
@@ -179,14 +180,14 @@ def _violins(axis: Any, values: list[list[float]], number: int, runs: int, color
 
 
 def _density(values: Sequence[float]) -> dict[str, Any]:
-    """The shape of a violin: a kernel density of the logarithms, to four bandwidths beyond the ends."""
+    """The shape of a violin: a kernel density of the logarithms, to three bandwidths beyond the ends."""
     found = np.sort(np.log(values))
     mean, median = float(np.mean(values)), float(np.median(values))
     known = {"mean": mean, "median": median, "min": min(values), "max": max(values)}
     if found[-1] - found[0] < 1e-6:
         return known | {"coords": np.array([median]), "vals": np.array([1.0])}
     kernels = GaussianKDE(found)
-    reach = 4 * math.sqrt(np.asarray(kernels.covariance).item())
+    reach = 3 * math.sqrt(np.asarray(kernels.covariance).item())
     places = np.linspace(found[0] - reach, found[-1] + reach, _POINTS)
     return known | {"coords": np.exp(places), "vals": kernels.evaluate(places)}
 
