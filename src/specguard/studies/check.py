@@ -1,10 +1,11 @@
 """Check certificates with the independent checker, which proves them again in NumPy, and with an attack.
 
 For every record, the hash of the image, its label and its predicted class are compared; every lower bound and every
-certified radius is proved again by `specguard.checker`; every stored norm, radius and term is compared with the
-checker's own; and every certified image is attacked at its largest certified radius, at the given radii or of the
-search. The summary stored with the records must be that of the records. Any disagreement raises a `SoundnessError`.
-Certificates of an external verifier cannot be proved again: they are attacked and counted separately.
+certified radius is proved again by `specguard.checker`, but for bounds by enclosures that are not positive; every
+stored norm, radius and term is compared with the checker's own; and every certified image is attacked at its
+largest certified radius, at the given radii or of the search. The summary stored with the records must be that of
+the records. Any disagreement raises a `SoundnessError`. Certificates of an external verifier cannot be proved
+again: they are attacked and counted separately.
 
 Results that the folder already holds are not trusted unless the check is told to `resume`. The summary is always
 computed from the records.
