@@ -7,8 +7,8 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
-from typing import Any
 
 
 class SpecGuardError(Exception):
@@ -57,8 +57,16 @@ class InputWarning(UserWarning):
     """An input that was accepted, with what was made of it; or one that is probably not what was meant."""
 
 
+_said: ContextVar[set[str] | None] = ContextVar("said", default=None)
+
+
 def warn(sentence: str) -> None:
     """Issue an `InputWarning` at the line outside of this package from which it was called."""
+    said = _said.get()
+    if said is not None:
+        if sentence in said:
+            return
+        said.add(sentence)
     level, frame = 2, sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
         level, frame = level + 1, frame.f_back  # type: ignore[assignment]
@@ -67,15 +75,9 @@ def warn(sentence: str) -> None:
 
 @contextmanager
 def each_warning_once() -> Iterator[None]:
-    """Show every warning of a call once, however many batches give rise to it."""
-    said: set[str] = set()
-    with warnings.catch_warnings():
-        show = warnings.showwarning
-
-        def once(message: Warning | str, *place: Any, **more: Any) -> None:
-            if str(message) not in said:
-                said.add(str(message))
-                show(message, *place, **more)
-
-        warnings.showwarning = once
+    """Issue every `InputWarning` of a call once, however many batches give rise to it."""
+    token = _said.set(set() if _said.get() is None else _said.get())
+    try:
         yield
+    finally:
+        _said.reset(token)

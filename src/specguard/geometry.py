@@ -44,9 +44,7 @@ class Ball:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "norm", as_norm(self.norm))
-        if not isinstance(self.radius, Real | Tensor) or isinstance(self.radius, bool):
-            raise ConfigError(f"a radius is a number such as 8 / 255, not {self.radius!r}")
-        object.__setattr__(self, "radius", float(self.radius))
+        object.__setattr__(self, "radius", _as_radius(self.radius))
         if not (math.isfinite(self.radius) and self.radius >= 0):
             raise ConfigError(f"radius must be finite and not negative, not {self.radius}")
 
@@ -139,8 +137,15 @@ def as_norm(name: Any) -> Norm:
     """
     for norm in get_args(Norm):
         if isinstance(name, str) and name.lower() == norm:
-            return norm  # type: ignore[no-any-return]
+            return norm
     raise ConfigError(f"norm {name!r} is unknown; choose one of {', '.join(get_args(Norm))}")
+
+
+def _as_radius(value: Any) -> float:
+    single = isinstance(value, Real) or (isinstance(value, Tensor) and value.ndim == 0)
+    if not single or isinstance(value, bool):
+        raise ConfigError(f"a radius is one number such as 8 / 255, not {value!r}")
+    return float(value)
 
 
 def per_sample(

@@ -26,7 +26,7 @@ _META_100 = ("meta", "7973b15100ade9c7d40fb424638fde48")
 _LARGEST = 2**28  # bytes of a file; the largest has 155 MB
 
 
-def cifar10(root: Path, verify: bool = True) -> Data:
+def cifar10(root: Path | str, verify: bool = True) -> Data:
     """CIFAR-10 from the official Python archive, unpacked.
 
     Args:
@@ -45,6 +45,7 @@ def cifar10(root: Path, verify: bool = True) -> Data:
         Traceback (most recent call last):
         specguard.errors.DataError: the data file nowhere/data_batch_1 does not exist
     """
+    root = Path(root)
     folder = _folder(root, "cifar-10-batches-py")
     return Data(
         "cifar10",
@@ -54,7 +55,7 @@ def cifar10(root: Path, verify: bool = True) -> Data:
     )
 
 
-def cifar100(root: Path, verify: bool = True) -> Data:
+def cifar100(root: Path | str, verify: bool = True) -> Data:
     """CIFAR-100 with its fine labels, from the official Python archive, unpacked.
 
     Args:
@@ -73,6 +74,7 @@ def cifar100(root: Path, verify: bool = True) -> Data:
         Traceback (most recent call last):
         specguard.errors.DataError: the data file nowhere/train does not exist
     """
+    root = Path(root)
     folder = _folder(root, "cifar-100-python")
     return Data(
         "cifar100",

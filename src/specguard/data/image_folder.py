@@ -12,7 +12,7 @@ from specguard.errors import ConfigError, DataError
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".ppm"})
 
 
-def image_folder(root: Path, size: int, memory: int = 2**31) -> Data:
+def image_folder(root: Path | str, size: int, memory: int = 2**31) -> Data:
     """RGB images from a folder: the largest centered square of each, resized (bicubic).
 
     Classes are the sub-folders of `root`/train in alphabetical order, without those whose names start with a dot.
@@ -38,6 +38,7 @@ def image_folder(root: Path, size: int, memory: int = 2**31) -> Data:
         >>> data.classes, data.shape
         (('cat',), (3, 8, 8))
     """
+    root = Path(root)
     if size < 1:
         raise ConfigError(f"the size of images must be positive, not {size}")
     train = root / "train"

@@ -1,7 +1,7 @@
 """Images as float tensors in [0, 1], channels first: from tensors, arrays, lists and pictures.
 
-The image that is attacked or certified is the image that is given. Bytes k become k / 255, rounded to float32, as in
-`Dataset` and torchvision's `ToTensor`; half precision becomes float32, exactly. Only for an attack on a model in
+The image that is attacked or certified is the image that is given. Bytes k become k / 255, rounded to float32, as
+in `Dataset` and torchvision's `ToTensor`; half precision becomes float32, exactly. Only for an attack on a model in
 float32, images in float64 are rounded. Whatever changes a value is said.
 """
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
+from PIL.Image import Image as Picture
 from torch import Tensor
 
 from specguard.errors import DataError, warn
@@ -47,7 +48,7 @@ def as_images(
     images = _channels_first(_tensor(value), input_shape(model), isinstance(value, Tensor))
     if images.ndim < 2:
         raise DataError(f"images need a batch axis: of shape {tuple(images.shape)} write images[None]")
-    images = _as_floats(images, box).detach()
+    images = _as_floats(images).detach()
     _check_values(images, box)
     device, dtype = device_of(model), dtype_of(model)
     images = images if device is None else images.to(device)
@@ -64,6 +65,12 @@ def _tensor(value: Any) -> Tensor:
         if len({(part.shape, part.dtype) for part in parts}) > 1:
             raise DataError("images of one batch must have one shape and one dtype")
         return torch.stack(parts)
+    if isinstance(value, Picture):
+        if value.mode not in ("L", "RGB"):
+            raise DataError(
+                f"a picture of mode {value.mode} has no pixels of one or three channels: write convert('RGB')"
+            )
+        return torch.from_numpy(np.array(value).reshape(value.height, value.width, -1))
     if not (isinstance(value, list | tuple | np.ndarray) or hasattr(value, "__array__")):
         raise DataError(
             f"images must be a tensor, an array or a list, not a {type(value).__name__}; for loaders and data sets "
@@ -92,13 +99,13 @@ def _channels_first(images: Tensor, shape: tuple[int, ...] | None, is_tensor: bo
     return images.permute(0, 3, 1, 2).contiguous()
 
 
-def _as_floats(images: Tensor, box: bool) -> Tensor:
+def _as_floats(images: Tensor) -> Tensor:
     kind = str(images.dtype).removeprefix("torch.")
     if images.dtype in _FLOATS:
         return images
     if images.dtype in _HALF:
         return images.float()
-    if images.dtype == torch.uint8 and box:
+    if images.dtype == torch.uint8:
         warn("images of uint8 are divided by 255, in float32")
         return images / 255
     if images.is_complex() or images.dtype == torch.bool:
@@ -113,7 +120,7 @@ def _check_values(images: Tensor, box: bool) -> None:
         return
     low, high = (float(value) for value in images.aminmax())
     if not (np.isfinite(low) and np.isfinite(high)):
-        raise DataError("images hold NaN or infinite values, and all must be finite")
+        raise DataError("images hold values that are not finite: NaN or infinite")
     if not box or (low >= 0 and high <= 1):
         return
     said = f"pixels must lie in [0, 1]; found values from {low:.6g} to {high:.6g}"
@@ -126,11 +133,10 @@ def _check_values(images: Tensor, box: bool) -> None:
 
 def _in_dtype(images: Tensor, dtype: torch.dtype | None) -> Tensor:
     """For an attack: the dtype of the model's weights; a change from float64 to float32 is said."""
-    if dtype is None or dtype == images.dtype:
+    if (
+        dtype not in _FLOATS or dtype == images.dtype
+    ):  # a model with weights in half precision may convert its input
         return images
-    if dtype not in _FLOATS:
-        kind = str(dtype).removeprefix("torch.")
-        raise DataError(f"the weights of the model are {kind}, and images float32 or float64: write model.float()")
     if dtype == torch.float32:
         warn("images of float64 are rounded to float32, the dtype of the model's weights; model.double() avoids it")
     return images.to(dtype)

@@ -15,7 +15,7 @@ _LIBRARIES = ("timm", "torchvision", "transformers")  # their models take pixels
 
 @contextmanager
 def eval_mode(model: Model) -> Iterator[None]:
-    """Put a module into eval mode without weight gradients, and restore it at the end; train mode is said.
+    """Put a module into eval mode without weight gradients, and restore it at the end.
 
     A callable that is neither a module nor a method of one is left alone.
 
@@ -36,8 +36,6 @@ def eval_mode(model: Model) -> Iterator[None]:
         yield
         return
     modes = [(layer, layer.training) for layer in module.modules()]
-    if any(training for _, training in modes):
-        warn("the model is in train mode; it is evaluated in eval mode, as after model.eval(), and left as it was")
     trained = [p for p in module.parameters() if p.requires_grad and p.is_leaf]
     try:
         for layer, _ in modes:
@@ -50,6 +48,20 @@ def eval_mode(model: Model) -> Iterator[None]:
             layer.training = mode
         for parameter in trained:
             parameter.requires_grad_(True)
+
+
+def warn_of_train_mode(model: Model) -> None:
+    """Say that a module in train mode is evaluated in eval mode.
+
+    Args:
+        model: Any callable.
+
+    Example:
+        >>> warn_of_train_mode(torch.nn.Linear(2, 2).eval())
+    """
+    module = module_of(model)
+    if module is not None and any(layer.training for layer in module.modules()):
+        warn("the model is in train mode; it is evaluated in eval mode, as after model.eval(), and left as it was")
 
 
 def module_of(model: object) -> nn.Module | None:
@@ -107,8 +119,8 @@ def warn_of_normalization(model: object) -> None:
         return
     stated = f"mean={_numbers(mean)}, std={_numbers(std)}" if mean and std else "mean=MEAN, std=STD"
     warn(
-        f"this {type(model).__name__} of {library} gets pixels in [0, 1] as they are; if it was trained on normalized "
-        f"ones, pass specguard.models.convert(model, {stated}) instead, or for attacks Wrapped(model, MEAN, STD)"
+        f"this {type(model).__name__} of {library} gets pixels in [0, 1] as they are; if it was trained on "
+        f"normalized ones, give specguard.models.convert(model, {stated}), or for attacks Wrapped(model, MEAN, STD)"
     )
 
 

@@ -176,9 +176,9 @@ def _source(data: Any, labels: Any, batch: int) -> tuple[int | None, Callable[[]
     if isinstance(data, Tensor | np.ndarray):
         raise DataError("labels are missing: write (images, labels)")
     if isinstance(data, Dataset):
-        split, size = data, len(data)
-        parts = [slice(begin, begin + batch) for begin in range(0, size, batch)]
-        return size, lambda: ((*split.batch(part), split.samples[part]) for part in parts)
+        split = data
+        parts = [slice(begin, begin + batch) for begin in range(0, len(split), batch)]
+        return len(split), lambda: ((*split.batch(part), split.samples[part]) for part in parts)
     if isinstance(data, dict):
         raise DataError(f"a dictionary is no data: {_PAIRS}")
     size = _length(data)
@@ -197,8 +197,11 @@ def _is_pair(data: Any) -> bool:
     images, labels = data
     if isinstance(images, Tensor | np.ndarray):
         return not isinstance(labels, Tensor | np.ndarray) or labels.ndim < 3
-    nested = isinstance(images, list) and isinstance(labels, Tensor | np.ndarray | list | tuple)
-    return nested and np.ndim(labels if not isinstance(labels, Tensor) else labels.numpy(force=True)) == 1
+    if not isinstance(images, list):
+        return False
+    if isinstance(labels, Tensor | np.ndarray):
+        return labels.ndim == 1
+    return isinstance(labels, list | tuple) and all(_is_single(label) for label in labels)
 
 
 def _length(data: Any) -> int | None:

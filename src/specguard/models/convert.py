@@ -115,6 +115,23 @@ def convert(
     return network.to(dtype)
 
 
+def is_convertible(model: nn.Module) -> bool:
+    """Whether there is a conversion for this exact type of model."""
+    return _entry(model) is not None
+
+
+def convert_as_given(model: nn.Module, channels: int) -> Network:
+    """Convert a model as a function of the images that it is given: without normalization, and in float64.
+
+    In float64, so that weights which are combined, such as a token and its position, are not rounded to the dtype
+    of the model: the network is the function of the original.
+    """
+    exact = copy.deepcopy(model).double()
+    if type(model) in _BY_TYPE:
+        return convert(exact)
+    return convert(exact, mean=(0.0,) * channels, std=(1.0,) * channels)
+
+
 def check_equal(
     original: nn.Module,
     network: Network,

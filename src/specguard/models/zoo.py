@@ -16,7 +16,7 @@ _WORDS = {"num_classes": "classes", "img_size": "image", "image_size": "image", 
 
 def timm_model(
     name: str,
-    weights: Path | None = None,
+    weights: Path | str | None = None,
     classes: int | None = None,
     image: int | None = None,
     channels: int | None = None,
@@ -37,6 +37,7 @@ def timm_model(
     Example:
         >>> model = timm_model("vit_tiny_patch16_224", classes=10, image=32)  # doctest: +SKIP
     """
+    weights = None if weights is None else Path(weights)
     timm = library("timm")
     if not timm.is_model(name):
         raise ConfigError(f"timm has no architecture {name!r}")

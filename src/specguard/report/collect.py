@@ -68,7 +68,7 @@ Value = TypeVar("Value")
 AnyFound = FoundStudy[Any]
 
 
-def read_run(run: Path, label: str) -> Run:
+def read_run(run: Path | str, label: str) -> Run:
     """Read all records of a run; what cannot be read is listed in `Run.problems`.
 
     Args:
@@ -85,6 +85,7 @@ def read_run(run: Path, label: str) -> Run:
         >>> [study.place for study in run.attacks], run.problems
         (['attacks/pgd'], ())
     """
+    run = Path(run)
     reader = _Reader(run)
     found = reader.studies()
     model = reader.model()

@@ -122,7 +122,9 @@ def evidence(run: Run) -> Evidence:
     proofs = [study.summary for study in run.certificates if belongs(study)]
     smooth = [study.summary for study in run.smoothing if belongs(study)]
     spectra = [study.summary for study in run.spectra if belongs(study)]
-    trained = [] if run.training is None else [run.training.summary.test_accuracy]
+    clean = [] if run.training is None else [run.training.summary.test_accuracy]
+    clean += [summary.clean for summary in attacks]
+    clean += [summary.clean for summary in proofs]
     attacked = [
         Point(row.norm, row.radius, row.accuracy, s.clean, tuple(a.name for a in s.study.attacks))
         for s in attacks
@@ -137,7 +139,7 @@ def evidence(run: Run) -> Evidence:
     blocks = [part for s in spectra for part in s.parts if part.group == "block" and part.step.mean is not None]
     counted = [len(run.classes), *(len(s.per_class) for s in attacks)]
     return Evidence(
-        clean=max([*trained, *(s.clean for s in (*attacks, *proofs))], key=lambda a: a.n, default=None),
+        clean=max(clean, key=lambda accuracy: accuracy.n, default=None),
         attacked=_one_each(attacked),
         proved=_one_each([point for point, _ in unknown], highest=True),
         smoothed=_one_each(

@@ -15,7 +15,7 @@ _SKIPPED = ("checkpoints", "images", "directions", "gallery")
 _DEPTH = 4
 
 
-def run_directories(path: Path) -> list[Path]:
+def run_directories(path: Path | str) -> list[Path]:
     """Find the run at `path`, or the runs below it.
 
     Args:
@@ -34,6 +34,7 @@ def run_directories(path: Path) -> list[Path]:
         >>> run_directories(folder) == [folder]
         True
     """
+    path = Path(path)
     try:
         return _find_runs(path)
     except OSError as error:

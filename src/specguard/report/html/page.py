@@ -70,7 +70,7 @@ class Report:
     robustbench: tuple[Json, ...]
 
 
-def report(runs: Mapping[str, Path], title: str = "SpecGuard report") -> Report:
+def report(runs: Mapping[str, Path | str], title: str = "SpecGuard report") -> Report:
     """Build the report of several runs. The same records give the same bytes.
 
     Args:
@@ -91,7 +91,7 @@ def report(runs: Mapping[str, Path], title: str = "SpecGuard report") -> Report:
     return Report(_page(read, title).encode(errors="replace"), csv_bytes(read), tuple(robustbench_entries(read)))
 
 
-def write_report(runs: Mapping[str, Path], path: Path, title: str = "SpecGuard report") -> Path:
+def write_report(runs: Mapping[str, Path | str], path: Path | str, title: str = "SpecGuard report") -> Path:
     """Write the report as an HTML file, and beside it the .csv and .robustbench.json files.
 
     Args:
@@ -112,6 +112,7 @@ def write_report(runs: Mapping[str, Path], path: Path, title: str = "SpecGuard r
         >>> write_report({"example": folder}, folder / "report.html").name
         'report.html'
     """
+    path = Path(path)
     if path.suffix not in (".html", ".htm"):
         raise ConfigError(f"a report is an .html file, not {path}")
     made = report(runs, title)

@@ -13,10 +13,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from specguard.attacks.model import Precision, QueriedModel, eval_mode
+from specguard.attacks.model import Precision, QueriedModel
 from specguard.attacks.pgd import ascent_step, check_counts, check_step_size, step_size
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
+from specguard.inputs import eval_mode
 from specguard.rng import Noise
 from specguard.train.objectives.base import Images, Model, StepContext, Targets, check_smoothing, unwrapped
 
@@ -40,7 +41,7 @@ class PGDTraining:
         >>> from specguard import Ball
         >>> from specguard.train import PGDTraining, StepContext
         >>> context = StepContext(step=0, steps=10, steps_per_epoch=5, generator=torch.Generator().manual_seed(0))
-        >>> brightness = lambda x: torch.stack([1 - x.mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
+        >>> brightness = lambda x: torch.stack([0.5 - x.mean((1, 2, 3)), x.mean((1, 2, 3)) - 0.5], 1)
         >>> images, targets = torch.full((2, 1, 2, 2), 0.45), torch.eye(2)[[0, 0]]
         >>> round(PGDTraining(Ball("linf", 0.1), steps=3)(brightness, images, targets, context).item(), 3)
         0.744
@@ -87,7 +88,7 @@ class TRADES:
         >>> from specguard import Ball
         >>> from specguard.train import TRADES, StepContext
         >>> context = StepContext(step=0, steps=10, steps_per_epoch=5, generator=torch.Generator().manual_seed(0))
-        >>> brightness = lambda x: torch.stack([1 - x.mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
+        >>> brightness = lambda x: torch.stack([0.5 - x.mean((1, 2, 3)), x.mean((1, 2, 3)) - 0.5], 1)
         >>> images, targets = torch.full((2, 1, 2, 2), 0.45), torch.eye(2)[[0, 0]]
         >>> round(TRADES(Ball("linf", 0.1), steps=3)(brightness, images, targets, context).item(), 3)
         0.674
@@ -141,7 +142,7 @@ class NFGSM:
         >>> from specguard import Ball
         >>> from specguard.train import NFGSM, StepContext
         >>> context = StepContext(step=0, steps=10, steps_per_epoch=5, generator=torch.Generator().manual_seed(0))
-        >>> brightness = lambda x: torch.stack([1 - x.mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
+        >>> brightness = lambda x: torch.stack([0.5 - x.mean((1, 2, 3)), x.mean((1, 2, 3)) - 0.5], 1)
         >>> images, targets = torch.full((2, 1, 2, 2), 0.45), torch.eye(2)[[0, 0]]
         >>> round(NFGSM(Ball("linf", 0.1), noise=0.0)(brightness, images, targets, context).item(), 3)
         0.744

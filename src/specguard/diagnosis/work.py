@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,63 +12,26 @@ from torch import nn
 
 from specguard.data import Data, Dataset
 from specguard.diagnosis.plan import Clock, Plan, allotment
+from specguard.diagnosis.result import Diagnosis, stage_line
 from specguard.diagnosis.stages import Stage, stages_of
 from specguard.diagnosis.subject import Subject, described, measure
 from specguard.errors import ConfigError
 from specguard.geometry import as_norm
-from specguard.inputs import as_samples, eval_mode, warn_of_normalization
+from specguard.inputs import as_samples, eval_mode, warn_of_normalization, warn_of_train_mode
 from specguard.models import Wrapped
 from specguard.models.wrapped import logits_of
 from specguard.nn import TextEncoder
-from specguard.records.accuracy import Accuracy
 from specguard.records.diagnosis import Decision, DiagnosisHeader, DiagnosisSettings, Measured, Spent
 from specguard.records.files import locked
 from specguard.records.study import Progress, Watcher
 from specguard.report import Verdict, read_run, verdict, write_report
-from specguard.report.evidence import Evidence, evidence, radius_text
+from specguard.report.evidence import evidence
 from specguard.report.next_command import Commands
 from specguard.report.verdict import NotTried
 
 Say = Callable[[str], None]
 _STEPS = 1000  # of the progress bar
 _READ = 1000  # images, at most, of data that are no data set
-
-
-@dataclass(frozen=True, repr=False)
-class Diagnosis:
-    """What a diagnosis found.
-
-    Args:
-        verdict: a headline, at most three sentences, and the next command.
-        evidence: the numbers behind it, of all studies of the model.
-        clean: the accuracy without perturbation of the images that were counted first.
-        stages: what every stage was given, and why, or why it was skipped.
-        folder: where the studies are; None if they were not kept.
-        report: the HTML page; None if the studies were not kept.
-
-    Example:
-        >>> import torch
-        >>> import specguard
-        >>> from specguard.data import digits
-        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)).eval()
-        >>> found = specguard.diagnose(model, digits(), minutes=0.05, images=4)
-        >>> found.verdict.headline.split(":")[0]
-        'Undertrained'
-    """
-
-    verdict: Verdict
-    evidence: Evidence
-    clean: Accuracy
-    stages: tuple[Decision, ...]
-    folder: Path | None
-    report: Path | None
-
-    def __str__(self) -> str:
-        lines = [f"clean accuracy {self.clean}", *map(stage_line, self.stages), *_numbers(self.evidence)]
-        lines += ["", str(self.verdict)]
-        return "\n".join(lines + ([] if self.report is None else [f"report in {self.report}"]))
-
-    __repr__ = __str__
 
 
 def diagnose(
@@ -145,8 +107,9 @@ def diagnose(
         raise ConfigError("diagnose takes models of images; attack and certify also take models of text")
     if not callable(model):
         raise ConfigError(f"a {type(model).__name__} cannot be called and is no model; from_run(PATH) loads a run")
-    network = model if isinstance(model, nn.Module) else Wrapped(model)
+    network = model if isinstance(model, nn.Module) else Wrapped(model).eval()
     warn_of_normalization(network)
+    warn_of_train_mode(network)
     target = _device(network, device)
     network.to(target)
     with ExitStack() as stack:
@@ -268,37 +231,3 @@ def _part(watch: Watcher, begin: int, part: float, title: str) -> Watcher:
         watch(Progress(begin + int(part * piece.done / max(piece.total, 1)), _STEPS, f"{title}: {piece.doing}"))
 
     return of_stage
-
-
-def stage_line(decision: Decision) -> str:
-    """What a stage was given and why, or why it is skipped.
-
-    Args:
-        decision: the stored decision.
-
-    Returns:
-        One line of text.
-
-    Example:
-        >>> stage_line(Decision(stage="spectrum", run=False, reason="no time is left"))
-        'spectrum: skipped, no time is left'
-    """
-    if not decision.run:
-        return f"{decision.stage}: skipped, {decision.reason}"
-    parts = [f"{decision.images} images"]
-    if decision.radii:
-        parts.append(f"at {', '.join(map(radius_text, decision.radii))}")
-    if decision.suite is not None:
-        parts.append(f"{decision.suite} attacks")
-    if decision.methods:
-        parts.append(f"by {', '.join(decision.methods)}")
-    time_needed = f"about {decision.images * decision.per_image:.2g} of {decision.allotted:.2g} s"
-    return f"{decision.stage}: {', '.join(parts)} ({time_needed}); {decision.reason}"
-
-
-def _numbers(found: Evidence) -> list[str]:
-    """The accuracies within all balls."""
-    lines = [f"attacked   {point.ball:<14} {point.accuracy}" for point in found.attacked if point.radius]
-    lines += [f"proved     {point.ball:<14} {point.accuracy} {', '.join(point.by)}" for point in found.proved]
-    lines += [f"smoothed   {point.ball:<14} {point.accuracy}" for point in found.smoothed]
-    return ["", *lines]
