@@ -33,6 +33,7 @@ _SMALL = 0.01  # what zonotopes prove of a model that was not trained for certif
 _FEW = 5  # digits that they are asked about: each takes seconds
 _SYMBOLS = 3200  # of zonotopes, whatever memory the machine has
 _STUDY = "demo"  # name of the folders of the studies
+_ATTACK = PGD(steps=20)
 _DEVICE = torch.device("cpu")
 Bar = Callable[[], AbstractContextManager[Callable[[Progress], None]]]
 Watcher = Callable[[Piece], None]
@@ -116,6 +117,7 @@ def _results(part: Part, data: Data, run: Path, out: Console, bar: Bar, study_ba
             part.proofs,
             about=about_study(trained, data, split),
             device=_DEVICE,
+            attack=_ATTACK,
             watch=watch_proofs,
         )
     assert isinstance(proved, CertificateSummary)  # there are no other shards
@@ -123,7 +125,7 @@ def _results(part: Part, data: Data, run: Path, out: Console, bar: Bar, study_ba
 
 
 def _attack(model: Classifier, data: Data, folder: Path, watch: Watcher) -> AttackSummary:
-    suite, settings = Suite((("pgd", PGD(steps=20)),)), AttackSettings(diagnose=False)
+    suite, settings = Suite((("pgd", _ATTACK),)), AttackSettings(diagnose=False)
     about = about_study(model, data, data.test)
     result = run_attack(
         model, data.test, data.classes, folder, suite, _BALLS, settings, about=about, device=_DEVICE, watch=watch

@@ -227,7 +227,7 @@ def evaluate(
         >>> found.clean.n == len(found.certified_images + found.misclassified_images + found.unknown_images)
         True
     """
-    ball, chosen = as_ball(norm, radius), tuple(methods)
+    ball, chosen = as_ball(norm, radius), (methods,) if isinstance(methods, str) else tuple(methods)
     names = tuple(method.name for method in named_methods([_name(method) for method in chosen])) if chosen else ()
     model = _on(model, device)
     tally, network = _Tally(), None

@@ -83,6 +83,10 @@ class Attack(ABC):
     With `leave`, an image leaves the batch as soon as it is misclassified. Without it, all images take all steps
     and the last iterate is returned, unless only an earlier one was misclassified.
 
+    Args:
+        *arguments: the settings of a subclass, by position
+        **settings: the same by name; what other libraries take here is refused with what to write instead
+
     Example:
         >>> import torch
         >>> from specguard import Ball
@@ -102,9 +106,9 @@ class Attack(ABC):
 
     def __new__(cls, *arguments: Any, **settings: Any) -> Self:
         """Refuse what other libraries give to the constructor, before Python calls it an unexpected argument."""
-        if arguments and callable(arguments[0]):
-            settings = {"model": arguments[0], **settings}
-        if settings:
+        if cls.__module__.partition(".")[0] == "specguard":  # those of others may have such settings
+            if arguments and callable(arguments[0]):
+                settings = {"model": arguments[0], **settings}
             refuse_unknown(cls.__name__, settings, inspect.signature(cls).parameters)
         return super().__new__(cls)
 

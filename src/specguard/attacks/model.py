@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specguard.errors import AttackError, ConfigError
+from specguard.inputs import dtype_of
 
 Model = Callable[[Tensor], Any]
 Images = Float[Tensor, "batch *shape"]
@@ -49,6 +50,8 @@ class QueriedModel:
             kind, reason = str(x.dtype).removeprefix("torch."), str(error).partition("\n")[0]
             last = x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)
             hint = "write images.permute(0, 3, 1, 2), channels first" if last else reason
+            if dtype_of(self.model) in (torch.float16, torch.bfloat16):
+                hint = "its weights have half precision, so write model.float()"
             raise AttackError(
                 f"the model cannot take images of shape {tuple(x.shape[1:])} in {kind}: {hint}"
             ) from error

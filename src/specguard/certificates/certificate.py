@@ -214,11 +214,12 @@ def program_of(model: Any, images: Tensor) -> Program:
         if not is_convertible(model):
             return program(model)
         warn_of_normalization(model)
-        return program(convert_as_given(model, images.shape[1]))
+        return program(convert_as_given(model, images))
 
 
 def _resolve_methods(methods: Sequence[Method | str]) -> tuple[Method, ...]:
     """The methods, once each; an object stands for itself and not for the default of its name."""
+    methods = (methods,) if isinstance(methods, str) else methods
     names = list(dict.fromkeys(method if isinstance(method, str) else method.name for method in methods))
     given = {method.name: method for method in methods if not isinstance(method, str)}
     return tuple(given.get(method.name, method) for method in named_methods(names))

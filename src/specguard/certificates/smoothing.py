@@ -10,6 +10,7 @@ The result therefore has a type of its own, which nothing that expects a determi
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from scipy.special import betainc, ndtri
@@ -17,7 +18,7 @@ from scipy.stats import beta
 from torch import Tensor
 
 from specguard.errors import AttackError, ConfigError
-from specguard.inputs import ImagesLike, as_images, dtype_of, eval_mode, warn_of_train_mode
+from specguard.inputs import as_images, dtype_of, eval_mode, warn_of_train_mode
 from specguard.records.smoothing import Smoothing
 from specguard.rng import Noise
 
@@ -50,7 +51,7 @@ class Smoothed:
 
 def certify_smoothed(
     model: Model,
-    image: ImagesLike,
+    image: Any,
     settings: Smoothing,
     *,
     sample: int,
@@ -69,7 +70,7 @@ def certify_smoothed(
 
     Args:
         model: the base classifier, from a batch of images to logits; a module is evaluated in eval mode.
-        image: one image: a tensor, an array or a list. Noise is added to it in float64, and the sum is rounded to the
+        image: one image: a tensor, an array or a list. Noise is added in float64, and the sum is rounded to the
             dtype of the model.
         settings: sigma, numbers of draws, and failure probability.
         sample: identity of the image, which with `seed` determines the noise.
@@ -82,7 +83,7 @@ def certify_smoothed(
     Example:
         >>> import torch
         >>> from specguard.certificates import Smoothing, certify_smoothed
-        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2, bias=False))
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2, bias=False)).eval()
         >>> model[1].weight.data = torch.tensor([[1.0] * 4, [-1.0] * 4])
         >>> result = certify_smoothed(model, torch.ones(1, 2, 2), Smoothing(n0=10, n=100), sample=0)
         >>> result.predicted, round(result.radius, 2)
@@ -90,7 +91,7 @@ def certify_smoothed(
     """
     if batch < 1:
         raise ConfigError(f"batch must be at least 1, not {batch}")
-    given = [image] if isinstance(image, list | tuple) else image[None]
+    given = image[None] if isinstance(image, Tensor) else [image]
     x = as_images(given, model=model, box=False, exact=True)[0]
     warn_of_train_mode(model)
     with eval_mode(model):

@@ -16,15 +16,19 @@ from specguard.models.load import Fitted
 from specguard.models.pretrained import huggingface_config
 from specguard.models.source import native_size
 from specguard.nn import Network
+from specguard.records.base import Json
 
 
-def library_model(name: str, options: ModelOptions, data: DataOptions) -> tuple[ModelSource, Network, Data]:
-    """A model of a library with its weights, and its data."""
+def library_model(
+    name: str, options: ModelOptions, data: DataOptions, arguments: Json | None = None
+) -> tuple[ModelSource, Network, Data]:
+    """A model of a library with its weights, and its data; `arguments` are those of --model-arg by default."""
     weights = _weights(name, options)
     if weights is None:
         raise ConfigError(f"{name} needs --weights, a file with its weights")
     assert data.data is not None
-    source, loaded = _source_and_data(name, options, data.data, data.data_root, data.verify_data)
+    given = model_arguments(options.model_arg) if arguments is None else arguments
+    source, loaded = _source_and_data(name, options, given, data.data, data.data_root, data.verify_data)
     network, fitted = source.loaded(weights, resize=options.image_size is not None)
     _report_changes(fitted, source.classes)
     return source, network, loaded
@@ -34,7 +38,8 @@ def new_network(
     name: str, options: ModelOptions, data: str, data_root: Path | None, verify_data: bool, seed: int
 ) -> tuple[Network, Data]:
     """A network to train, from weights or fresh from the seed, and the data."""
-    source, loaded = _source_and_data(name, options, data, data_root, verify_data, trained=True)
+    arguments = model_arguments(options.model_arg)
+    source, loaded = _source_and_data(name, options, arguments, data, data_root, verify_data, trained=True)
     weights = _weights(name, options)
     if weights is None:
         return source.fresh(seed), loaded
@@ -46,6 +51,7 @@ def new_network(
 def _source_and_data(
     name: str,
     options: ModelOptions,
+    arguments: Json,
     data: str,
     data_root: Path | None,
     verify_data: bool,
@@ -53,7 +59,6 @@ def _source_and_data(
 ) -> tuple[ModelSource, Data]:
     """Where a model comes from, made for this data: images of a fixed size are resized within the model."""
     kind, rest = cast(Kind, name.partition(":")[0]), name.partition(":")[2]
-    arguments = model_arguments(options.model_arg)
     config = huggingface_config(Path(rest), arguments) if kind == "hf" else None
     size = options.image_size or native_size(kind, rest, config)
     loaded = named_data(data, used_root(data_root, data), verify_data, size)

@@ -2,14 +2,18 @@
 
 from pathlib import Path
 
+from torch import nn
+
 from specguard.cli.console import err
 from specguard.cli.groups import ModelOptions
 from specguard.cli.model_name import Kind
 from specguard.cli.options import number
 from specguard.errors import ConfigError
 from specguard.models.embedding import IMAGENET_MEAN, IMAGENET_STD
+from specguard.models.export import shortest_numbers
 from specguard.models.pretrained import huggingface_statistics
 from specguard.models.zoo import timm_statistics
+from specguard.nn import Normalize
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and std
 
@@ -39,6 +43,14 @@ def library_statistics(kind: Kind, name: str, channels: int) -> tuple[Statistics
         found, place = timm_statistics(name), f"those of timm's {name}"
     mean, std = (_per_channel(numbers, channels) for numbers in found)
     return ((mean, std), place) if len(mean) == len(std) == channels else None
+
+
+def layer_statistics(model: nn.Module) -> Statistics | None:
+    """Mean and std of the layer of a model that normalizes pixels, if it has one."""
+    for layer in model.children():
+        if isinstance(layer, Normalize):
+            return shortest_numbers(layer.mean), shortest_numbers(layer.std)
+    return None
 
 
 def print_statistics(statistics: Statistics, place: str) -> None:

@@ -5,18 +5,22 @@
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msgspec.structs import asdict
+from msgspec.structs import replace as replace_options
 
+from specguard.cli.function import imported_model
 from specguard.cli.groups import DataOptions, ModelOptions
+from specguard.cli.imported_run import check_named, imported_run
 from specguard.cli.library_model import library_model
 from specguard.cli.model_name import check_import_path, form_of, near_name
 from specguard.cli.names import folder_within, run_data
+from specguard.cli.own_model import file_model, preset_model
 from specguard.data import AnyData, Data, Text
 from specguard.errors import ConfigError, RunError
-from specguard.models import from_run, from_zoo
+from specguard.models import Wrapped, from_run, from_zoo
 from specguard.nn import Classifier, Network, TextEncoder, ViT, weights_fingerprint
 from specguard.records import io
 from specguard.records.files import check_below, checks_beside
@@ -29,18 +33,35 @@ class Source:
 
     label: str
     architecture: str
-    model: Classifier
+    model: Classifier | Wrapped
     data: AnyData
     place: Path
     run: Path | None  # None for a model that is no run
+    refusal: str | None = None  # why a model of the user's own could not be converted
+
+    def convertible(self, verb: str) -> Classifier:
+        """The model, whose layers have rules; one that could not be converted is only attacked and smoothed."""
+        if isinstance(self.model, Wrapped):
+            raise ConfigError(
+                f"specguard {verb} takes models of known layers, and {self.label} cannot be converted: "
+                f"{self.refusal}; attack and smooth take it as it is"
+            )
+        return self.model
 
     def of_images(self, verb: str) -> tuple[ViT | Network, Data]:
         """The model and its data, where they are of images; a command that does not support text says so."""
-        if isinstance(self.model, TextEncoder) or isinstance(self.data, Text):
+        model = self.convertible(verb)
+        if isinstance(model, TextEncoder) or isinstance(self.data, Text):
             raise ConfigError(
                 f"specguard {verb} takes models of images; attack and certify also take models of text"
             )
-        return self.model, self.data
+        return model, self.data
+
+    def any_of_images(self, verb: str) -> tuple[ViT | Network | Wrapped, Data]:
+        """The same, also where the model could not be converted."""
+        if isinstance(self.model, Wrapped) and isinstance(self.data, Data):
+            return self.model, self.data
+        return self.of_images(verb)
 
     def folder(self, default: str, chosen: str | None, within: str = ".") -> Path:
         """Where results go: a folder within a run that no link leads out of; for any other model, any folder."""
@@ -74,12 +95,30 @@ def load_source(name: str, options: ModelOptions, data: DataOptions) -> Source:
         return _of_zoo(name.removeprefix(PREFIX), options, data)
     if form == "run":
         return _of_run(name, options, data)
+    if form == "function" and options.weights is not None and os.path.isdir(options.weights):
+        return _of_imported_run(name, options, data)
     if data.data is None:
         raise ConfigError(f"{name} does not say what data it is for; name it with --data")
     if form == "library":
         source, network, loaded = library_model(name, options, data)
         return _from_elsewhere(name, source.name, f"{source.kind}-{source.name}", network, loaded)
-    raise AssertionError(form)
+    if form == "function":
+        found = imported_model(name, options, data)
+        place = name.replace(":", ".")
+        return replace(_from_elsewhere(name, name, place, found.model, found.data), refusal=found.refusal)
+    if form == "preset":
+        model, pictures = preset_model(name, options, data)
+        return _from_elsewhere(name, name, name, model, pictures)
+    architecture, model, pictures = file_model(name, options, data)
+    return _from_elsewhere(name, architecture, Path(name).stem, model, pictures)
+
+
+def _of_imported_run(name: str, options: ModelOptions, data: DataOptions) -> Source:
+    run = Path(options.weights or ".")
+    _refuse(replace_options(options, weights=None, model_arg=()), "the weights of a run")
+    model = imported_run(name, run, options.model_arg)
+    loaded = run_data(run, model, data.data, data.data_root, data.verify_data)
+    return Source(run.resolve().name, name, model, loaded, run, run)
 
 
 def _of_run(name: str, options: ModelOptions, data: DataOptions) -> Source:
@@ -91,6 +130,7 @@ def _of_run(name: str, options: ModelOptions, data: DataOptions) -> Source:
             f"{name} is no training run: it has no model.json; other models are named zoo:NAME, timm:NAME, "
             f"torchvision:NAME, hf:FOLDER or package.module:function{near_name(name)}"
         )
+    check_named(run)
     model = from_run(run)
     loaded = run_data(run, model, data.data, data.data_root, data.verify_data)
     return Source(run.resolve().name, _trained_name(run), model, loaded, run, run)
@@ -105,7 +145,7 @@ def _of_zoo(name: str, options: ModelOptions, data: DataOptions) -> Source:
     return _from_elsewhere(f"{PREFIX}{name}", card.architecture, f"zoo-{name}", model, loaded)
 
 
-def _from_elsewhere(name: str, architecture: str, place: str, model: Classifier, data: AnyData) -> Source:
+def _from_elsewhere(name: str, architecture: str, place: str, model: Classifier | Wrapped, data: AnyData) -> Source:
     """A model that is no run: its results go to a folder that is named after it and its weights."""
     folder = Path("runs") / f"{place}-{weights_fingerprint(model)[:8]}"
     return Source(name, architecture, model, data, folder, None)

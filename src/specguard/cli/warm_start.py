@@ -4,8 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from specguard.cli.model_name import source_kind
-from specguard.cli.models import model_table
+from specguard.cli.model_name import RUNS_CODE, form_of, is_import_path, preset_names, source_kind
 from specguard.cli.options import Given
 from specguard.errors import ConfigError, RunError
 from specguard.records.zoo import run_folder, zoo_card, zoo_name
@@ -30,7 +29,7 @@ def earlier_run(options: dict[str, Any]) -> Path | None:
     if run is None or os.path.isfile(run):
         return None
     folder = run_folder(run)
-    if source_kind(options["model"]) is not None and not os.path.isdir(folder):
+    if form_of(options["model"]) in ("library", "function") and not os.path.isdir(folder):
         return None  # a file that is missing
     if not os.path.lexists(folder / "model.json"):
         begun = "is not finished" if os.path.lexists(run / "run.json") else "is no training run"
@@ -46,6 +45,11 @@ def of_zoo(run: Path) -> dict[str, Any]:
 
 def inherited(run: Path, stored: dict[str, Any], options: dict[str, Any], given: Given) -> dict[str, Any]:
     """The options with those that `run` had for its model, which cannot be changed, and for its data."""
+    if is_import_path(stored.get("model")):
+        raise RunError(
+            f"{run} was trained from {stored['model']}, {RUNS_CODE}; such a run is not trained further: "
+            "load its weights in the function itself"
+        )
     model = {name: stored.get(name) for name in _OF_MODEL}
     model |= {"model": stored.get("model", _UNNAMED), "set_": stored.get("set_", ())}
     model |= {"model_arg": stored.get("model_arg", ())}
@@ -63,6 +67,6 @@ def _is_run(name: str) -> bool:
     """Whether the name of a model means a run: it is no known name, and a folder or written as a path."""
     if zoo_name(name) is not None:
         return True
-    if source_kind(name) is not None or name in {row.name for row in model_table()}:
+    if source_kind(name) is not None or name in preset_names() or is_import_path(name):
         return False
-    return os.path.isdir(name) or os.sep in name
+    return os.path.isdir(name) or (os.sep in name and not os.path.isfile(name))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
+from PIL.Image import Image as Picture
 from torch import Tensor
 
 from specguard.errors import DataError, warn
@@ -64,6 +65,12 @@ def _tensor(value: Any) -> Tensor:
         if len({(part.shape, part.dtype) for part in parts}) > 1:
             raise DataError("images of one batch must have one shape and one dtype")
         return torch.stack(parts)
+    if isinstance(value, Picture):
+        if value.mode not in ("L", "RGB"):
+            raise DataError(
+                f"a picture of mode {value.mode} has no pixels of one or three channels: write convert('RGB')"
+            )
+        return torch.from_numpy(np.array(value).reshape(value.height, value.width, -1))
     if not (isinstance(value, list | tuple | np.ndarray) or hasattr(value, "__array__")):
         raise DataError(
             f"images must be a tensor, an array or a list, not a {type(value).__name__}; for loaders and data sets "
@@ -126,11 +133,10 @@ def _check_values(images: Tensor, box: bool) -> None:
 
 def _in_dtype(images: Tensor, dtype: torch.dtype | None) -> Tensor:
     """For an attack: the dtype of the model's weights; a change from float64 to float32 is said."""
-    if dtype is None or dtype == images.dtype:
+    if (
+        dtype not in _FLOATS or dtype == images.dtype
+    ):  # a model with weights in half precision may convert its input
         return images
-    if dtype not in _FLOATS:
-        kind = str(dtype).removeprefix("torch.")
-        raise DataError(f"the weights of the model are {kind}, and images float32 or float64: write model.float()")
     if dtype == torch.float32:
         warn("images of float64 are rounded to float32, the dtype of the model's weights; model.double() avoids it")
     return images.to(dtype)

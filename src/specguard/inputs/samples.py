@@ -197,8 +197,11 @@ def _is_pair(data: Any) -> bool:
     images, labels = data
     if isinstance(images, Tensor | np.ndarray):
         return not isinstance(labels, Tensor | np.ndarray) or labels.ndim < 3
-    nested = isinstance(images, list) and isinstance(labels, Tensor | np.ndarray | list | tuple)
-    return nested and np.ndim(labels if not isinstance(labels, Tensor) else labels.numpy(force=True)) == 1
+    if not isinstance(images, list):
+        return False
+    if isinstance(labels, Tensor | np.ndarray):
+        return labels.ndim == 1
+    return isinstance(labels, list | tuple) and all(_is_single(label) for label in labels)
 
 
 def _length(data: Any) -> int | None:

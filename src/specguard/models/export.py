@@ -123,7 +123,9 @@ def _about(
 ) -> ExportRecord:
     layers = dict(model.named_children())
     first, resize = layers.get("normalise"), layers.get("resize")
-    mean, std = (_numbers(first.mean), _numbers(first.std)) if isinstance(first, Normalize) else ((), ())
+    mean, std = (
+        (shortest_numbers(first.mean), shortest_numbers(first.std)) if isinstance(first, Normalize) else ((), ())
+    )
     return ExportRecord(
         layout=layout,
         version=__version__,
@@ -137,7 +139,7 @@ def _about(
     )
 
 
-def _numbers(values: Tensor) -> tuple[float, ...]:
+def shortest_numbers(values: Tensor) -> tuple[float, ...]:
     """The entries with the fewest digits that are rounded to them: 0.3, and not 0.30000001192."""
     return tuple(_shortest(value) for value in values.flatten())
 

@@ -96,7 +96,7 @@ def _changed_torchvision(models: Any, name: str, **options: Any) -> nn.Module:
     with torch.device("meta"):
         usual: Any = models.get_model(name, weights=None)
     if kind_of(usual) not in torchvision_reader.KINDS or not options:
-        return usual  # type: ignore[no-any-return]
+        return usual
     same = ("image_size", "patch_size", "hidden_dim", "mlp_dim", "dropout", "attention_dropout", "num_classes")
     sizes = {key: getattr(usual, key) for key in (*same, "representation_size")}
     sizes |= {"num_layers": len(usual.encoder.layers), "num_heads": usual.encoder.layers[0].num_heads}

@@ -61,6 +61,15 @@ class Objective(Protocol):
     """The mean loss of a batch. Targets are probabilities, so that mixed images need no second method.
 
     An implementation is a frozen dataclass, whose fields are part of the run's settings.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class SquaredError:
+        ...     def __call__(self, model, images, targets, context):
+        ...         return (model(images).softmax(1) - targets).square().sum(1).mean()
+        >>> model = lambda images: images.flatten(1)
+        >>> float(SquaredError()(model, torch.zeros(1, 1, 1, 2), torch.tensor([[1.0, 0.0]]), None))
+        0.5
     """
 
     def __call__(
