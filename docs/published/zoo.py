@@ -7,6 +7,7 @@ from published.cells import ROOT, radius_name, table
 from specguard.models import from_run
 from specguard.nn import fingerprint, matches_fingerprint
 from specguard.records.accuracy import Accuracy
+from specguard.records.attack import AttackSummary
 from specguard.records.certificate import CertificateSummary
 from specguard.records.check import CheckSummary
 from specguard.records.legacy import read_summary
@@ -33,7 +34,7 @@ class Entry:
         training: The command or the code that trains it.
         recipe: Its folder in recipes.
         shown: The radius that lists show.
-        result: The result of its training, within the recipe.
+        result: The result of its training, or of an attack on all test images, with its clean accuracy.
         certificates: The summary of its certificates, at whose radii it was attacked too.
         checked: The summary of the independent check.
         needs: The library that it is loaded with.
@@ -64,15 +65,15 @@ ENTRIES = {
         checked="attention/checked.json",
     ),
     "digits-certified": Entry(
-        title="one block of dot-product attention, spectral norms penalized",
-        architecture="tiny_smooth",
+        title="four blocks of orthogonal maps whose tokens exchange channels by shifts, trained for certificates",
+        architecture="certifiable_digits_shift",
         data=_DIGITS,
-        training="recipes/digits_certified/run.sh",
-        recipe="recipes/digits_certified",
-        shown=0.1,
-        result="strong/result.json",
-        certificates="strong/certificates.json",
-        checked="strong/checked.json",
+        training="recipes/digits_shift/run.sh RUNS shift-0",
+        recipe="recipes/zoo",
+        shown=0.15,
+        result="digits-certified-result.json",
+        certificates="digits-certified-certificates.json",
+        checked="digits-certified-checked.json",
     ),
 }
 
@@ -84,10 +85,14 @@ def card(name: str) -> Card:
     result, certificates, checked = (
         read_summary(recipe / file) for file in (entry.result, entry.certificates, entry.checked)
     )
-    assert isinstance(result, TrainingSummary), entry.result
+    assert isinstance(result, TrainingSummary | AttackSummary), entry.result
     assert isinstance(certificates, CertificateSummary), entry.certificates
     assert isinstance(checked, CheckSummary), entry.checked
-    for known in (result.fingerprint, certificates.study.about.model, checked.study.about.model):
+    for known in (
+        result.fingerprint if isinstance(result, TrainingSummary) else result.study.about.model,
+        certificates.study.about.model,
+        checked.study.about.model,
+    ):
         assert matches_fingerprint(model, known), f"{name}: the results of {entry.recipe} are of another model"
     data, license_, citation = entry.data
     settings, norm = certificates.study.settings, certificates.study.settings.norm
@@ -102,7 +107,7 @@ def card(name: str) -> Card:
         data_citation=citation,
         training=entry.training,
         recipe=entry.recipe,
-        clean=result.test_accuracy,
+        clean=result.test_accuracy if isinstance(result, TrainingSummary) else result.clean,
         radii=tuple(
             CardRadius(norm=norm, radius=row.radius, robust=row.robust, certified=row.certified)
             for row in certificates.radii
