@@ -75,6 +75,18 @@ ENTRIES = {
         certificates="digits-certified-certificates.json",
         checked="digits-certified-checked.json",
     ),
+    "cifar10-timm": Entry(
+        title="an ordinary ViT of timm of three blocks, trained plainly",
+        architecture="timm:vit_tiny_patch16_224",
+        data=_CIFAR10,
+        training="recipes/relational/converted.py DATA_ROOT RUNS",
+        recipe="recipes/zoo",
+        shown=0.01,
+        result="cifar10-timm-attack.json",
+        certificates="cifar10-timm-certificates.json",
+        checked="cifar10-timm-checked.json",
+        needs="timm",
+    ),
 }
 
 

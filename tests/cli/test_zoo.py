@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
 
 from helpers.commandline import contents
 from specguard.models import from_run, from_zoo
@@ -80,6 +82,28 @@ def test_a_model_of_the_zoo_is_trained_further_and_resumed(specguard, work):
     for name, words in (("a", ("--weights", DIGITS)), ("b", ("--model", DIGITS))):
         specguard("train", "--run", name, *words, *STEPS).succeeds()
         assert (work / name / "model.safetensors").read_bytes() == before["model.safetensors"]
+
+
+def test_an_ordinary_vit_of_the_zoo_is_trained_further_and_goes_back_to_timm(specguard, timm, work, generator):
+    for split in ("train", "val"):
+        for label in range(10):
+            (work / "images" / split / str(label)).mkdir(parents=True)
+            pixels = torch.randint(0, 256, (32, 32, 3), generator=generator, dtype=torch.uint8)
+            Image.fromarray(pixels.numpy()).save(work / "images" / split / str(label) / "a.png")
+    data = ("--data", str(work / "images"), "--device", "cpu")
+    one = ("--images", "1", "--samples", "1", "--steps", "2", "--starts", "0", "--radius", "0.1")
+    specguard(
+        "sensitivity", "zoo:cifar10-timm", *data, *one, "--input-norm", "1", "--weight-change", "0.1"
+    ).succeeds()
+    few = (*data, "--epochs", "1", "--batch", "10", "--warmup", "0")
+    specguard("train", "zoo:cifar10-timm", "--run", "tuned", *few).succeeds()
+    specguard("train", "--run", "tuned", "--resume").succeeds()
+    for source in ("zoo:cifar10-timm", "tuned"):
+        file = f"{source.removeprefix('zoo:')}.safetensors"
+        ended = specguard("export", source, "--to", "timm", file)
+        ended.succeeds()
+        assert "it gives the run's logits" in ended.out
+        assert "embed_dim=64" in ended.out
 
 
 def test_a_model_of_the_zoo_is_exported(specguard, work):
