@@ -38,6 +38,7 @@ from specguard.cli import main
 from specguard.cli.launch import chosen_shard
 from specguard.data import image_folder, mnist, sst2, svhn
 from specguard.data.unpickle import read_pickle
+from specguard.diagnosis.plan import Plan
 from specguard.errors import SpecGuardError
 from specguard.models import ModelSource, from_run, model_of_file, read_weight_file, untrained
 from specguard.models.checkpoint import load_weights
@@ -50,6 +51,7 @@ from specguard.records.base import About, plain
 from specguard.records.baseline import LinearBaseline
 from specguard.records.certificate import CertificateRecord, CertifyStudy
 from specguard.records.check import CheckRecord, CheckSettings
+from specguard.records.diagnosis import PLAN, Decision, DiagnosisHeader, DiagnosisSettings, Spent
 from specguard.records.io import RecordFile, read_lines, read_record
 from specguard.records.legacy import (
     OLD_STUDIES,
@@ -67,6 +69,7 @@ from specguard.records.training import EpochRecord
 from specguard.studies import checked_study, run_check
 from specguard.train.state import TrainingState
 
+PLANNED = DiagnosisHeader(about=About(model="abc", data="def", dataset="noise", n=0), settings=DiagnosisSettings())
 CASES = int(os.environ.get("SPECGUARD_FUZZ", "40"))
 
 # What strangers write ------------------------------------------------------------------------------------------
@@ -197,6 +200,9 @@ def originals(folder: Path) -> Path:
     checked(folder, folder / "check")
     old(folder)
     companions.trained(folder, "everything")
+    plan = Plan(folder, PLANNED)
+    plan.add(Decision(stage="spectrum", run=True, reason="blocks", images=3, radii=(0.1,), seconds=0.5))
+    plan.add(Spent(stage="spectrum", seconds=4.0))
     torch.save({"state_dict": model().state_dict()}, folder / "weights.pt")
     matrix = {"data": np.zeros((3, 3072), np.uint8), "labels": [0, 1, 2], "filenames": ["a.png"] * 3}
     (folder / "batch").write_bytes(pickle.dumps(matrix, protocol=2))
@@ -458,6 +464,11 @@ READERS: dict[str, Reader] = {
     ),
     "study.json, continued": Reader(
         lambda: document(ORIGINALS / "attack" / "study.json"), "study.json", continued("attack", ())
+    ),
+    "the plan of a diagnosis": Reader(
+        lambda: lines(ORIGINALS / PLAN),
+        PLAN,
+        lambda folder: written_again(Plan(folder, PLANNED).file.records),
     ),
     "a gallery": Reader(
         lambda: changed_json([PICTURES]),

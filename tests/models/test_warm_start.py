@@ -1,6 +1,7 @@
 """The model of a finished run is trained further, from exactly where it ended."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.nn.utils import parametrize
 from specguard.data import Data, Dataset, digits
 from specguard.errors import CheckpointError, RunError
 from specguard.models import ModelSource, from_run, untrained, warm_start
+from specguard.models.warm_start import begun_model
 from specguard.nn import (
     CertifiableConfig,
     ViT,
@@ -137,6 +139,45 @@ def test_a_run_that_has_not_begun_is_resumed_only_from_the_same_weights(runs, tm
     train(start.model, some_digits(), tmp_path / "run", FEW, device=CPU, origin=start.origin, resume=True)
 
 
+@pytest.mark.parametrize("kind", ["vit", "certifiable with skips"])
+def test_a_run_in_double_precision_is_resumed_in_double_precision(kind, runs, tmp_path):
+    """An interrupted training ends with the bytes of one that was not interrupted."""
+    first, training = in_precision(runs, kind, torch.float64, tmp_path), replace(FEW, checkpoint_steps=1)
+
+    def stop(progress):
+        raise KeyboardInterrupt
+
+    start = warm_start(first)
+    train(start.model, some_digits(), tmp_path / "whole", training, device=CPU, origin=start.origin)
+    start = warm_start(first)
+    with pytest.raises(KeyboardInterrupt):
+        train(start.model, some_digits(), tmp_path / "cut", training, device=CPU, origin=start.origin, watch=stop)
+    train(begun_model(tmp_path / "cut"), some_digits(), tmp_path / "cut", training, device=CPU, resume=True)
+    whole, cut = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut"))
+    assert whole == cut
+    assert from_run(tmp_path / "cut").state_dict()["head.weight"].dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_in_half_precision_are_trained_in_single_precision(dtype, runs, tmp_path):
+    first = in_precision(runs, "vit", dtype, tmp_path)
+    trained, start = from_run(first), warm_start(first)
+    assert start.origin.fingerprint == fingerprint(trained)
+    for name, tensor in start.model.state_dict().items():
+        assert torch.equal(tensor, trained.state_dict()[name].float())
+    train(start.model, some_digits(), tmp_path / "second", FEW, device=CPU, origin=start.origin)
+    with pytest.raises(CheckpointError, match="is no longer orthogonal"):
+        warm_start(in_precision(runs, "certifiable with skips", torch.bfloat16, tmp_path))
+
+
+def in_precision(runs, kind, dtype, place):
+    """The run with its weights in another precision."""
+    run = shutil.copytree(runs(kind), place / f"{kind} in {dtype}")
+    tensors = {name: tensor.to(dtype) for name, tensor in store.read_tensors(run / "model.safetensors").items()}
+    respelled(run, tensors)
+    return run
+
+
 # What is refused ---------------------------------------------------------------------------------------------
 
 
@@ -144,6 +185,7 @@ def respelled(run, tensors):
     """Write other weights to a run, with the fingerprint that goes with them."""
     store.write_tensors(run / "model.safetensors", tensors)
     model = MODELS["vit"]() if "class_token.token" in tensors else materialized(MODELS["certifiable with skips"]())
+    model = model.to(tensors["head.weight"].dtype)
     model.load_state_dict(tensors)
     io.write_json(run / "model.json", io.read_json(run / "model.json") | {"fingerprint": fingerprint(model)})
 

@@ -26,13 +26,13 @@ from specguard.errors import RunError, SoundnessError
 from specguard.nn import CertifiableConfig, Network, ViT, ViTConfig, fingerprint
 from specguard.records.accuracy import Accuracy
 from specguard.records.base import About, plain
-from specguard.records.certificate import CertificateRecord, CertifySettings, CertifyStudy, fits
+from specguard.records.certificate import LARGEST_LOSSES, CertificateRecord, CertifySettings, CertifyStudy, fits
 from specguard.records.check import CheckRecord, CheckSettings, CheckStudy, CheckSummary, summarize
 from specguard.records.io import each_record, read_record, rewrite_records, write_record
 from specguard.records.store import described
 from specguard.studies import check as module
 from specguard.studies import checked_study, run_certify, run_check
-from specguard.studies.recheck import prove_again
+from specguard.studies.recheck import Prover, prove_again
 
 CPU = torch.device("cpu")
 CONFIG = ViTConfig(
@@ -667,6 +667,54 @@ def test_a_loss_that_the_checker_does_not_find_is_an_error(study, change):
     file = changed(study, lambda record: record.update(losses=change(record["losses"])))
     with pytest.raises(SoundnessError, match=r"image 0: its margin losses by|limits differs"):
         verified(file)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory) -> Path:
+    """A study whose enclosures are much wider than the checker's, as those of few symbols are."""
+    made = kinked()
+    settings = CertifySettings(radii=(0.001,), methods=("zonotope", "mixed"), search=False, batch=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zonotope, "RESERVE", 10.0)
+        folder = tmp_path_factory.mktemp("wide") / "study"
+        return certified(folder, settings, model=made, split=data(made=made)).parent
+
+
+def kinked() -> ViT:
+    made = ViT(replace(CONFIG, norm="layerproject", activation="relu"))
+    made.load_state_dict(model().state_dict())
+    return made.eval()
+
+
+def test_losses_of_a_wider_enclosure_are_right(wide, tmp_path):
+    """The checker's own identity begins at another step, and misses terms of the record."""
+    study, made = shutil.copytree(wide, tmp_path / "study"), kinked()
+    split = data(made=made)
+    assert verified(study / "records.jsonl", model=made, split=split)[0].claims > 0
+    claimed = checked_study(study / "records.jsonl")
+    record, pixels = claimed.records[3], split.images[3].float().div(255).double().numpy()
+    image = Image.of(read(made), pixels, record.label)
+    best = list(image.losses(0.001, "mixed", torch.inf, 1e-7, image.zonotope("l2", 0.001).distances))
+    assert record.method == "mixed"
+    assert all(
+        record.losses.keys() - {f"{layer}: {term}" if layer else term for layer, term in own} for own in best
+    )
+
+
+def test_losses_of_a_margin_that_loses_less_are_an_error(wide):
+    """Another step to begin at, or another margin, does not say what the smallest margin loses."""
+    made, claimed = kinked(), checked_study(wide / "records.jsonl")
+    record, pixels = claimed.records[3], data(made=made).images[3].float().div(255).double().numpy()
+    prover = Prover(Image.of(read(made), pixels, record.label), claimed.study.settings, True)
+    lost = prover.image.margins.min() - record.radii[0].lower["mixed"]
+    own = min(prover.losses("mixed", 0.001), key=lambda terms: sum(terms.values()))
+    assert sum(own.values()) < 0.9 * lost
+    named = {f"{layer}: {term}" if layer else term: value for (layer, term), value in own.items()}
+    losses = dict(sorted(named.items(), key=lambda item: -item[1])[:LARGEST_LOSSES])
+    forged = msgspec.structs.replace(record, losses=losses)
+    assert prove_again(prover.image, record, pixels, claimed.study, box=True)[0] > 0
+    with pytest.raises(SoundnessError, match="its margin losses by mixed"):
+        prove_again(prover.image, forged, pixels, claimed.study, box=True)
 
 
 def test_a_wrong_image_is_called_broken_and_a_certified_one_is_not(study):

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -39,14 +40,14 @@ from specguard.penalties import MSVP, SingularValuePenalty, SpectralNorm
 from specguard.records.io import read_record
 from specguard.records.store import checkpoint_steps, derived_seed
 from specguard.records.training import Origin, TrainingSettings
-from specguard.train import SAM, SGD, AdamW, Cosine, OneCycle, Training, train
+from specguard.train import AWP, SAM, SGD, AdamW, Cosine, EventFile, OneCycle, Progress, Training, train
 from specguard.train.distributed import ALONE, joined
 
 Config = TypeVar("Config", ViTConfig, CertifiableConfig)
 _FROM_DATA = ("classes", "channels", "mean", "std")
 
 
-def run_training(run: Path, resume: bool, o: dict[str, Any]) -> None:
+def run_training(run: Path, resume: bool, o: dict[str, Any], notes: tuple[str, ...] = ()) -> None:
     device, launch = own_device(o["device"]), launched()
     training = _training(o)
     model, data, origin = _beginning(o, derived_seed(training.seed, "weights"), run, resume)
@@ -57,15 +58,32 @@ def run_training(run: Path, resume: bool, o: dict[str, Any]) -> None:
         for context in (interruptible(advice), plain_warnings()):
             stack.enter_context(context)
         distributed = ALONE if launch is None else stack.enter_context(joined(launch.rank, launch.count, device))
+        events: EventFile | None = None
         told: dict[str, Any] = {"distributed": distributed, "origin": origin}
         if distributed.is_main:
             what = o["model"] if origin is None else f"{o['model']}, trained in {o['weights']},"
+            for note in notes:
+                err.print(note, soft_wrap=True)
             err.print(f"{what} on {data.name}, {device}, run directory {run}", markup=False, soft_wrap=True)
-            told["watch"] = stack.enter_context(progress_bar())
+            told["watch"] = bar = stack.enter_context(progress_bar())
+            if o["tensorboard"]:
+                events = EventFile(run)
+                stack.callback(events.close)
+                told["watch"] = _each(bar, events)
         result = train(model, data, run, training, device=device, resume=resume, arguments=arguments, **told)
+        if events is not None:
+            events.update()  # also where the run was finished already
     if distributed.is_main:
         out.print(f"test accuracy {result.test_accuracy}", markup=False)
         out.print(f"result in {run / 'result.json'}", markup=False, soft_wrap=True)
+
+
+def _each(*watchers: Callable[[Progress], None]) -> Callable[[Progress], None]:
+    def watch(progress: Progress) -> None:
+        for watcher in watchers:
+            watcher(progress)
+
+    return watch
 
 
 def _beginning(o: dict[str, Any], seed: int, run: Path, resume: bool) -> tuple[Classifier, AnyData, Origin | None]:
@@ -141,6 +159,7 @@ def _training(o: dict[str, Any]) -> Training:
         optimizer=optimizer,
         schedule=Cosine(o["warmup"]) if o["schedule"] == "cosine" else OneCycle(),
         sam=SAM(o["sam"], o["sam_adaptive"]) if o["sam"] is not None else None,
+        awp=AWP(o["awp"]) if o["awp"] is not None else None,
         augmentation=Augmentation(
             o["crop"], o["flip"], o["jitter"], o["hue"], o["mixup"], o["cutmix"], o["mix_probability"]
         ),

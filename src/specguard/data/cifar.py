@@ -26,7 +26,7 @@ _META_100 = ("meta", "7973b15100ade9c7d40fb424638fde48")
 _LARGEST = 2**28  # bytes of a file; the largest has 155 MB
 
 
-def cifar10(root: Path, verify: bool = True) -> Data:
+def cifar10(root: Path | str, verify: bool = True) -> Data:
     """CIFAR-10 from the official Python archive, unpacked.
 
     Args:
@@ -45,7 +45,7 @@ def cifar10(root: Path, verify: bool = True) -> Data:
         Traceback (most recent call last):
         specguard.errors.DataError: the data folder must hold cifar-10-batches-py, but nowhere does not exist
     """
-    folder = unpacked(root, "cifar-10-batches-py", "data_batch_1", "cifar-10-python.tar.gz")
+    folder = unpacked(Path(root), "cifar-10-batches-py", "data_batch_1", "cifar-10-python.tar.gz")
     return Data(
         "cifar10",
         _split(folder, _TRAIN_10, "labels", verify),
@@ -54,7 +54,7 @@ def cifar10(root: Path, verify: bool = True) -> Data:
     )
 
 
-def cifar100(root: Path, verify: bool = True) -> Data:
+def cifar100(root: Path | str, verify: bool = True) -> Data:
     """CIFAR-100 with its fine labels, from the official Python archive, unpacked.
 
     Args:
@@ -73,7 +73,7 @@ def cifar100(root: Path, verify: bool = True) -> Data:
         Traceback (most recent call last):
         specguard.errors.DataError: the data folder must hold cifar-100-python, but nowhere does not exist
     """
-    folder = unpacked(root, "cifar-100-python", "train", "cifar-100-python.tar.gz")
+    folder = unpacked(Path(root), "cifar-100-python", "train", "cifar-100-python.tar.gz")
     return Data(
         "cifar100",
         _split(folder, _TRAIN_100, "fine_labels", verify),

@@ -14,7 +14,7 @@ _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".ppm"})
 _TEST_NAMES, _TRAIN_NAMES = ("val", "test", "valid", "validation", "testing"), ("training", "Train", "TRAIN")
 
 
-def image_folder(root: Path, size: int, memory: int = 2**31) -> Data:
+def image_folder(root: Path | str, size: int, memory: int = 2**31) -> Data:
     """RGB images from a folder: the largest centered square of each, resized (bicubic).
 
     Classes are the sub-folders of `root`/train in alphabetical order, without those whose names start with a dot.
@@ -41,6 +41,7 @@ def image_folder(root: Path, size: int, memory: int = 2**31) -> Data:
         >>> data.classes, data.shape
         (('cat',), (3, 8, 8))
     """
+    root = Path(root)
     if size < 1:
         raise ConfigError(f"the size of images must be positive, not {size}")
     train, test = root / "train", _test_folder(root)

@@ -44,7 +44,7 @@ class Exported:
     record: ExportRecord
 
 
-def export(run: Path, file: Path, to: Layout = "state_dict") -> Exported:
+def export(run: Path | str, file: Path | str, to: Layout = "state_dict") -> Exported:
     """Write the trained weights of a run to a safetensors file, which must not exist.
 
     The content of the file is loaded into a new model before anything is written. A model of timm must give the
@@ -62,6 +62,8 @@ def export(run: Path, file: Path, to: Layout = "state_dict") -> Exported:
     Example:
         >>> export(Path("runs/first"), Path("first.safetensors"), to="timm")  # doctest: +SKIP
     """
+    run = Path(run)
+    file = Path(file)
     if to not in get_args(Layout):
         raise ConfigError(f"weights are exported to {' or '.join(get_args(Layout))}, not to {to!r}")
     if file.suffix != ".safetensors":

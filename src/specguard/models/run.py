@@ -30,7 +30,7 @@ from specguard.records.training import ModelRecord, TrainingSettings
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def from_run(run: Path) -> Classifier:
+def from_run(run: Path | str) -> Classifier:
     """Load the trained model of a run directory.
 
     The architecture comes from model.json and the weights from model.safetensors. Weights of another architecture,
@@ -43,8 +43,9 @@ def from_run(run: Path) -> Classifier:
         A `ViT`, a `TextEncoder` or a `Network`, in eval mode, on the CPU.
 
     Example:
-        >>> model = from_run(Path("runs/first"))  # doctest: +SKIP
+        >>> model = from_run("runs/first")  # doctest: +SKIP
     """
+    run = Path(run)
     record, path = model_record(run), run / "model.safetensors"
     model = stored_model(record.config, read_tensors(path), path, run / "model.json")
     if not matches_fingerprint(model, record.fingerprint):
@@ -88,7 +89,7 @@ def _is_text(config: Any) -> bool:
     return isinstance(config, dict) and config.get("kind") == "text"
 
 
-def untrained(run: Path) -> Classifier | None:
+def untrained(run: Path | str) -> Classifier | None:
     """Rebuild the model of a run as it was before training, from the run's seed.
 
     Args:
@@ -98,8 +99,9 @@ def untrained(run: Path) -> Classifier | None:
         The model in eval mode; None if the run did not begin with these weights, for example with pretrained ones.
 
     Example:
-        >>> before = untrained(Path("runs/first"))  # doctest: +SKIP
+        >>> before = untrained("runs/first")  # doctest: +SKIP
     """
+    run = Path(run)
     settings: TrainingSettings = read_record(run / "run.json", TrainingSettings)
     given = settings.training.get("seed")
     if type(given) is not int or settings.initial_weights is None:

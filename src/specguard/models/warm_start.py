@@ -11,6 +11,7 @@ from specguard.errors import CheckpointError
 from specguard.models.run import check_finite, fresh, from_run, model_record
 from specguard.nn import Classifier, fingerprint, materialized, restore_orthogonal, weights_fingerprint
 from specguard.records.io import read_record
+from specguard.records.store import checkpoint_steps, read_checkpoint
 from specguard.records.training import Origin, TrainingSettings
 
 _ROUNDING = 1e-4  # by which orthogonal weights that are restored may differ, as a fraction of the largest entry
@@ -35,12 +36,12 @@ class WarmStart:
     origin: Origin
 
 
-def warm_start(run: Path) -> WarmStart:
+def warm_start(run: Path | str) -> WarmStart:
     """Load the trained model of a run so that it can be trained further.
 
     The model is the function that the run ended with, its normalization of pixels included. A run stores plain
     weights: where the architecture keeps maps orthogonal during training, they are parametrized again, which
-    changes the weights by rounding only.
+    changes the weights by rounding only. Weights in half precision are trained in float32.
 
     Args:
         run: The directory that `train` or `specguard train` wrote.
@@ -52,20 +53,25 @@ def warm_start(run: Path) -> WarmStart:
         >>> start, second = warm_start(Path("runs/first")), Path("runs/second")  # doctest: +SKIP
         >>> train(start.model, data, second, training, device=cpu, origin=start.origin)  # doctest: +SKIP
     """
+    run = Path(run)
     trained = from_run(run)
     check_finite(trained, run)
     origin = Origin(
         run=run.resolve().name, fingerprint=fingerprint(trained), weights_fingerprint=weights_fingerprint(trained)
     )
-    model = fresh(model_record(run).config, run / "model.json", 0).to(next(trained.parameters()).dtype)
-    _restore(model, trained, run)
+    dtype = torch.promote_types(next(trained.parameters()).dtype, torch.float32)
+    model = fresh(model_record(run).config, run / "model.json", 0).to(dtype)
+    _restore(model, trained.to(dtype), run)
     return WarmStart(model, origin)
 
 
 def begun_model(run: Path) -> Classifier:
-    """The model of a run that has begun, untrained: its checkpoint has the weights."""
+    """The model of a run that has begun, untrained: its last checkpoint has the weights, in the same precision."""
     settings: TrainingSettings = read_record(run / "run.json", TrainingSettings)
-    return fresh(settings.model, run / "run.json", 0)
+    model = fresh(settings.model, run / "run.json", 0)
+    tensors, _ = read_checkpoint(run, checkpoint_steps(run)[-1])
+    double = any(tensor.dtype == torch.float64 for name, tensor in tensors.items() if name.startswith("model/"))
+    return model.double() if double else model
 
 
 def _restore(model: nn.Module, trained: nn.Module, run: Path) -> None:

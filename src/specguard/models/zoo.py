@@ -24,7 +24,7 @@ _REFUSALS = (TypeError, ValueError, AssertionError, RuntimeError, ArithmeticErro
 
 def timm_model(
     name: str,
-    weights: Path | None = None,
+    weights: Path | str | None = None,
     classes: int | None = None,
     image: int | None = None,
     channels: int | None = None,
@@ -47,6 +47,7 @@ def timm_model(
     Example:
         >>> model = timm_model("vit_tiny_patch16_224", classes=10, image=32)  # doctest: +SKIP
     """
+    weights = None if weights is None else Path(weights)
     timm = library("timm")
     if not timm.is_model(name):
         raise _unknown_timm(name)

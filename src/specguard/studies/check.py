@@ -1,10 +1,11 @@
 """Check certificates with the independent checker, which proves them again in NumPy, and with an attack.
 
 For every record, the hash of the image, its label and its predicted class are compared; every lower bound and every
-certified radius is proved again by `specguard.checker`; every stored norm, radius and term is compared with the
-checker's own; and every certified image is attacked at its largest certified radius, at the given radii or of the
-search. The summary stored with the records must be that of the records. Any disagreement raises a `SoundnessError`.
-Certificates of an external verifier cannot be proved again: they are attacked and counted separately.
+certified radius is proved again by `specguard.checker`, but for bounds by enclosures that are not positive; every
+stored norm, radius and term is compared with the checker's own; and every certified image is attacked at its
+largest certified radius, at the given radii or of the search. The summary stored with the records must be that of
+the records. Any disagreement raises a `SoundnessError`. Certificates of an external verifier cannot be proved
+again: they are attacked and counted separately.
 
 Results that the folder already holds are not trusted unless the check is told to `resume`. The summary is always
 computed from the records.
@@ -58,7 +59,7 @@ class CheckedStudy:
     records: tuple[CertificateRecord, ...]
 
 
-def checked_study(file: Path) -> CheckedStudy:
+def checked_study(file: Path | str) -> CheckedStudy:
     """Read the certificates of a records.jsonl and the study.json next to it, also of earlier versions.
 
     Args:
@@ -70,6 +71,7 @@ def checked_study(file: Path) -> CheckedStudy:
     Example:
         >>> claimed = checked_study(Path("runs/first/certificates/records.jsonl"))  # doctest: +SKIP
     """
+    file = Path(file)
     if not read_lines(file, 1):  # report an empty file before a missing study.json
         raise RunError(f"{file} holds no certificates")
     study, records = read_certificates(file)
@@ -82,7 +84,7 @@ def run_check(
     claimed: CheckedStudy,
     model: nn.Module,
     split: Split,
-    folder: Path,
+    folder: Path | str,
     *,
     data: str,
     device: torch.device,
@@ -133,6 +135,7 @@ def run_check(
         >>> summary.n, resumed
         (1, 0)
     """
+    folder = Path(folder)
     about = claimed.study.about
     if not matches_fingerprint(model, about.model):
         raise SoundnessError(f"{claimed.file} is about another model: the fingerprints differ")

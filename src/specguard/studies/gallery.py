@@ -30,7 +30,7 @@ def write_gallery(
     model: nn.Module,
     split: Dataset,
     classes: tuple[str, ...],
-    folder: Path,
+    folder: Path | str,
     suite: Suite,
     balls: tuple[Ball, ...],
     settings: AttackSettings,
@@ -72,6 +72,7 @@ def write_gallery(
         ...     (Path(folder) / "gallery" / "pictures.json").exists()
         True
     """
+    folder = Path(folder)
     place, study = folder / "gallery", StudyFolder(folder, shard)
     with locked(folder, shared=not study.alone), study.together(), torch.no_grad():
         if (place / "pictures.json").exists():

@@ -114,11 +114,15 @@ class Prover:
         return self.image.proof(stored.radius, method, distances=self.distances(stored.radius))
 
     def losses(self, method: str, radius: float) -> Iterator[dict[tuple[str, str], float]]:
-        """The terms of the margin that loses most, in a ball of the study's norm; first without enclosures."""
+        """The terms of the margin that loses most, in a ball of the study's norm; first without enclosures.
+
+        With enclosures, those of every margin and of every step that the identity may start at: in a wider
+        enclosure, as of fewer symbols, another margin may lose most, and another step be the best.
+        """
         l2, entry = l2_ball(radius, self.image.pixels.size, self.settings.norm)
         yield from self.image.losses(l2, method, entry, CLOSE)
         if self.encloses(method):
-            yield from self.image.losses(l2, method, entry, CLOSE, self.distances(radius))
+            yield from self.image.losses(l2, method, entry, math.inf, self.distances(radius))
 
     def distances(self, radius: float) -> Mapping[Position, float]:
         """What a native method of the study says about the inputs of layers."""
@@ -261,7 +265,8 @@ def _same_losses(prover: Prover, record: CertificateRecord, require: Require) ->
     A record stores the largest terms only. Losses are compared per layer, since prover and checker may divide a
     loss differently among terms, and rounding is not compared. No loss may be smaller than the checker's own; a
     larger one is a weaker claim. If several other classes or starting layers are equally good, the record must
-    match one of them. What takes more than a margin in an enclosure is not compared: it only must have a name.
+    match one of them, and with enclosures make up what the smallest margin loses. What takes more than a margin in
+    an enclosure is not compared: it only must have a name.
     """
     method, losses, last = record.method, record.losses, record.radii[-1]
     assert method is not None  # the record was checked against its study
@@ -270,7 +275,9 @@ def _same_losses(prover: Prover, record: CertificateRecord, require: Require) ->
     elif method in NATIVE:
         found = _may_be(losses, prover.image, prover.lower(method, last.radius))
     else:
-        found = any(_may_lose(losses, own) for own in prover.losses(method, last.radius))
+        bound = last.lower[method]
+        least = float(prover.image.margins.min()) - bound if bound is not None and prover.encloses(method) else 0.0
+        found = any(_may_lose(losses, own, least) for own in prover.losses(method, last.radius))
     right = found and _ordered(losses)
     require(f"its margin losses by {method} at radius {last.radius:g} are different", right)
     return 1
@@ -302,15 +309,17 @@ def _parts(image: Image) -> set[str]:
     return {f"{layer}: errors" for layer in image.names.values()} | _PARTS
 
 
-def _may_lose(claimed: Mapping[str, float | None], own: dict[tuple[str, str], float]) -> bool:
-    """Whether the checker's losses are at most the claimed ones, layer by layer."""
+def _may_lose(claimed: Mapping[str, float | None], own: dict[tuple[str, str], float], least: float) -> bool:
+    """Whether the checker's losses are at most the claimed ones, layer by layer, and these `least` in total."""
     whole = sum(value for value in own.values() if value < math.inf)
     near = CLOSE * (1 + whole)
     if not claimed.keys() <= {f"{layer}: {term}" if layer else term for layer, term in own}:
         return False
     sizes = [math.inf if value is None else value for value in claimed.values()]
-    least = min(sizes, default=0.0)
-    hidden = least if len(claimed) >= LARGEST_LOSSES else 0.0
+    smallest = min(sizes, default=0.0)
+    hidden = smallest if len(claimed) >= LARGEST_LOSSES else 0.0
+    if not sum(sizes) + hidden * len(own) >= least - near:
+        return False
     for layer in {layer for layer, _ in own}:
         terms = [term for each, term in own if each == layer and term != "rounding"]
         mine = sum(own[layer, term] for term in terms)

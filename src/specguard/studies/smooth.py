@@ -29,7 +29,7 @@ from specguard.studies.samples import labels_by_sample
 def run_smooth(
     model: nn.Module,
     split: Dataset,
-    folder: Path,
+    folder: Path | str,
     settings: SmoothSettings,
     *,
     about: About,
@@ -72,6 +72,7 @@ def run_smooth(
         >>> summary.n
         1
     """
+    folder = Path(folder)
     function, data, header = copy.deepcopy(model).to(device).eval(), split.to(device), SmoothStudy(about, settings)
 
     def work(begin: int, end: int, tell: Tell) -> tuple[list[SmoothRecord], dict[str, float]]:
