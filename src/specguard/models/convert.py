@@ -101,8 +101,7 @@ def convert(
     entry = known_entry(model)
     given = {"name": name, "mean": mean, "std": std, "image": image, "tokens": tokens, "generator": generator}
     options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    parameters = inspect.signature(entry.convert).parameters
-    if unknown := [key for key in options if key not in parameters and not _takes_any(parameters)]:
+    if unknown := sorted(options.keys() - conversion_options(model)):
         raise ConfigError(f"the conversion of a {type(model).__name__} does not take {unknown[0]!r}")
     if type(model) not in _BY_TYPE:
         return entry.convert(model, **options)
@@ -135,6 +134,13 @@ def convert_as_given(model: nn.Module, images: Tensor) -> Network:
     with torch.no_grad():
         check_same("the logits of the images", logits_of(exact(inputs)), network(inputs), TOLERANCE)
     return network
+
+
+def conversion_options(model: nn.Module) -> frozenset[str]:
+    """The options of `convert` that the conversion of this type of model takes."""
+    parameters = inspect.signature(known_entry(model).convert).parameters
+    every = frozenset(("name", "mean", "std", "image", "tokens", "generator"))
+    return every if _takes_any(parameters) else every & parameters.keys()
 
 
 def check_equal(
