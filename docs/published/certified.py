@@ -45,10 +45,10 @@ def digits_shift() -> str:
     linear = read(SHIFT / "linear.json")
     rows.append(linear_row(linear))
     checked = [read(path) for path in sorted(SHIFT.glob("*/checked.json"))]
-    claims, images = (sum(record[key] for record in checked) for key in ("claims", "attacked"))
+    n, claims, images = (sum(record[key] for record in checked) for key in ("n", "claims", "attacked"))
     said = (
         f"Means over seeds, with the least and the largest, of {linear['n']} images each. The independent checker\n"
-        f"proved all {claims:,} claims of {len(checked)} network{'s' if len(checked) > 1 else ''} again and attacked {images:,} certified images;\n"
+        f"proved all {claims:,} claims of {n:,} records again and attacked {images:,} certified images;\n"
         "none was misclassified."
     )
     return "\n".join([*table(curve_head(row["radius"] for row in linear["radii"]), rows), "", said])
