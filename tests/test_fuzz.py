@@ -38,10 +38,12 @@ from specguard.cli import main
 from specguard.cli.launch import chosen_shard
 from specguard.data import image_folder, mnist, sst2, svhn
 from specguard.data.unpickle import read_pickle
+from specguard.diagnosis.plan import Plan
 from specguard.errors import SpecGuardError
-from specguard.models import from_run, untrained
+from specguard.models import ModelSource, from_run, model_of_file, read_weight_file, untrained
 from specguard.models.checkpoint import load_weights
-from specguard.nn import fingerprint
+from specguard.models.source import source_from_json
+from specguard.nn import ViT, ViTConfig, fingerprint
 from specguard.records import io as records_io
 from specguard.records import store
 from specguard.records.attack import AttackRecord, Gallery
@@ -49,6 +51,7 @@ from specguard.records.base import About, plain
 from specguard.records.baseline import LinearBaseline
 from specguard.records.certificate import CertificateRecord, CertifyStudy
 from specguard.records.check import CheckRecord, CheckSettings
+from specguard.records.diagnosis import PLAN, Decision, DiagnosisHeader, DiagnosisSettings, Spent
 from specguard.records.io import RecordFile, read_lines, read_record
 from specguard.records.legacy import (
     OLD_STUDIES,
@@ -66,6 +69,7 @@ from specguard.records.training import EpochRecord
 from specguard.studies import checked_study, run_check
 from specguard.train.state import TrainingState
 
+PLANNED = DiagnosisHeader(about=About(model="abc", data="def", dataset="noise", n=0), settings=DiagnosisSettings())
 CASES = int(os.environ.get("SPECGUARD_FUZZ", "40"))
 
 # What strangers write ------------------------------------------------------------------------------------------
@@ -196,6 +200,9 @@ def originals(folder: Path) -> Path:
     checked(folder, folder / "check")
     old(folder)
     companions.trained(folder, "everything")
+    plan = Plan(folder, PLANNED)
+    plan.add(Decision(stage="spectrum", run=True, reason="blocks", images=3, radii=(0.1,), seconds=0.5))
+    plan.add(Spent(stage="spectrum", seconds=4.0))
     torch.save({"state_dict": model().state_dict()}, folder / "weights.pt")
     matrix = {"data": np.zeros((3, 3072), np.uint8), "labels": [0, 1, 2], "filenames": ["a.png"] * 3}
     (folder / "batch").write_bytes(pickle.dumps(matrix, protocol=2))
@@ -413,6 +420,15 @@ def reported(place: str) -> Reader:
 
 
 ORIGINALS = Path()  # set below, once the files are there
+SIZES = {"image": 8, "patch": 4, "channels": 1, "dim": 4, "depth": 1, "heads": 1}
+TENSORS = ViT(ViTConfig(**SIZES, mean=(0.3,), std=(1.0,))).state_dict()
+EXPORTED = {
+    "layout": "state_dict", "version": "1", "fingerprint": "c0", "classes": ["a"], "mean": [0.3], "std": [1.0],
+    "config": {**SIZES, "mean": [0.3], "std": [1.0]},
+}  # fmt: skip
+SOURCE = ModelSource(
+    "timm", "test_vit", 10, 1, 32, (0.3,), (0.4,), arguments={"depth": 1, "patch_size": [4, 4], "act_layer": "relu"}
+).record()
 READERS: dict[str, Reader] = {
     **{kind: reader for name in RECORDS for kind, reader in of_a_study(name).items()},
     **{kind: reader for name in old_runs.STUDIES for kind, reader in of_an_old_study(name).items()},
@@ -449,10 +465,25 @@ READERS: dict[str, Reader] = {
     "study.json, continued": Reader(
         lambda: document(ORIGINALS / "attack" / "study.json"), "study.json", continued("attack", ())
     ),
+    "the plan of a diagnosis": Reader(
+        lambda: lines(ORIGINALS / PLAN),
+        PLAN,
+        lambda folder: written_again(Plan(folder, PLANNED).file.records),
+    ),
     "a gallery": Reader(
         lambda: changed_json([PICTURES]),
         "pictures.json",
         lambda folder: written_again(read_record(folder / "pictures.json", Gallery)),
+    ),
+    "what a file of weights says about itself": Reader(
+        lambda: changed_json([EXPORTED]).map(lambda note: store.tensor_bytes(TENSORS, note)),
+        "w.safetensors",
+        lambda folder: model_of_file(read_weight_file(folder / "w.safetensors")),
+    ),
+    "the source of a model with arguments": Reader(
+        lambda: changed_json([SOURCE]),
+        "source.json",
+        lambda folder: source_from_json(records_io.read_json(folder / "source.json")).record(),
     ),
     "a linear baseline": Reader(
         lambda: document(BASELINE),
@@ -620,6 +651,7 @@ WORDS = [
     "--mean", "--std", "--layer", "--attack", "--suite", "--penalty", "--figure", "--blocks", "--classes",
     "8/255", "1/0", "nan", "1e999", "-1", "0", "3", "0/2", "2/2", "linf", "l2", "all", "local", "digits", "folder",
     "tiny", "dim=x", "norm=5", "=", "../..", "/dev/null", "/", "", "timm:x", "hf:", "torchvision:vit_b_16", "cpu",
+    "--model-arg", "depth=9", "a=[1", "x=1,y=2", "w.safetensors", "os:getpid", "a b:c",
     "\x00", "é", "\udcff", "[bold]", "--", "-h", "$(touch x)", "; touch x",
 ]  # fmt: skip
 words = st.lists(st.sampled_from(WORDS) | st.text(max_size=6), max_size=6)

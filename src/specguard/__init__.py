@@ -11,6 +11,8 @@ from specguard.version import __version__
 if TYPE_CHECKING:
     from specguard.attacks import APGD, CWL2, FAB, FGSM, PGD, AutoAttack, Square
     from specguard.certificates import Certificate, certify
+    from specguard.diagnosis import diagnose
+    from specguard.evaluation import AttackResult, Evaluation, attack, evaluate
     from specguard.geometry import Ball
     from specguard.models import from_run
     from specguard.nn import ViT, ViTConfig, preset
@@ -23,15 +25,20 @@ __all__ = [
     "FGSM",
     "MSVP",
     "PGD",
+    "AttackResult",
     "AutoAttack",
     "Ball",
     "Certificate",
+    "Evaluation",
     "SpectralNorm",
     "Square",
     "ViT",
     "ViTConfig",
     "__version__",
+    "attack",
     "certify",
+    "diagnose",
+    "evaluate",
     "from_run",
     "preset",
 ]
@@ -39,6 +46,8 @@ _HOMES = {
     "models": ("from_run",),
     "attacks": ("APGD", "CWL2", "FAB", "FGSM", "PGD", "AutoAttack", "Square"),
     "certificates": ("Certificate", "certify"),
+    "diagnosis": ("diagnose",),
+    "evaluation": ("AttackResult", "Evaluation", "attack", "evaluate"),
     "geometry": ("Ball",),
     "nn": ("ViT", "ViTConfig", "preset"),
     "penalties": ("MSVP", "SpectralNorm"),

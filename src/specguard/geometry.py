@@ -4,15 +4,15 @@ Training, attacks and certificates share this one definition of the perturbation
 """
 
 import math
-import warnings
 from dataclasses import dataclass
-from typing import Literal, get_args
+from numbers import Real
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from specguard.errors import ConfigError
+from specguard.errors import ConfigError, warn
 from specguard.rng import Noise
 
 Norm = Literal["l2", "linf"]
@@ -25,7 +25,7 @@ class Ball:
     The first axis of every tensor is the batch; the norm runs over all others.
 
     Args:
-        norm: "l2" or "linf".
+        norm: "l2" or "linf"; "L2" and "Linf" are taken as these.
         radius: in pixels of images in [0, 1]: 8/255, not 8.
         box: whether every entry of x must lie in [0, 1] as well.
 
@@ -43,18 +43,17 @@ class Ball:
     box: bool = True
 
     def __post_init__(self) -> None:
-        if self.norm not in get_args(Norm):
-            raise ConfigError(f"norm {self.norm!r} is unknown; choose one of {', '.join(get_args(Norm))}")
+        object.__setattr__(self, "norm", as_norm(self.norm))
+        object.__setattr__(self, "radius", _as_radius(self.radius))
         if not (math.isfinite(self.radius) and self.radius >= 0):
             raise ConfigError(f"radius must be finite and not negative, not {self.radius}")
 
     def warn_of_units(self, size: int) -> None:
         """Warn if the radius, for images with `size` entries, was probably meant in units of 0..255."""
         if self.box and self.radius > (1 if self.norm == "linf" else min(math.sqrt(size), 20)):
-            warnings.warn(
+            warn(
                 f"radius {self.radius:g} is too large for pixels in [0, 1]; "
-                f"in units of 0..255 it is written {self.radius:g}/255",
-                stacklevel=4,
+                f"in units of 0..255 it is written {self.radius:g}/255"
             )
 
     def distance(
@@ -121,6 +120,32 @@ class Ball:
     def boxed(self, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch *shape"]:
         """Clamp every entry to [0, 1], if there is a box."""
         return x.clamp(0, 1) if self.box else x
+
+
+def as_norm(name: Any) -> Norm:
+    """The norm of that name, as other libraries write it too.
+
+    Args:
+        name: "l2" or "linf", in letters of any size.
+
+    Returns:
+        "l2" or "linf"; any other name raises a `ConfigError`.
+
+    Example:
+        >>> as_norm("Linf")
+        'linf'
+    """
+    for norm in get_args(Norm):
+        if isinstance(name, str) and name.lower() == norm:
+            return norm
+    raise ConfigError(f"norm {name!r} is unknown; choose one of {', '.join(get_args(Norm))}")
+
+
+def _as_radius(value: Any) -> float:
+    single = isinstance(value, Real) or (isinstance(value, Tensor) and value.ndim == 0)
+    if not single or isinstance(value, bool):
+        raise ConfigError(f"a radius is one number such as 8 / 255, not {value!r}")
+    return float(value)
 
 
 def per_sample(

@@ -29,7 +29,13 @@ _PRECISION = 1e-12  # relative, of the measured quantity
 
 
 class BrokenLawError(AssertionError):
-    """A rule makes a claim that its layer violates."""
+    """A rule makes a claim that its layer violates.
+
+    Example:
+        >>> raise BrokenLawError("the output moves farther than the rule says")
+        Traceback (most recent call last):
+        specguard.testing.BrokenLawError: the output moves farther than the rule says
+    """
 
 
 def check_rule(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from specguard.attacks import Flag, find_flags
 from specguard.data import digits
+from specguard.errors import InputWarning
 from specguard.geometry import Ball
 from specguard.nn import ViT, preset
 from specguard.penalties import MSVP
@@ -181,6 +182,7 @@ def test_the_model_that_defenses_are_planted_on_raises_no_flag(model, some_digit
     assert find_flags(model, *some_digits, BALLS[norm], max_images=60) == ()
 
 
+@pytest.mark.filterwarnings("ignore:the model seems to return probabilities")
 @pytest.mark.parametrize(
     ("name", "norm"), [(name, norm) for name in PLANTED for norm in BALLS if norm == "linf" or name in ALSO_L2]
 )
@@ -252,7 +254,8 @@ def test_the_same_seed_gives_the_same_flags_and_leaves_the_model_as_it_was(some_
     vit.train()
     before = {name: tensor.clone() for name, tensor in vit.state_dict().items()}
     state = torch.random.get_rng_state()
-    first, again = (find_flags(vit, images, labels, BALLS["linf"], max_images=5, seed=3) for _ in range(2))
+    with pytest.warns(InputWarning, match="train mode"):
+        first, again = (find_flags(vit, images, labels, BALLS["linf"], max_images=5, seed=3) for _ in range(2))
     assert first == again
     assert vit.training
     assert all(p.requires_grad and p.grad is None for p in vit.parameters())

@@ -1,18 +1,33 @@
 """The base class of attacks and their result; all attacks share the input checks and the call."""
 
+import inspect
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from specguard.attacks.losses import Goal
-from specguard.attacks.model import Model, Precision, QueriedModel, eval_mode
-from specguard.errors import AttackError, DataError
+from specguard.attacks.model import Model, Precision, QueriedModel, are_probabilities
+from specguard.errors import AttackError, ConfigError, DataError, warn
 from specguard.geometry import Ball
+from specguard.inputs import (
+    BallLike,
+    ImagesLike,
+    LabelsLike,
+    as_ball,
+    as_images,
+    as_integers,
+    as_labels,
+    eval_mode,
+    refuse_unknown,
+    warn_of_normalization,
+    warn_of_train_mode,
+)
 from specguard.rng import Noise
 
 if TYPE_CHECKING:
@@ -37,7 +52,7 @@ class Adversarial:
     Example:
         >>> import torch
         >>> from specguard import FGSM, Ball
-        >>> brightness = lambda x: torch.stack([1 - x.mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
+        >>> brightness = lambda x: torch.stack([0.5 - x.mean((1, 2, 3)), x.mean((1, 2, 3)) - 0.5], 1)
         >>> result = FGSM(brightness, torch.full((1, 3, 4, 4), 0.45), torch.tensor([0]), Ball("linf", 0.1))
         >>> result.success, result.before, result.predicted
         (tensor([True]), tensor([0]), tensor([1]))
@@ -51,12 +66,26 @@ class Adversarial:
     predicted: Int64[Tensor, " batch"]
     warnings: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        """A summary, without the tensors."""
+        shape, count = tuple(self.images.shape[1:]), len(self.images)
+        lines = [f"{int(self.success.sum())} of {count} images of shape {shape} misclassified within the ball"]
+        if self.success.any():
+            sizes = self.distance[self.success]
+            lines.append(f"their distances: median {float(sizes.median()):.4g}, largest {float(sizes.max()):.4g}")
+        lines += [f"warning: {sentence}" for sentence in self.warnings]
+        return "\n  ".join(("Adversarial", *lines))
+
 
 class Attack(ABC):
     """A search for an adversarial perturbation within a ball. Subclasses are frozen dataclasses of their settings.
 
     With `leave`, an image leaves the batch as soon as it is misclassified. Without it, all images take all steps
     and the last iterate is returned, unless only an earlier one was misclassified.
+
+    Args:
+        *arguments: the settings of a subclass, by position
+        **settings: the same by name; what other libraries take here is refused with what to write instead
 
     Example:
         >>> import torch
@@ -66,7 +95,7 @@ class Attack(ABC):
         ...     leave = True
         ...     def search(self, state):
         ...         state.store_iterates(state.ball.sample(state.center, state.rng))
-        >>> brightness = lambda x: torch.stack([1 - x.mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
+        >>> brightness = lambda x: torch.stack([0.5 - x.mean((1, 2, 3)), x.mean((1, 2, 3)) - 0.5], 1)
         >>> images, labels = torch.full((1, 3, 4, 4), 0.2), torch.tensor([0])
         >>> RandomPoint()(brightness, images, labels, Ball("linf", 0.1)).success
         tensor([False])
@@ -75,52 +104,87 @@ class Attack(ABC):
     leave: bool
     minimal: ClassVar[bool] = False  # searches for the nearest point of the goal, not for one within the ball
 
+    def __new__(cls, *arguments: Any, **settings: Any) -> Self:
+        """Refuse what other libraries give to the constructor, before Python calls it an unexpected argument."""
+        if cls.__module__.partition(".")[0] == "specguard":  # those of others may have such settings
+            if arguments and callable(arguments[0]):
+                settings = {"model": arguments[0], **settings}
+            refuse_unknown(cls.__name__, settings, inspect.signature(cls).parameters)
+        return super().__new__(cls)
+
     def __call__(
         self,
         model: Model,
-        images: Images,
-        labels: Int64[Tensor, " batch"],
-        ball: Ball,
+        images: ImagesLike,
+        labels: LabelsLike | None = None,
+        ball: BallLike | None = None,
         *,
-        targets: Int64[Tensor, " batch"] | None = None,
-        ids: Int64[Tensor, " batch"] | None = None,
+        targets: LabelsLike | None = None,
+        ids: LabelsLike | None = None,
         seed: int = 0,
         precision: Precision = "full",
+        **unknown: Any,
     ) -> Adversarial:
         """Attack `model` around `images`.
 
         Args:
             model: any callable from images to logits; a module is attacked in eval mode and left as it was
-            images: float32 or float64, in [0, 1] unless the ball has no box
-            labels: the correct classes
-            ball: the perturbations allowed around each image
+            images: in [0, 1] unless the ball has no box: a tensor, an array or a list; bytes are divided by 255,
+                and float64 is rounded to float32 for a model with such weights, both with a warning
+            labels: the correct classes, whole numbers
+            ball: the perturbations allowed around each image: a `Ball`, or a pair such as ("linf", 8 / 255)
             targets: the classes to reach; by default any class but the label
             ids: a number per image that selects its random numbers, which do not depend on the rest of the batch;
                 by default the index in the batch
             seed: of the random numbers
             precision: "bfloat16" searches under autocast; success is verified in the model's own precision
+            **unknown: what other libraries have, and is refused with what to write instead
 
         Returns:
             The adversarial examples, and for which images they succeed.
         """
         from specguard.attacks.state import AttackState  # which builds the `Adversarial` above
 
+        self._check_call(model, labels, unknown)
+        if labels is None:
+            raise DataError("labels are missing: an attack is called as attack(model, images, labels, ball)")
+        ball = as_ball(ball)
         self.check(ball)
-        _check_images(images, ball)
-        for name, values in (("labels", labels), ("targets", targets), ("ids", ids)):
-            _check_integers(name, values, len(images))
+        images = as_images(images, model=model, box=ball.box)
+        count = len(images)
+        classes = as_labels(labels, count)
+        wanted = None if targets is None else as_labels(targets, count, name="targets")
+        keys = torch.arange(count) if ids is None else as_integers(ids, count, "ids")
+        warn_of_train_mode(model)
+        if ball.box:
+            ball.warn_of_units(math.prod(images.shape[1:]))
+            warn_of_normalization(model)
         with torch.inference_mode(False), torch.no_grad(), eval_mode(model):
             images, queried = images.clone(), QueriedModel(model, precision)
             if len(images) == 0:
                 return _empty_result(images)
-            clean = queried.logits(images)
-            labels, targets = (_copy_to(values, images.device) for values in (labels, targets))
-            ids = _copy_to(torch.arange(len(images)) if ids is None else ids, images.device)
-            goal, rng = _goal(labels, targets, clean), Noise.of(ids, seed)
+            clean = queried.clean_logits(images)
+            classes, wanted, keys = (_copy_to(values, images.device) for values in (classes, wanted, keys))
+            goal, rng = _goal(classes, wanted, clean), Noise.of(keys, seed)
             state = AttackState(queried, images, goal, ball, rng, clean, leave=self.leave or self.minimal)
+            if are_probabilities(clean):
+                state.warn(_PROBABILITIES)
+                warn(_PROBABILITIES)
             if len(state):
                 self.search(state)
             return state.result()
+
+    def _check_call(self, model: object, labels: object, unknown: Mapping[str, Any]) -> None:
+        """Refuse the calls of other libraries, in a sentence with the call of this one."""
+        name = type(self).__name__
+        call = f'{name}()(model, images, labels, Ball("linf", 8 / 255))'
+        refuse_unknown(name, unknown, ("model", "images", "labels", "ball", "targets", "ids", "seed", "precision"))
+        if not callable(model):
+            raise ConfigError(f"a {type(model).__name__} is no model: write {call}")
+        if isinstance(labels, Ball | str):
+            raise ConfigError(
+                f"data with labels go to specguard.attack(model, data, ball, attack={name}()), or {call}"
+            )
 
     def check(self, ball: Ball) -> None:  # noqa: B027 - most attacks take any ball
         """Raise ConfigError for a ball that this attack cannot search."""
@@ -130,22 +194,10 @@ class Attack(ABC):
         """Search for adversarial examples and record them in `state`."""
 
 
-def _check_images(images: Tensor, ball: Ball) -> None:
-    if images.dtype not in (torch.float32, torch.float64):
-        raise DataError(f"images must be float32 or float64, not {images.dtype}")
-    if not len(images):
-        return
-    low, high = images.aminmax()
-    if not (low.isfinite() and high.isfinite()):
-        raise DataError("images hold NaN or infinite values")
-    if ball.box and not (low >= 0 and high <= 1):
-        raise DataError(f"pixels must lie in [0, 1]; found values from {low.item()} to {high.item()}")
-    ball.warn_of_units(math.prod(images.shape[1:]))
-
-
-def _check_integers(name: str, values: Tensor | None, count: int) -> None:
-    if values is not None and (values.shape != (count,) or values.is_floating_point()):
-        raise DataError(f"{name} must be {count} integers, not {tuple(values.shape)} of {values.dtype}")
+_PROBABILITIES = (
+    "the model seems to return probabilities: all rows are nonnegative and sum to one; attacks need logits, "
+    "since a softmax hides the slope of the loss, so leave it out"
+)
 
 
 def _copy_to(values: Tensor | None, device: torch.device) -> Any:

@@ -36,7 +36,7 @@ class CWL2(Attack):
     Example:
         >>> import torch
         >>> from specguard import CWL2, Ball
-        >>> brightness = lambda x: torch.stack([1 - x.mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
+        >>> brightness = lambda x: torch.stack([0.5 - x.mean((1, 2, 3)), x.mean((1, 2, 3)) - 0.5], 1)
         >>> images, labels = torch.full((1, 3, 4, 4), 0.45), torch.tensor([0])
         >>> result = CWL2(steps=20, searches=2)(brightness, images, labels, Ball("l2", 1.0))
         >>> result.success, bool(result.closest < 0.5)

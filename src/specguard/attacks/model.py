@@ -1,46 +1,22 @@
 """The model under attack: logits and input gradients of images, without side effects on the model."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from specguard.errors import AttackError, ConfigError
+from specguard.inputs import dtype_of
 
 Model = Callable[[Tensor], Any]
 Images = Float[Tensor, "batch *shape"]
 Logits = Float[Tensor, "batch class_"]
 Values = Float[Tensor, " batch"]
 Precision = Literal["full", "bfloat16"]
-
-
-@contextmanager
-def eval_mode(model: Model) -> Iterator[None]:
-    """Put a module into eval mode without weight gradients, and restore it at the end.
-
-    A callable that is neither a module nor a method of one is left alone.
-    """
-    module = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
-    if not isinstance(module, nn.Module):
-        yield
-        return
-    modes = [(layer, layer.training) for layer in module.modules()]
-    trained = [p for p in module.parameters() if p.requires_grad and p.is_leaf]
-    try:
-        for layer, _ in modes:
-            layer.training = False
-        for parameter in trained:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for layer, mode in modes:
-            layer.training = mode
-        for parameter in trained:
-            parameter.requires_grad_(True)
 
 
 @dataclass(frozen=True)
@@ -63,6 +39,22 @@ class QueriedModel:
         """Logits in full precision, without gradients, for verification."""
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             return _logits(self.model(x.clone()), len(x)).detach().clone()  # a model may modify its input in place
+
+    def clean_logits(self, x: Images) -> Logits:
+        """Logits of the images as they were given; a model that cannot take such images is an error in words."""
+        try:
+            return self.logits(x)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or not _is_misfit(str(error)):
+                raise
+            kind, reason = str(x.dtype).removeprefix("torch."), str(error).partition("\n")[0]
+            last = x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)
+            hint = "write images.permute(0, 3, 1, 2), channels first" if last else reason
+            if dtype_of(self.model) in (torch.float16, torch.bfloat16):
+                hint = "its weights have half precision, so write model.float()"
+            raise AttackError(
+                f"the model cannot take images of shape {tuple(x.shape[1:])} in {kind}: {hint}"
+            ) from error
 
     def search_logits(self, x: Images) -> Logits:
         """Logits in the precision of the search, without gradients."""
@@ -94,6 +86,19 @@ class QueriedModel:
 
     def _autocast(self, x: Tensor) -> AbstractContextManager[Any]:
         return torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
+
+
+def are_probabilities(logits: Logits) -> bool:
+    """Whether all rows are nonnegative and sum to one: a softmax that hides the slope of the loss from attacks."""
+    return bool(
+        len(logits) and logits.min() >= 0 and logits.max() <= 1 + 1e-5 and ((logits.sum(1) - 1).abs() < 1e-4).all()
+    )
+
+
+def _is_misfit(message: str) -> bool:
+    """Whether torch refuses the shape or the dtype of an argument."""
+    words = ("dtype", "scalar type", "Input type", "shapes cannot", "size of tensor", "to have", "Expected")
+    return any(word in message for word in words)
 
 
 def _logits(output: Any, count: int) -> Tensor:

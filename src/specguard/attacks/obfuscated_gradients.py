@@ -4,16 +4,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int64
 from torch import Tensor
 
 from specguard.attacks.apgd import APGD
 from specguard.attacks.losses import Goal, cross_entropy, margin
-from specguard.attacks.model import Model, QueriedModel, eval_mode
+from specguard.attacks.model import Model, QueriedModel, are_probabilities
 from specguard.attacks.pgd import PGD
 from specguard.attacks.square import Square
 from specguard.errors import AttackError
 from specguard.geometry import Ball, per_sample
+from specguard.inputs import (
+    BallLike,
+    ImagesLike,
+    LabelsLike,
+    as_ball,
+    as_images,
+    as_labels,
+    eval_mode,
+    warn_of_train_mode,
+)
 
 _FEW = 0.01  # fraction of images above which a sign is reported that ordinary models never show
 _SOME = 0.05  # the same for a sign that ordinary models show occasionally
@@ -41,9 +50,9 @@ class Flag:
 
 def find_flags(
     model: Model,
-    images: Float[Tensor, "batch *shape"],
-    labels: Int64[Tensor, " batch"],
-    ball: Ball,
+    images: ImagesLike,
+    labels: LabelsLike,
+    ball: BallLike,
     *,
     seed: int = 0,
     max_images: int = 100,
@@ -72,6 +81,10 @@ def find_flags(
         >>> flags[0].name
         'zero gradients'
     """
+    ball = as_ball(ball)
+    images = as_images(images, model=model, box=ball.box)
+    labels = as_labels(labels, len(images)).to(images.device)
+    warn_of_train_mode(model)
     with torch.no_grad(), eval_mode(model):
         queried = QueriedModel(model)
         correct = queried.logits(images).argmax(1) == labels
@@ -135,8 +148,7 @@ def _outputs(queried: QueriedModel, images: Tensor) -> Iterator[Flag]:
     change = float(((first - again).abs().amax(1) / first.abs().amax(1).clamp(min=1e-12)).max())
     if change > 1e-4:
         yield Flag("randomness", f"two calls on the same images differ by up to {100 * change:.2g} % of the logits")
-    total = first.sum(1)
-    if first.min() >= 0 and first.max() <= 1 + 1e-5 and ((total - 1).abs() < 1e-4).all():
+    if are_probabilities(first):
         yield Flag("probabilities", "the model returns probabilities; attacks need logits")
 
 

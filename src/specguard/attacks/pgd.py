@@ -31,7 +31,7 @@ class PGD(Attack):
     Example:
         >>> import torch
         >>> from specguard import PGD, Ball
-        >>> brightness = lambda x: torch.stack([1 - x.mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
+        >>> brightness = lambda x: torch.stack([0.5 - x.mean((1, 2, 3)), x.mean((1, 2, 3)) - 0.5], 1)
         >>> images, labels = torch.full((1, 3, 4, 4), 0.45), torch.tensor([0])
         >>> result = PGD(steps=5)(brightness, images, labels, Ball("linf", 0.1))
         >>> result.success, bool(result.distance < 0.11)

@@ -1,63 +1,109 @@
 """Certificates: lower bounds on margins over a ball of perturbations, and the largest certified radius."""
 
-from collections.abc import Sequence
-from typing import overload
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypedDict, Unpack, overload
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from specguard.certificates.every_method import certify_all
 from specguard.certificates.methods import METHODS, Method, named_methods
-from specguard.certificates.prepare import check_request
 from specguard.certificates.rules import Program, program
 from specguard.certificates.stop_early import EarlyStop
-from specguard.certificates.value import Certificate
+from specguard.certificates.value import Certificate, joined
 from specguard.certificates.verifier import Verifier, check_verifiers
-from specguard.errors import ConfigError
+from specguard.errors import ConfigError, DataError, each_warning_once
 from specguard.geometry import Ball
+from specguard.inputs import (
+    BallLike,
+    ImagesLike,
+    LabelsLike,
+    as_ball,
+    as_images,
+    as_labels,
+    as_stream,
+    eval_mode,
+    warn_of_normalization,
+    warn_of_train_mode,
+)
+from specguard.models.convert import convert_as_given, is_convertible
+
+_BATCH = 25  # images certified together, of data that come in batches
+
+
+class Options(TypedDict, total=False):
+    """The options of `certify`."""
+
+    search: bool
+    stop_early: bool
+    verifiers: Sequence[Verifier]
+    skip: Bool[Tensor, " batch"] | None
+    n: int | None
+    batch: int | None
+    watch: Callable[[int, int | None], None]
+
+
+Model = nn.Module | Program
 
 
 @overload
 def certify(
-    model: nn.Module | Program,
-    images: Float[Tensor, "batch *shape"],
-    labels: Int[Tensor, " batch"],
-    ball: Ball,
+    model: Model,
+    images: ImagesLike,
+    labels: LabelsLike,
+    ball: BallLike,
     methods: Sequence[Method | str] = ...,
-    *,
-    search: bool = ...,
-    stop_early: bool = ...,
-    verifiers: Sequence[Verifier] = ...,
-    skip: Bool[Tensor, " batch"] | None = ...,
+    **options: Unpack[Options],
 ) -> Certificate: ...
 
 
 @overload
 def certify(
-    model: nn.Module | Program,
-    images: Float[Tensor, "batch *shape"],
-    labels: Int[Tensor, " batch"],
+    model: Model,
+    images: ImagesLike,
+    labels: LabelsLike,
     ball: Sequence[Ball],
     methods: Sequence[Method | str] = ...,
-    *,
-    search: bool = ...,
-    stop_early: bool = ...,
-    verifiers: Sequence[Verifier] = ...,
-    skip: Bool[Tensor, " batch"] | None = ...,
+    **options: Unpack[Options],
 ) -> tuple[Certificate, ...]: ...
 
 
+@overload
 def certify(
-    model: nn.Module | Program,
-    images: Float[Tensor, "batch *shape"],
-    labels: Int[Tensor, " batch"],
-    ball: Ball | Sequence[Ball],
+    model: Model,
+    images: Any,
+    labels: str,
+    ball: float,
+    methods: Sequence[Method | str] = ...,
+    **options: Unpack[Options],
+) -> Certificate: ...
+
+
+@overload
+def certify(
+    model: Model,
+    images: Any,
+    labels: Ball,
+    *,
+    methods: Sequence[Method | str] = ...,
+    **options: Unpack[Options],
+) -> Certificate: ...
+
+
+def certify(
+    model: Any,
+    images: Any,
+    labels: Any = None,
+    ball: Any = None,
     methods: Sequence[Method | str] = METHODS,
     *,
     search: bool = True,
     stop_early: bool = False,
     verifiers: Sequence[Verifier] = (),
     skip: Bool[Tensor, " batch"] | None = None,
+    n: int | None = None,
+    batch: int | None = None,
+    watch: Callable[[int, int | None], None] = lambda done, count: None,
 ) -> Certificate | tuple[Certificate, ...]:
     """Bound every margin from below over all perturbations within `ball`, for every image and method.
 
@@ -66,8 +112,12 @@ def certify(
     logits of the layers' rules are compared with the model's at the images and within the balls.
 
     Args:
-        model: a classifier whose layers have rules, or its `program`, which prepares the weights only once.
-        images: a batch of inputs; pixels must lie in [0, 1] if the ball is within the box.
+        model: a classifier whose layers have rules, or its `program`, which prepares the weights only once; or a
+            model of timm, torchvision or transformers, converted as a function of what it is given, without
+            normalization. Of a model in train mode, the function in eval mode is certified.
+        images: a batch of inputs: a tensor, an array or a list, taken as they are, in float64; pixels must lie in
+            [0, 1] if the ball is within the box. Or data with labels, as `specguard.attack` takes them: then comes
+            the ball, as `certify(model, data, "l2", 0.1)` or `certify(model, data, Ball("l2", 0.1))`.
         labels: the class of every image.
         ball: the perturbations, or several balls, which share the passes through the network. An linf ball is
             certified through the l2 ball around it, sqrt(entries) times as large, except by `zonotope`, which takes
@@ -79,6 +129,9 @@ def certify(
             certified, then the `verifiers`; without a search and without proof records.
         verifiers: external verifiers for what is still open; their certificates are counted separately.
         skip: images, as a mask, that are not given to the verifiers, which may take minutes per image.
+        n: at most this many images.
+        batch: images certified together; of data 25 by default, and else all of them.
+        watch: called with the number of images certified so far, and of all where it is known.
 
     Returns:
         A `Certificate`, or one for every ball.
@@ -93,29 +146,80 @@ def certify(
         >>> certificate.certified, certificate.radius.round(decimals=2)
         (tensor([True]), tensor([1.], dtype=torch.float64))
     """
-    balls = (ball,) if isinstance(ball, Ball) else tuple(ball)
+    data, labels, balls, several = _request(images, labels, ball)
     chosen = _resolve_methods(methods)
-    if not balls:
-        raise ConfigError("at least one ball is needed")
-    for each in balls:
-        check_request(images, labels, each)
     if (verifiers or skip is not None) and not stop_early:
         raise ConfigError("verifiers run on what the methods leave open, so they need stop_early")
     check_verifiers(tuple(verifiers))
-    network, labels = program(model) if isinstance(model, nn.Module) else model, labels.long()
-    if stop_early:
-        order = [method.name for method in METHODS]
-        ordered = tuple(sorted(chosen, key=lambda method: order.index(method.name)))
-        certificates = tuple(
-            EarlyStop(network, images, labels, each).run(ordered, tuple(verifiers), skip) for each in balls
+    box = any(each.box for each in balls)
+    found: list[tuple[Certificate, ...]] = []
+    with each_warning_once():
+        network: Program | None = model if isinstance(model, Program) else None
+        place = network.model if network is not None else model
+        if labels is not None and n is None and batch is None:
+            images = as_images(data, model=place, box=box, exact=True)
+            chunks: Iterable[tuple[Tensor, Tensor]] = [(images, as_labels(labels, len(images)))]
+            count: int | None = len(images)
+        else:
+            stream = as_stream(data, labels, n=n, batch=batch or _BATCH, model=place, box=box, exact=True)
+            chunks, count = ((chunk.images, chunk.labels) for chunk in stream), stream.count
+        done = 0
+        for x, y in chunks:
+            y = y.to(x.device)
+            if not len(x):
+                raise DataError("there are no images to certify")
+            network = program_of(model, x) if network is None else network
+            if stop_early:
+                order = [method.name for method in METHODS]
+                ordered = tuple(sorted(chosen, key=lambda method: order.index(method.name)))
+                mask = None if skip is None else skip[done : done + len(x)]
+                found.append(
+                    tuple(EarlyStop(network, x, y, each).run(ordered, tuple(verifiers), mask) for each in balls)
+                )
+            else:
+                found.append(certify_all(network, x, y, balls, chosen, search))
+            done += len(x)
+            watch(done, count)
+    certificates = tuple(joined(parts) for parts in zip(*found, strict=True))
+    return certificates if several else certificates[0]
+
+
+def _request(images: Any, labels: Any, ball: Any) -> tuple[Any, Any, tuple[Ball, ...], bool]:
+    """Images or data, labels unless these are in the data, the balls, and whether the call named several."""
+    if isinstance(labels, str):  # certify(model, data, "l2", 0.1)
+        return images, None, (as_ball(labels, ball),), False
+    if ball is None and (isinstance(labels, Ball) or _is_pair(labels)):  # certify(model, data, Ball("l2", 0.1))
+        return images, None, (as_ball(labels),), False
+    if ball is None or isinstance(ball, Ball | str | int | float) or _is_pair(ball):
+        return images, labels, (as_ball(ball),), False
+    balls = tuple(as_ball(each) for each in ball)
+    if not balls:
+        raise ConfigError("at least one ball is needed")
+    return images, labels, balls, True
+
+
+def _is_pair(ball: Any) -> bool:
+    return isinstance(ball, tuple | list) and len(ball) == 2 and isinstance(ball[0], str)
+
+
+def program_of(model: Any, images: Tensor) -> Program:
+    """The program of a model in eval mode; a model of another library is converted."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"a {type(model).__name__} cannot be certified, since a proof needs layers: give a torch module; "
+            "specguard.attack takes any callable"
         )
-    else:
-        certificates = certify_all(network, images, labels, balls, chosen, search)
-    return certificates[0] if isinstance(ball, Ball) else certificates
+    warn_of_train_mode(model)
+    with eval_mode(model):
+        if not is_convertible(model):
+            return program(model)
+        warn_of_normalization(model)
+        return program(convert_as_given(model, images))
 
 
 def _resolve_methods(methods: Sequence[Method | str]) -> tuple[Method, ...]:
     """The methods, once each; an object stands for itself and not for the default of its name."""
+    methods = (methods,) if isinstance(methods, str) else methods
     names = list(dict.fromkeys(method if isinstance(method, str) else method.name for method in methods))
     given = {method.name: method for method in methods if not isinstance(method, str)}
     return tuple(given.get(method.name, method) for method in named_methods(names))

@@ -5,7 +5,7 @@ without search or remainder.
 """
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
@@ -14,6 +14,7 @@ from specguard.certificates.node import FLOOR, check_magnitude
 from specguard.data import Dataset
 from specguard.errors import DataError
 from specguard.geometry import Norm
+from specguard.inputs import ImagesLike, LabelsLike, as_images, as_labels
 from specguard.linalg import UNIT, gamma, round_up, upper_length
 
 _ITERATIONS = 2000
@@ -53,7 +54,7 @@ def fit_linear(train: Dataset, classes: int) -> nn.Sequential:
 
 
 def lower_linear_radii(
-    layer: nn.Linear, images: Float[Tensor, "batch *shape"], labels: Int[Tensor, " batch"], norm: Norm = "l2"
+    layer: nn.Linear, images: ImagesLike, labels: LabelsLike, norm: Norm = "l2"
 ) -> Float[Tensor, " batch"]:
     """The distance of each image from the decision boundary of a linear layer; 0 where it is misclassified.
 
@@ -83,12 +84,14 @@ def lower_linear_radii(
         >>> lower_linear_radii(layer, torch.tensor([[0.5, 0.2]]), torch.tensor([0])).round(decimals=6)
         tensor([0.5000], dtype=torch.float64)
     """
-    if labels.shape != (len(images),) or int(labels.min()) < 0 or int(labels.max()) >= layer.out_features:
+    images = as_images(images, model=layer, box=False, exact=True)
+    labels = as_labels(labels, len(images)).to(images.device)
+    if len(labels) and int(labels.max()) >= layer.out_features:
         raise DataError(f"every image needs one label from 0 to {layer.out_features - 1}")
     x, W = images.flatten(1).double(), layer.weight.detach().double()
     b = W.new_zeros(len(W)) if layer.bias is None else layer.bias.detach().double()
-    if not (x.isfinite().all() and W.isfinite().all() and b.isfinite().all()):
-        raise DataError("the images or the weights have entries that are not finite")
+    if not (W.isfinite().all() and b.isfinite().all()):
+        raise DataError("the weights have entries that are not finite")
     for what, values in (("an image", x), ("the weight", W), ("the bias", b)):
         check_magnitude(f"the largest entry of {what}", float(values.abs().max()))
     radius = x.new_full((len(x),), torch.inf)

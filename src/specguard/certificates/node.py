@@ -50,6 +50,13 @@ class Node(Protocol):
 
     `output` is f(z) up to `error`, an l2 distance per image. `propagate` bounds how far the output moves, `vjp`
     takes functionals of the output back to the input. An `affine` layer has no remainder.
+
+    Example:
+        >>> import torch
+        >>> from specguard.certificates.layers.affine import Affine
+        >>> node = Affine(torch.ones(1, 2), torch.zeros(1), 1.0, lambda g: g, 0.0)  # the identity, at (1, 1)
+        >>> node.output, node.affine
+        (tensor([[1., 1.]]), True)
     """
 
     affine: bool

@@ -1,4 +1,4 @@
-"""Before the proof: validate the request, and compare the rules' logits with the model's."""
+"""Before the proof: compare the rules' logits with the model's."""
 
 import hashlib
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from specguard.certificates.problem import Problem, problem, synchronized_time
 from specguard.certificates.propagate import forward_pass
 from specguard.certificates.rules import Program
 from specguard.errors import DataError, SoundnessError
-from specguard.geometry import Ball, per_sample
+from specguard.geometry import per_sample
 
 _FAR = 1e6  # far beyond any image: logits are compared up to this distance
 _CLASSES_AT_ONCE = 32  # in one backward pass; later passes only if the local bound leaves classes open
@@ -71,20 +71,6 @@ def _check_same_logits(network: Program, points: Float[Tensor, "batch *shape"], 
 def digest(image: Float[Tensor, "*shape"]) -> str:
     """SHA-256 of an image's entries in float64, independent of the dtype in which it was stored."""
     return hashlib.sha256(image.detach().double().cpu().contiguous().numpy().tobytes()).hexdigest()
-
-
-def check_request(images: Tensor, labels: Tensor, ball: Ball) -> None:
-    """Refuse images and labels that cannot be certified."""
-    if not len(images):
-        raise DataError("there are no images to certify")
-    if not images.isfinite().all():
-        raise DataError("the images have entries that are not finite")
-    if ball.box and not ((images >= 0) & (images <= 1)).all():
-        raise DataError("pixels must lie in [0, 1]")
-    if labels.ndim != 1 or len(labels) != len(images) or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise DataError("every image needs one label, a whole number")
-    if int(labels.min()) < 0:
-        raise DataError("a label cannot be negative")
 
 
 class Clock:

@@ -10,14 +10,15 @@ The result therefore has a type of its own, which nothing that expects a determi
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Float
 from scipy.special import betainc, ndtri
 from scipy.stats import beta
 from torch import Tensor
 
 from specguard.errors import AttackError, ConfigError
+from specguard.inputs import as_images, dtype_of, eval_mode, warn_of_train_mode
 from specguard.records.smoothing import Smoothing
 from specguard.rng import Noise
 
@@ -50,7 +51,7 @@ class Smoothed:
 
 def certify_smoothed(
     model: Model,
-    image: Float[Tensor, "*shape"],
+    image: Any,
     settings: Smoothing,
     *,
     sample: int,
@@ -68,8 +69,9 @@ def certify_smoothed(
     Reference: Cohen, Rosenfeld and Kolter 2019, Theorem 1 and section 3.2.2 (CERTIFY).
 
     Args:
-        model: the base classifier, from a batch of images to logits.
-        image: one image.
+        model: the base classifier, from a batch of images to logits; a module is evaluated in eval mode.
+        image: one image: a tensor, an array or a list. Noise is added in float64, and the sum is rounded to the
+            dtype of the model.
         settings: sigma, numbers of draws, and failure probability.
         sample: identity of the image, which with `seed` determines the noise.
         seed: of the noise.
@@ -81,7 +83,7 @@ def certify_smoothed(
     Example:
         >>> import torch
         >>> from specguard.certificates import Smoothing, certify_smoothed
-        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2, bias=False))
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2, bias=False)).eval()
         >>> model[1].weight.data = torch.tensor([[1.0] * 4, [-1.0] * 4])
         >>> result = certify_smoothed(model, torch.ones(1, 2, 2), Smoothing(n0=10, n=100), sample=0)
         >>> result.predicted, round(result.radius, 2)
@@ -89,9 +91,13 @@ def certify_smoothed(
     """
     if batch < 1:
         raise ConfigError(f"batch must be at least 1, not {batch}")
-    selection_counts = _count_classes(model, image, settings.sigma, settings.n0, _subseed(sample, seed, 0), batch)
-    selected = int(selection_counts.argmax())
-    counts = _count_classes(model, image, settings.sigma, settings.n, _subseed(sample, seed, 1), batch)
+    given = image[None] if isinstance(image, Tensor) else [image]
+    x = as_images(given, model=model, box=False, exact=True)[0]
+    warn_of_train_mode(model)
+    with eval_mode(model):
+        selection_counts = _count_classes(model, x, settings.sigma, settings.n0, _subseed(sample, seed, 0), batch)
+        selected = int(selection_counts.argmax())
+        counts = _count_classes(model, x, settings.sigma, settings.n, _subseed(sample, seed, 1), batch)
     count = int(counts[selected])
     probability = lower_probability(count, settings.n, settings.alpha)
     radius = lower_smoothed_radius(probability, settings.sigma)
@@ -142,10 +148,11 @@ def _subseed(sample: int, seed: int, purpose: int) -> int:
 def _count_classes(model: Model, image: Tensor, sigma: float, draws: int, seed: int, batch: int) -> Tensor:
     """Count the classes predicted for the noisy image, with one random number generator per draw."""
     total: Tensor | None = None
+    dtype = dtype_of(model) or image.dtype
     for begin in range(0, draws, batch):
         numbers = torch.arange(begin, min(begin + batch, draws), device=image.device)
         noise = Noise.of(numbers, seed).normal(image.shape, torch.float64)
-        logits = model((image.double() + sigma * noise).to(image.dtype))
+        logits = model((image.double() + sigma * noise).to(dtype))
         if logits.ndim != 2 or len(logits) != len(numbers) or logits.shape[1] < 2:
             raise AttackError(f"a classifier gives at least two logits for every image, not {tuple(logits.shape)}")
         if not logits.isfinite().all():

@@ -1,6 +1,6 @@
 """The result of certification."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specguard.geometry import Ball
+from specguard.records.accuracy import Accuracy
 from specguard.records.certificate import ARITHMETIC, Proof
 
 Norms = Mapping[str, Mapping[str, float | tuple[float, ...]]]
@@ -67,6 +68,22 @@ class Certificate:
     seconds: Mapping[str, float] = field(default_factory=dict)
     arithmetic: str = ARITHMETIC
 
+    def __repr__(self) -> str:
+        """A summary, without the tensors."""
+        count, certified, wrong = len(self.labels), self.certified, self.predicted != self.labels
+        accuracy = Accuracy.of(int((certified & ~wrong).sum()), count)
+        undecided = int((~certified & ~wrong).sum())
+        lines = [
+            f"{accuracy.count} of {count} images certified in {self.ball.norm} {self.ball.radius:.4g}: "
+            f"{accuracy.brief()}; {int(wrong.sum())} misclassified, {undecided} unknown",
+            "certified by " + ", ".join(f"{name} {int(self.certified_by(name).sum())}" for name in self.lower),
+        ]
+        if self.largest and (self.radius > 0).any():
+            median, most = float(self.radius.median()), float(self.radius.max())
+            lines.append(f"largest certified l2 radius of an image: median {median:.4g}, at most {most:.4g}")
+        lines += [f"{name}: {why}" for name, why in dict(pair for f in self.failures for pair in f.items()).items()]
+        return "\n  ".join(("Certificate", *lines))
+
     @property
     def best(self) -> Float[Tensor, "batch class_"]:
         """The best lower bound of any method, by class."""
@@ -103,3 +120,39 @@ class Certificate:
         The radius in the norm of an linf ball is `largest["zonotope"]`.
         """
         return torch.stack(list(self.largest.values())).amax(0)
+
+
+def joined(parts: Sequence[Certificate]) -> Certificate:
+    """One certificate of all images, from those of batches of one model in one ball."""
+    if len(parts) == 1:
+        return parts[0]
+    first, names = parts[0], list(dict.fromkeys(name for part in parts for name in part.lower))
+    if len({(part.model, part.ball) for part in parts}) > 1:
+        raise AssertionError("certificates of several models or balls are not joined")
+
+    def bounds(part: Certificate, name: str) -> Tensor:
+        nothing = torch.full_like(part.margins, -torch.inf).scatter(1, part.labels[:, None], torch.inf)
+        return part.lower.get(name, nothing)
+
+    stages = dict.fromkeys(stage for part in parts for stage in part.seconds)
+    failures = tuple(why for part in parts for why in part.failures or ({},) * len(part.labels))
+    return Certificate(
+        model=first.model,
+        images=tuple(image for part in parts for image in part.images),
+        ball=first.ball,
+        labels=torch.cat([part.labels for part in parts]),
+        predicted=torch.cat([part.predicted for part in parts]),
+        margins=torch.cat([part.margins for part in parts]),
+        lower={name: torch.cat([bounds(part, name) for part in parts]) for name in names},
+        largest={name: torch.cat([part.largest[name] for part in parts]) for name in first.largest},
+        terms=tuple(terms for part in parts for terms in part.terms),
+        proofs=tuple(proofs for part in parts for proofs in part.proofs),
+        norms=tuple(norms for part in parts for norms in part.norms),
+        asked={
+            name: torch.cat([part.asked.get(name, torch.zeros_like(part.labels)) for part in parts])
+            for name in dict.fromkeys(name for part in parts for name in part.asked)
+        },
+        verifiers=first.verifiers,
+        failures=failures if any(part.failures for part in parts) else (),
+        seconds={stage: sum(part.seconds.get(stage, 0.0) for part in parts) for stage in stages},
+    )

@@ -47,6 +47,15 @@ class Verifier(Protocol):
 
     `name` must differ from our own methods'; `rests_on` says in words what its bounds rest on. `deterministic` must
     be True: probabilistic certificates are kept apart from proofs.
+
+    Example:
+        >>> from specguard.certificates import Attempt
+        >>> class Nothing:
+        ...     name, rests_on, deterministic = "nothing", "nothing at all", True
+        ...     def attempt(self, images, labels, ball, wanted):
+        ...         return Attempt.failed(wanted.double(), "it knows nothing")
+        >>> Nothing().attempt(None, None, None, torch.ones(1, 2)).reasons
+        ('it knows nothing',)
     """
 
     name: str

@@ -14,6 +14,12 @@ class Verb:
 
 
 VERBS = {
+    "diagnose": Verb(
+        "diagnose",
+        "Answer whether a model is robust: attacks, fragile blocks, proofs, and what to do next.",
+        "specguard diagnose runs/plain --minutes 10",
+        shared=False,
+    ),
     "train": Verb(
         "train",
         "Train a model.",

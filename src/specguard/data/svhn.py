@@ -17,7 +17,7 @@ _MD5 = {
 _LARGEST = 2**31  # bytes of a file; that of the extra images has 1.3 GB
 
 
-def svhn(root: Path, verify: bool = True) -> Data:
+def svhn(root: Path | str, verify: bool = True) -> Data:
     """SVHN, from the two official .mat files of cropped digits.
 
     Args:
@@ -40,6 +40,7 @@ def svhn(root: Path, verify: bool = True) -> Data:
         ...     svhn(Path(root), verify=False).test.labels
         tensor([0, 1])
     """
+    root = Path(root)
     train, test = (_split(root / name, md5 if verify else None) for name, md5 in _MD5.items())
     return Data("svhn", train, test, tuple(str(digit) for digit in range(10)))
 

@@ -209,7 +209,7 @@ Split = Dataset | Sentences
 AnyData = Data | Text
 
 
-def sst2(root: Path, tokens: int = 32, vocabulary: Vocabulary | None = None) -> Text:
+def sst2(root: Path | str, tokens: int = 32, vocabulary: Vocabulary | None = None) -> Text:
     """The Stanford Sentiment Treebank with two classes, from the files of GLUE.
 
     The official test labels are not public: the dev sentences are the test split, as is usual.
@@ -234,6 +234,7 @@ def sst2(root: Path, tokens: int = 32, vocabulary: Vocabulary | None = None) -> 
         tensor([[2, 1, 3, 0],
                 [2, 1, 3, 0]])
     """
+    root = Path(root)
     if not 1 <= tokens <= _MOST_TOKENS:
         raise ConfigError(f"a sentence has between 1 and {_MOST_TOKENS} tokens, not {tokens}")
     (train, train_labels), (test, test_labels) = (_rows(root / name) for name in ("train.tsv", "dev.tsv"))

@@ -25,7 +25,7 @@ _GROWING = (b"\nbytearray\n", b"_codecs\nencode\n")
 _PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 
 
-def load_weights(path: Path) -> dict[str, Tensor]:
+def load_weights(path: Path | str) -> dict[str, Tensor]:
     """Load named tensors from a weight file without executing code.
 
     Files of torch are read with its restricted unpickler. From a training checkpoint only the weights are taken,
@@ -46,6 +46,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
         ...     load_weights(path)
         {'w': tensor([1., 1.])}
     """
+    path = Path(path)
     path = Path(path)
     if path.suffix == ".safetensors":
         tensors: dict[str, Tensor] = read_tensors(path)

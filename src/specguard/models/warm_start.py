@@ -36,7 +36,7 @@ class WarmStart:
     origin: Origin
 
 
-def warm_start(run: Path) -> WarmStart:
+def warm_start(run: Path | str) -> WarmStart:
     """Load the trained model of a run so that it can be trained further.
 
     The model is the function that the run ended with, its normalization of pixels included. A run stores plain
@@ -53,6 +53,7 @@ def warm_start(run: Path) -> WarmStart:
         >>> start, second = warm_start(Path("runs/first")), Path("runs/second")  # doctest: +SKIP
         >>> train(start.model, data, second, training, device=cpu, origin=start.origin)  # doctest: +SKIP
     """
+    run = Path(run)
     trained = from_run(run)
     check_finite(trained, run)
     origin = Origin(

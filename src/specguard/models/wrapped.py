@@ -50,8 +50,8 @@ class Wrapped(nn.Module):
             raise ConfigError("mean and std belong together: give both or neither")
         self.normalise = nn.Identity() if mean is None or std is None else Normalize(tuple(mean), tuple(std))
         self.function = function
-        if isinstance(function, nn.Module):
-            self.training = function.training
+        self.training = isinstance(function, nn.Module) and function.training
+        self.normalise.train(self.training)
 
     def forward(self, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch class_"]:
         return logits_of(self.function(self.normalise(x)))

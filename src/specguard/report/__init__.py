@@ -1,11 +1,14 @@
 """From records to figures, tables and one HTML file; nothing here imports torch."""
 
-from specguard.report.collect import read_run, run_directories
+from specguard.report.collect import read_run
 from specguard.report.export import robustbench_record
-from specguard.report.figures.curves import comparison_figure, curve_figure, method_figure, training_figure
+from specguard.report.figures.accuracy import comparison_figure, curve_figure, method_figure
 from specguard.report.figures.sensitivity import sensitivity_figure
+from specguard.report.figures.smoothing import smoothing_figure
 from specguard.report.figures.spectra import direction_figure, save_figure, violin_figure
+from specguard.report.figures.training import training_figure
 from specguard.report.figures.weights import weights_figure
+from specguard.report.folders import run_directories
 from specguard.report.html.page import Report, report, write_report
 from specguard.report.run import Run
 from specguard.report.terminal import (
@@ -21,10 +24,12 @@ from specguard.report.terminal import (
     spectrum_warnings,
     subset_lines,
 )
+from specguard.report.verdict import Verdict, verdict
 
 __all__ = [
     "Report",
     "Run",
+    "Verdict",
     "attack_table",
     "attack_warnings",
     "certificate_tables",
@@ -40,6 +45,7 @@ __all__ = [
     "save_figure",
     "sensitivity_figure",
     "sensitivity_tables",
+    "smoothing_figure",
     "smoothing_table",
     "smoothing_verdict",
     "spectrum_lines",
@@ -47,6 +53,7 @@ __all__ = [
     "spectrum_warnings",
     "subset_lines",
     "training_figure",
+    "verdict",
     "violin_figure",
     "weights_figure",
     "write_report",

@@ -1,6 +1,7 @@
 """A run directory as one value: its training, and the studies of the trained model."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from specguard.records.attack import AttackSummary
@@ -105,6 +106,18 @@ class FoundSpectrum(FoundStudy[SpectrumSummary]):
 
 
 @dataclass(frozen=True)
+class FoundSmoothing(FoundStudy[SmoothSummary]):
+    """A smoothing study, and the certified radii of the images that it classifies correctly, ascending."""
+
+    radii: tuple[float, ...] = ()
+
+    @property
+    def sigma(self) -> float:
+        """The standard deviation of the noise."""
+        return self.summary.study.settings.smoothing.sigma
+
+
+@dataclass(frozen=True)
 class UnfinishedStudy:
     """A study that was started and not completed, with `done` records of `n` images."""
 
@@ -133,6 +146,7 @@ class Run:
         sensitivity: studies of single attention layers.
         unfinished: studies that were started and not completed.
         problems: one sentence per file that could not be read, or does not belong to the run.
+        path: the directory, as it was named.
 
     Example:
         >>> from specguard.report.examples import example_run
@@ -150,10 +164,11 @@ class Run:
     certificates: tuple[FoundCertificates, ...] = ()
     checks: tuple[FoundStudy[CheckSummary], ...] = ()
     spectra: tuple[FoundSpectrum, ...] = ()
-    smoothing: tuple[FoundStudy[SmoothSummary], ...] = ()
+    smoothing: tuple[FoundSmoothing, ...] = ()
     sensitivity: tuple[FoundStudy[SensitivitySummary], ...] = ()
     unfinished: tuple[UnfinishedStudy, ...] = ()
     problems: tuple[str, ...] = ()
+    path: Path | None = None
 
     @property
     def studies(self) -> tuple[FoundStudy[Summary | TrainingSummary], ...]:

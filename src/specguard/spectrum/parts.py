@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from specguard.errors import ConfigError
+from specguard.inputs import ImagesLike, as_images
 from specguard.nn import Block, Network, Residual, ViT, unfuse_attention
 
 Kind = Literal["map", "residual"]
@@ -54,7 +55,7 @@ class Part:
 
 
 @torch.no_grad()
-def parts(model: ViT | Network, images: Float[Tensor, "batch *shape"]) -> Iterator[Part]:
+def parts(model: ViT | Network, images: ImagesLike) -> Iterator[Part]:
     """The parts of a network in order, at their inputs for the given images, in eval mode.
 
     These are the embedding, each block and its two branches, the head, and last the whole network. ConViT's class
@@ -77,6 +78,7 @@ def parts(model: ViT | Network, images: Float[Tensor, "batch *shape"]) -> Iterat
         >>> found["blocks.0.mlp"].at.shape
         torch.Size([2, 17, 48])
     """
+    images = as_images(images, model=model, box=False)
     twin = unfuse_attention(model).eval()  # fused attention has no forward derivative
     children = list(twin.named_children())
     holders = [i for i, (_, child) in enumerate(children) if _blocks(child)]

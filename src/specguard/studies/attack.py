@@ -43,7 +43,7 @@ def run_attack(
     model: Model,
     split: Split,
     classes: tuple[str, ...],
-    folder: Path,
+    folder: Path | str,
     suite: Suite,
     balls: tuple[Ball, ...],
     settings: AttackSettings,
@@ -91,6 +91,7 @@ def run_attack(
         >>> summary.worst_case[0].accuracy.count
         1
     """
+    folder = Path(folder)
     header = attack_study(suite, balls, settings, about)
     work = _Work(model, split.to(device), folder, suite, balls, settings)
     study = Study(

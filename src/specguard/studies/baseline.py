@@ -53,7 +53,9 @@ def linear_baseline(data: Data, split: Dataset, radii: Sequence[float], norm: No
     )
 
 
-def stored_baseline(path: Path, data: Data, split: Dataset, radii: Sequence[float], norm: Norm) -> LinearBaseline:
+def stored_baseline(
+    path: Path | str, data: Data, split: Dataset, radii: Sequence[float], norm: Norm
+) -> LinearBaseline:
     """The result of `linear_baseline`, stored in a file and read from it if the file exists.
 
     Args:
@@ -75,6 +77,7 @@ def stored_baseline(path: Path, data: Data, split: Dataset, radii: Sequence[floa
         ...     stored_baseline(Path(folder) / "baseline.json", data, split, (0.1,), "l2").clean.count
         4
     """
+    path = Path(path)
     about = BaselineAbout(data=data.fingerprint(), n=len(split), radii=tuple(radii), norm=norm)
     if path.exists():
         stored: LinearBaseline = read_record(path, LinearBaseline)

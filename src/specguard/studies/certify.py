@@ -52,7 +52,7 @@ _HARDER = APGD(steps=50, restarts=2, loss="margin")  # on images certified by ex
 def run_certify(
     model: Classifier,
     split: Split,
-    folder: Path,
+    folder: Path | str,
     settings: CertifySettings,
     *,
     about: About,
@@ -100,6 +100,7 @@ def run_certify(
         >>> summary.n
         1
     """
+    folder = Path(folder)
     check_verifiers(verifiers)
     begun = _stored_settings(folder)
     settings = _as_begun(settings, begun)

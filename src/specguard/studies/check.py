@@ -59,7 +59,7 @@ class CheckedStudy:
     records: tuple[CertificateRecord, ...]
 
 
-def checked_study(file: Path) -> CheckedStudy:
+def checked_study(file: Path | str) -> CheckedStudy:
     """Read the certificates of a records.jsonl and the study.json next to it, also of earlier versions.
 
     Args:
@@ -71,6 +71,7 @@ def checked_study(file: Path) -> CheckedStudy:
     Example:
         >>> claimed = checked_study(Path("runs/first/certificates/records.jsonl"))  # doctest: +SKIP
     """
+    file = Path(file)
     if not read_lines(file, 1):  # report an empty file before a missing study.json
         raise RunError(f"{file} holds no certificates")
     study, records = read_certificates(file)
@@ -83,7 +84,7 @@ def run_check(
     claimed: CheckedStudy,
     model: nn.Module,
     split: Split,
-    folder: Path,
+    folder: Path | str,
     *,
     data: str,
     device: torch.device,
@@ -134,6 +135,7 @@ def run_check(
         >>> summary.n, resumed
         (1, 0)
     """
+    folder = Path(folder)
     about = claimed.study.about
     if not matches_fingerprint(model, about.model):
         raise SoundnessError(f"{claimed.file} is about another model: the fingerprints differ")

@@ -14,7 +14,6 @@ from specguard.attacks import Suite
 from specguard.data import Dataset
 from specguard.errors import RunError
 from specguard.geometry import Ball
-from specguard.nn import Classifier
 from specguard.records.attack import AttackRecord, AttackSettings, Gallery, Outcome, Picture
 from specguard.records.files import folder_below, locked
 from specguard.records.io import each_record, write_record
@@ -28,10 +27,10 @@ Key = tuple[str, str, float]  # attack, norm, radius
 
 
 def write_gallery(
-    model: Classifier,
+    model: nn.Module,
     split: Dataset,
     classes: tuple[str, ...],
-    folder: Path,
+    folder: Path | str,
     suite: Suite,
     balls: tuple[Ball, ...],
     settings: AttackSettings,
@@ -73,6 +72,7 @@ def write_gallery(
         ...     (Path(folder) / "gallery" / "pictures.json").exists()
         True
     """
+    folder = Path(folder)
     place, study = folder / "gallery", StudyFolder(folder, shard)
     with locked(folder, shared=not study.alone), study.together(), torch.no_grad():
         if (place / "pictures.json").exists():

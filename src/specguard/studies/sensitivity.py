@@ -57,7 +57,7 @@ Measured = tuple[PerImage, Mapping[str, PerImage | None]]  # the change found, a
 def run_sensitivity(
     model: nn.Module,
     split: Dataset,
-    folder: Path,
+    folder: Path | str,
     settings: SensitivitySettings,
     *,
     about: About,
@@ -99,6 +99,7 @@ def run_sensitivity(
         >>> summary.layer.tokens
         4
     """
+    folder = Path(folder)
     header = SensitivityStudy(about, settings, attention_name(model, settings.layer))
     work = _Work(model, split, settings, device)
     study = Study(

@@ -46,7 +46,7 @@ _LARGEST = 1e150  # its square is finite
 def run_spectrum(
     model: ViT | Network,
     split: Dataset,
-    folder: Path,
+    folder: Path | str,
     settings: SpectrumSettings,
     *,
     about: About,
@@ -88,6 +88,7 @@ def run_spectrum(
         >>> summary.parts[0].name
         'head'
     """
+    folder = Path(folder)
     work = _Work(model, split, folder, settings, device)
     header = SpectrumStudy(about, settings, tuple(work.forms))
 

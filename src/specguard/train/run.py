@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from specguard.data import AnyData, Split, Text
+from specguard.data import AnyData, Data, Split, Text
 from specguard.errors import ConfigError, RunError
 from specguard.geometry import Ball
 from specguard.nn import (
@@ -46,6 +46,7 @@ from specguard.records.training import (
 from specguard.train.distributed import ALONE, Distributed
 from specguard.train.loop import Loop, Watcher
 from specguard.train.objectives.margins import InputGradient
+from specguard.train.objectives.noise import Consistency, NoiseTraining
 from specguard.train.settings import Training
 from specguard.train.state import TrainingState
 
@@ -55,10 +56,10 @@ Weights = Literal["raw", "ema"]  # as the optimizer left them, or averaged
 def train(
     model: Classifier,
     data: AnyData,
-    run: Path,
+    run: Path | str,
     training: Training,
     *,
-    device: torch.device,
+    device: torch.device | str,
     resume: bool = False,
     arguments: Json | None = None,
     origin: Origin | None = None,
@@ -85,7 +86,6 @@ def train(
         The result as stored in the directory: test accuracy, metrics and settings.
 
     Example:
-        >>> from pathlib import Path
         >>> from tempfile import TemporaryDirectory
         >>> import torch
         >>> from specguard import ViT, preset
@@ -94,12 +94,13 @@ def train(
         >>> model = ViT(preset("tiny"), torch.Generator().manual_seed(0))
         >>> few = digits().test.select(slice(20))
         >>> data = Data("few", few, few, digits().classes)
-        >>> training, cpu = Training(epochs=1, batch=20), torch.device("cpu")
         >>> with TemporaryDirectory() as run:
-        ...     result = train(model, data, Path(run), training, device=cpu)
+        ...     result = train(model, data, run, Training(epochs=1, batch=20), device="cpu")
         >>> result.test_accuracy.n
         20
     """
+    run, device = Path(run), torch.device(device)
+    _check_data(data)
     _check_fit(model, data, training)
     distributed.check(model, training, data)
     full_data = data
@@ -156,7 +157,16 @@ def _architecture(model: Classifier) -> Json:
     return {"name": model.config.name, "shape": model.shape, "classes": model.classes, "source": model.source}
 
 
+def _check_data(data: object) -> None:
+    if not isinstance(data, Data | Text):
+        raise ConfigError(
+            f"training takes specguard.data, not a {type(data).__name__}: write image_folder(PATH, SIZE), or "
+            "Data(NAME, Dataset(images, labels), Dataset(test_images, test_labels), CLASSES)"
+        )
+
+
 def _check_fit(model: Classifier, data: AnyData, training: Training) -> None:
+    len(data.train)  # data without training images is refused before anything is written
     if isinstance(data, Text) != isinstance(model, TextEncoder):
         taken = "sentences" if isinstance(model, TextEncoder) else "images"
         raise ConfigError(f"the model takes {taken}, and {data.name} has none")
@@ -178,6 +188,8 @@ def _check_text(model: TextEncoder, data: Text, training: Training) -> None:
         raise ConfigError(f"the model was made for another vocabulary than that of {data.name}")
     if isinstance(training.objective, InputGradient):
         raise ConfigError("a penalty on the input gradient needs pixels, and sentences have none")
+    if isinstance(training.objective, NoiseTraining | Consistency):
+        raise ConfigError("noise is added to pixels, and sentences have none")
     if any(hasattr(part, "ball") for part in (training.objective, training.validation)):
         raise ConfigError("inner attacks and validation by attack perturb pixels, and sentences have none")
 

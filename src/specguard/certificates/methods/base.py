@@ -100,7 +100,13 @@ def region_of(ball: Ball, radius: Float[Tensor, " batch"]) -> Region:
 
 
 class Method(Protocol):
-    """A certification method; `needs_backward` says whether it uses the backward pass through the whole network."""
+    """A certification method; `needs_backward` says whether it uses the backward pass through the whole network.
+
+    Example:
+        >>> from specguard.certificates import named_methods
+        >>> [(method.name, method.needs_backward) for method in named_methods(["local", "adjoint"])]
+        [('local', False), ('adjoint', True)]
+    """
 
     @property
     def name(self) -> MethodName: ...

@@ -89,7 +89,7 @@ class ZonotopeMethod:
         if self.symbols is not None:
             return self.symbols
         size = self._size(network, forward_pass(network.steps, images[:1].double())[0], norm)
-        return None if size is None else size.symbols
+        return None if size is None else max(size.symbols, 1)  # a linear network needs none
 
     def upper_loss(self, problem: Problem, layer_radii: LayerRadii) -> MarginLoss:
         return layer_radii.enclosed_by(self).loss

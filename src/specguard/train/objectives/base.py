@@ -61,6 +61,15 @@ class Objective(Protocol):
     """The mean loss of a batch. Targets are probabilities, so that mixed images need no second method.
 
     An implementation is a frozen dataclass, whose fields are part of the run's settings.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class SquaredError:
+        ...     def __call__(self, model, images, targets, context):
+        ...         return (model(images).softmax(1) - targets).square().sum(1).mean()
+        >>> model = lambda images: images.flatten(1)
+        >>> float(SquaredError()(model, torch.zeros(1, 1, 1, 2), torch.tensor([[1.0, 0.0]]), None))
+        0.5
     """
 
     def __call__(
@@ -79,7 +88,7 @@ class CrossEntropy:
         >>> import torch
         >>> from specguard.train import CrossEntropy, StepContext
         >>> context = StepContext(step=0, steps=10, steps_per_epoch=5, generator=torch.Generator().manual_seed(0))
-        >>> brightness = lambda x: torch.stack([1 - x.mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
+        >>> brightness = lambda x: torch.stack([0.5 - x.mean((1, 2, 3)), x.mean((1, 2, 3)) - 0.5], 1)
         >>> images, targets = torch.full((2, 1, 2, 2), 0.45), torch.eye(2)[[0, 0]]
         >>> round(CrossEntropy()(brightness, images, targets, context).item(), 3)
         0.644

@@ -1,0 +1,141 @@
+"""The next command for a model, ready to be pasted: made from the run, or from the command that studied it."""
+
+import shlex
+from typing import Any
+
+from specguard.records.base import Norm
+from specguard.report.evidence import radius_text
+from specguard.report.run import Run
+
+_KINDS = ("timm:", "torchvision:", "hf:", "zoo:")
+_KEPT = ("--weights", "--data", "--data-root", "--classes", "--image-size", "--mean", "--std", "--model-arg")
+_UNKNOWN = ("MODEL", "--data", "DATA")  # of a model that no command line named
+
+
+class Commands:
+    """Commands about the model of a run.
+
+    Args:
+        run: as `read_run` returns it.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> from pathlib import Path
+        >>> from specguard.report.examples import example_run
+        >>> Commands(replace(example_run(), path=Path("runs/mine"))).attack("l2", 0.25, "full")
+        'specguard attack runs/mine --norm l2 --radius 0.25 --suite full'
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        trained = run.model is not None and run.path is not None
+        self.words = (str(run.path),) if trained else _recorded_words(run) or _UNKNOWN
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the model is that of a training run, so that its weights can be exported and trained further."""
+        return len(self.words) == 1
+
+    @property
+    def is_certifiable(self) -> bool:
+        """Whether the model is of the architecture that is trained for certificates."""
+        config = {} if self.run.model is None else self.run.model.config
+        source = config.get("source")
+        return isinstance(source, dict) and source.get("kind") == "certifiable"
+
+    def diagnose(self, *more: str) -> str:
+        return _joined("diagnose", *self.words, *more)
+
+    def attack(self, norm: Norm, radius: float, suite: str) -> str:
+        return _joined("attack", *self.words, "--norm", norm, "--radius", radius_text(radius), "--suite", suite)
+
+    def certify(self, norm: Norm, radius: float) -> str:
+        return _joined("certify", *self.words, "--norm", norm, "--radius", radius_text(radius))
+
+    def smooth(self) -> str:
+        return _joined("smooth", *self.words, "--sigma", "0.25")
+
+    def check(self, place: str) -> str | None:
+        """The independent check of certificates, whose command takes runs."""
+        if not self.is_run or self.run.path is None:
+            return None
+        return _joined("check", str(self.run.path / place), "--model", self.words[0])
+
+    def export(self) -> str | None:
+        """The export of the weights of a run."""
+        if not self.is_run:
+            return None
+        return _joined("export", self.words[0], f"{self.words[0]}.safetensors", "--to", "state_dict")
+
+    def train_longer(self) -> str:
+        """The same objective again, where it is one that is trained for certificates."""
+        return self._train("longer", *(_CERTIFIED if self.is_certifiable else ()), "--epochs", "40")
+
+    def finetune(self, norm: Norm, radius: float) -> str:
+        """Adversarial training that begins with the weights there are."""
+        if self.is_certifiable:
+            return self.train_longer()
+        ball = ("--norm", norm, "--radius", radius_text(radius))
+        return self._train("robust", "--objective", "pgd", *ball, "--epochs", "10", "--lr", "1e-4")
+
+    def train_for_certificates(self) -> str:
+        """Training of a network whose Lipschitz constants are known, or more of it."""
+        if self.is_certifiable:
+            return self.train_longer()
+        data, dataset = self._data(), self._dataset()
+        name = "certifiable_digits" if dataset == "digits" else "certifiable_patch4_32"
+        return _joined("train", name, *data, *_CERTIFIED, "--epochs", "60", "--run", "runs/certifiable")
+
+    def _train(self, suffix: str, *settings: str) -> str:
+        place = self.words[0] if self.is_run else f"runs/{self.words[0].partition(':')[2] or 'model'}"
+        return _joined("train", *self.words, *settings, "--run", f"{place.rstrip('/')}-{suffix}")
+
+    def _dataset(self) -> str | None:
+        return next((s.about.dataset for s in self.run.studies if s.about is not None), None)
+
+    def _data(self) -> tuple[str, ...]:
+        """The options that name the data."""
+        words = list(self.words)
+        found = [w for flag in ("--data", "--data-root") if flag in words for w in _option(words, flag)]
+        if found or (dataset := self._dataset()) is None:
+            return tuple(found)
+        return ("--data", dataset) if dataset == "digits" else ("--data", dataset, "--data-root", "DATA_ROOT")
+
+
+_CERTIFIED = ("--objective", "emma", "--norm", "l2", "--radius", "0.2", "--lipschitz", "local", "--ramp", "15")
+
+
+def _joined(*words: str) -> str:
+    """A command with its words quoted where a shell needs it."""
+    return shlex.join(("specguard", *words))
+
+
+def _option(words: list[str], flag: str) -> list[str]:
+    place = words.index(flag)
+    return words[place : place + 2]
+
+
+def _recorded_words(run: Run) -> tuple[str, ...]:
+    """The model and its options as the command of a study named them; nothing where none did."""
+    commands: list[Any] = [e.command for study in run.studies for e in study.environments if e.command]
+    commands += [c for s in run.studies if (c := s.summary.environment.command)]
+    for command in commands:
+        try:
+            words = shlex.split(command)
+        except ValueError:  # no closing quotation
+            continue
+        names = [word for word in words[2:] if word.startswith(_KINDS)]
+        if words[:1] != ["specguard"] or len(names) != 1:
+            continue
+        return (names[0], *_kept(words))
+    return ()
+
+
+def _kept(words: list[str]) -> list[str]:
+    """The options among the words that say which model and data are meant."""
+    kept: list[str] = []
+    for place, word in enumerate(words):
+        flag, equals, _ = word.partition("=")
+        if flag in _KEPT:
+            kept += [word] if equals else words[place : place + 2]
+    return kept

@@ -1,0 +1,66 @@
+"""`specguard diagnose`: what it prints and leaves, that it continues, and what is one sentence and exit code 2."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from specguard.cli import app
+
+FEW = ("--device", "cpu", "--images", "2", "--norm", "l2", "--radius", "0.1", "--minutes", "0.02")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("trained") / "a [bold]run"
+    small = ("--model", "tiny_smooth", "--set", "dim=8", "--set", "heads=2", "--epochs", "1", "--device", "cpu")
+    result = CliRunner().invoke(app, ["train", "--run", str(run), *small])
+    assert result.exit_code == 0, result.output
+    return run
+
+
+def test_it_prints_stages_numbers_and_a_verdict_and_started_again_the_same(specguard, run):
+    ended = specguard("diagnose", run, *FEW)
+    ended.succeeds()
+    (folder,) = (run / "diagnosis").iterdir()
+    lines = ended.out.splitlines()
+    assert lines[0].startswith("clean accuracy ")
+    assert lines[-1] == f"report in {folder / 'report.html'}"
+    assert lines[-2].startswith("next: specguard ")
+    assert any(line.startswith("Measured: ") for line in lines)
+    assert f"studies in {folder}" in ended.err
+    assert (folder / "report.html").exists()
+    plan = [json.loads(line) for line in (folder / "plan.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in plan[:2]] == ["diagnosis", "measured"]
+    again = specguard("diagnose", run, *FEW)
+    again.succeeds()
+    assert again.out == ended.out
+
+
+def test_other_settings_get_another_folder_and_a_name_is_one_within_the_run(specguard, run):
+    ended = specguard("diagnose", run, *FEW[:-1], "0.01", "--out", "mine")
+    ended.succeeds()
+    assert (run / "mine" / "plan.jsonl").exists()
+    specguard("diagnose", run, *FEW, "--out", "mine").refuses("holds another diagnosis", "settings.minutes")
+    specguard("diagnose", run, *FEW, "--out", "../elsewhere").refuses("within the run")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--minutes 0", "minutes"),
+        ("--radius 0.1", "--radius needs --norm"),
+        ("--norm l2 --radius 0", "radii must be positive"),
+        ("--memory -1", "memory"),
+        ("--images 0", "images"),
+        ("--device tpu", "device 'tpu' is unknown"),
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence(specguard, run, options, words):
+    specguard("diagnose", run, *options.split()).refuses(words)
+
+
+def test_a_folder_that_is_no_run_and_a_model_without_data_are_refused(specguard, tmp_path):
+    specguard("diagnose", tmp_path).refuses("is no training run")
+    specguard("diagnose", "timm:deit_tiny_patch16_224").refuses("--data")
