@@ -15,12 +15,15 @@ from published import attacked, cauchy, certified, speed
 from published.added import added
 from published.cells import ROOT
 from published.figures import FIGURES
+from published.finetuned import timm_finetune
 from published.headlines import headline_list, headline_table
 from published.relational import relational
+from published.smoothed import digits_smoothing
 
 README, RESULTS = ROOT / "README.md", ROOT / "docs" / "results"
 STUDIES: dict[str, Callable[[], str]] = {
     "digits_certified": certified.digits_certified,
+    "digits_shift": certified.digits_shift,
     "cifar10_certified": certified.cifar10_certified,
     "cifar10_lofast": certified.cifar10_lofast,
     "sst2_certified": certified.sst2_certified,
@@ -28,6 +31,8 @@ STUDIES: dict[str, Callable[[], str]] = {
     "cifar10_deit_tiny": attacked.cifar10_deit_tiny,
     "cifar10_deit_tiny_pgd": attacked.cifar10_deit_tiny_pgd,
     "digits_pgd": attacked.digits_pgd,
+    "digits_smoothing": digits_smoothing,
+    "timm_finetune": timm_finetune,
     "cifar10_cauchy": cauchy.cifar10_cauchy,
     "digits_cauchy": cauchy.digits_cauchy,
     "attack_throughput": speed.attack_throughput,

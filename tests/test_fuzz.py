@@ -40,9 +40,10 @@ from specguard.data import image_folder, mnist, sst2, svhn
 from specguard.data.unpickle import read_pickle
 from specguard.diagnosis.plan import Plan
 from specguard.errors import SpecGuardError
-from specguard.models import from_run, untrained
+from specguard.models import ModelSource, from_run, model_of_file, read_weight_file, untrained
 from specguard.models.checkpoint import load_weights
-from specguard.nn import fingerprint
+from specguard.models.source import source_from_json
+from specguard.nn import ViT, ViTConfig, fingerprint
 from specguard.records import io as records_io
 from specguard.records import store
 from specguard.records.attack import AttackRecord, Gallery
@@ -419,6 +420,15 @@ def reported(place: str) -> Reader:
 
 
 ORIGINALS = Path()  # set below, once the files are there
+SIZES = {"image": 8, "patch": 4, "channels": 1, "dim": 4, "depth": 1, "heads": 1}
+TENSORS = ViT(ViTConfig(**SIZES, mean=(0.3,), std=(1.0,))).state_dict()
+EXPORTED = {
+    "layout": "state_dict", "version": "1", "fingerprint": "c0", "classes": ["a"], "mean": [0.3], "std": [1.0],
+    "config": {**SIZES, "mean": [0.3], "std": [1.0]},
+}  # fmt: skip
+SOURCE = ModelSource(
+    "timm", "test_vit", 10, 1, 32, (0.3,), (0.4,), arguments={"depth": 1, "patch_size": [4, 4], "act_layer": "relu"}
+).record()
 READERS: dict[str, Reader] = {
     **{kind: reader for name in RECORDS for kind, reader in of_a_study(name).items()},
     **{kind: reader for name in old_runs.STUDIES for kind, reader in of_an_old_study(name).items()},
@@ -464,6 +474,16 @@ READERS: dict[str, Reader] = {
         lambda: changed_json([PICTURES]),
         "pictures.json",
         lambda folder: written_again(read_record(folder / "pictures.json", Gallery)),
+    ),
+    "what a file of weights says about itself": Reader(
+        lambda: changed_json([EXPORTED]).map(lambda note: store.tensor_bytes(TENSORS, note)),
+        "w.safetensors",
+        lambda folder: model_of_file(read_weight_file(folder / "w.safetensors")),
+    ),
+    "the source of a model with arguments": Reader(
+        lambda: changed_json([SOURCE]),
+        "source.json",
+        lambda folder: source_from_json(records_io.read_json(folder / "source.json")).record(),
     ),
     "a linear baseline": Reader(
         lambda: document(BASELINE),
@@ -631,6 +651,7 @@ WORDS = [
     "--mean", "--std", "--layer", "--attack", "--suite", "--penalty", "--figure", "--blocks", "--classes",
     "8/255", "1/0", "nan", "1e999", "-1", "0", "3", "0/2", "2/2", "linf", "l2", "all", "local", "digits", "folder",
     "tiny", "dim=x", "norm=5", "=", "../..", "/dev/null", "/", "", "timm:x", "hf:", "torchvision:vit_b_16", "cpu",
+    "--model-arg", "depth=9", "a=[1", "x=1,y=2", "w.safetensors", "os:getpid", "a b:c",
     "\x00", "é", "\udcff", "[bold]", "--", "-h", "$(touch x)", "; touch x",
 ]  # fmt: skip
 words = st.lists(st.sampled_from(WORDS) | st.text(max_size=6), max_size=6)

@@ -24,6 +24,7 @@ from specguard.geometry import Ball
 from specguard.nn import (
     Attention,
     ClassToken,
+    CyclicShift,
     GatedPositionalAttention,
     LayerProject,
     MeanPool,
@@ -123,6 +124,10 @@ FALSE = {
     "a hard projection of negative radius": (LayerProject(1.0), "radius", -0.5),
     "a mixture of less than nothing": (SkipAttention(6, 2, 0.5), "mix", -3.0),
     "a mixture of more than all": (SkipAttention(6, 2, 0.5), "mix", 2.0),
+    "a shift by half a token": (CyclicShift(2, ((0, 1), (1, 0))), "steps", ((0, 0.5), (1, 0))),
+    "a shift by more than a number holds": (CyclicShift(2, ((0, 1), (1, 0))), "steps", ((0, 2**70), (1, 0))),
+    "a shift of no groups": (CyclicShift(2, ((0, 1), (1, 0))), "steps", ()),
+    "a shift over a grid of other tokens": (CyclicShift(2, ((0, 1), (1, 0))), "side", 2.0),
     "a softplus that falls": (Softplus(1.0), "beta", -2.0),
 }
 
@@ -452,6 +457,8 @@ DIFFERENT = {
     "another radius": (lambda: _sequential(SmoothProject(1.0)), lambda: _sequential(SmoothProject(2.0))),
     "another scale": (lambda: Residual(nn.Linear(3, 3), 1.0), lambda: Residual(nn.Linear(3, 3), 0.5)),
     "another mixture": (lambda: SkipAttention(6, 2, 0.5), lambda: SkipAttention(6, 2, 0.25)),
+    "another side": (lambda: CyclicShift(2), lambda: CyclicShift(3)),
+    "other steps": (lambda: CyclicShift(3, ((0, 1),)), lambda: CyclicShift(3, ((1, 0),))),
     "other heads": (lambda: Attention(6, 2), lambda: Attention(6, 3)),
     "another eps": (lambda: nn.LayerNorm(4, eps=1e-5), lambda: nn.LayerNorm(4, eps=1e-6)),
     "another approximation": (lambda: nn.GELU(), lambda: nn.GELU("tanh")),

@@ -1,8 +1,11 @@
 """Certified accuracy over radii, beside robust accuracy: digits, CIFAR-10 and SST-2."""
 
+from collections.abc import Sequence
+
 from published.cells import RECIPES, Record, curve_head, curve_rows, interval, linear_row, percents, read, table
 
 DIGITS, CIFAR10 = RECIPES / "digits_certified", RECIPES / "cifar10_certified"
+SHIFT = RECIPES / "digits_shift"
 LOFAST, SST2 = RECIPES / "cifar10_lofast", RECIPES / "sst2_certified"
 REPORTED = {  # by Havens et al. 2024, Table 1
     "reported: LoFAST, 3 layers": {0.02: 29.1, 0.05: 16.0, 0.1: 3.0},
@@ -22,6 +25,44 @@ def digits_certified() -> str:
     claims, images = (sum(record[key] for record in checked) for key in ("claims", "attacked"))
     said = f"The independent checker proved all {claims:,} claims again and attacked {images} certified images;\n"
     return "\n".join([*table(curve_head(shown), rows), "", f"{said}none was misclassified."])
+
+
+MIXING = {"shift": "a shift", "attention": "attention that starts as the shift", "none": "no mixing"}
+
+
+def digits_shift() -> str:
+    """The mean of the seeds, and the least and the largest, by what mixes the tokens."""
+    rows = []
+    for mixing, label in MIXING.items():
+        records = digits_shift_records(mixing)
+        certified = zip(*([row["certified"] for row in record["radii"]] for record in records), strict=True)
+        robust = zip(*([row["robust"] for row in record["radii"]] for record in records), strict=True)
+        clean = _spread([record["clean"] for record in records])
+        seeds = f"{len(records)} seeds" if len(records) > 1 else "1 seed"
+        rows.append([f"{label}, {seeds}, robust accuracy", clean, *map(_spread, robust)])
+        rows.append(["certified", "", *map(_spread, certified)])
+    linear = read(SHIFT / "linear.json")
+    rows.append(linear_row(linear))
+    checked = [read(path) for path in sorted(SHIFT.glob("*/checked.json"))]
+    claims, images = (sum(record[key] for record in checked) for key in ("claims", "attacked"))
+    said = (
+        f"Means over seeds, with the least and the largest, of {linear['n']} images each. The independent checker\n"
+        f"proved all {claims:,} claims of {len(checked)} networks again and attacked {images:,} certified images;\n"
+        "none was misclassified."
+    )
+    return "\n".join([*table(curve_head(row["radius"] for row in linear["radii"]), rows), "", said])
+
+
+def digits_shift_records(mixing: str) -> list[Record]:
+    """The summaries of all seeds that were run with this mixing of tokens."""
+    return [read(path) for path in sorted(SHIFT.glob(f"{mixing}-*/certificates.json"))]
+
+
+def _spread(fractions: Sequence[Record]) -> str:
+    """The mean of fractions of equally many images, and their range if there are several."""
+    values = [100 * fraction["value"] for fraction in fractions]
+    ends = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
+    return f"{sum(values) / len(values):.1f}\u00a0%{ends}"
 
 
 def cifar10_certified() -> str:

@@ -18,6 +18,21 @@ def _digits_certified(figure: Any) -> None:
     legend(figure, axes, 3)
 
 
+def _digits_shift(figure: Any) -> None:
+    axes, linear = figure.add_subplot(), read(certified.SHIFT / "linear.json")
+    for number, (mixing, label) in enumerate(certified.MIXING.items()):
+        for seed, record in enumerate(certified.digits_shift_records(mixing)):
+            values = [
+                100 * cell["value"] for cell in (record["clean"], *(row["certified"] for row in record["radii"]))
+            ]
+            radii = [0.0, *(row["radius"] for row in record["radii"])]
+            axes.plot(radii, values, color=f"C{number}", marker=".", linewidth=1, label=None if seed else label)
+    values = [100 * cell["value"] for cell in (linear["clean"], *(row["certified"] for row in linear["radii"]))]
+    axes.plot([0.0, *(row["radius"] for row in linear["radii"])], values, color=GRAY, label="linear classifier")
+    frame(axes, f"Digits, n = {linear['n']}, one line a seed", "l2 radius", "certified accuracy, %")
+    legend(figure, axes, 2)
+
+
 def _cifar10_certified(figure: Any) -> None:
     records = certified.cifar10_records()
     panels = figure.subplots(1, 2, sharey=True)
@@ -134,6 +149,7 @@ FIGURES = (
         _digits_certified,
         (5.4, 3.3),
     ),
+    Figure("digits_shift", _sources(certified.SHIFT, "**/*.json"), _digits_shift, (5.4, 3.3)),
     Figure(
         "cifar10_certified",
         tuple(

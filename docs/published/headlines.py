@@ -8,7 +8,9 @@ from published import attacked, certified
 from published.cauchy import CIFAR10 as CIFAR10_CAUCHY
 from published.cauchy import claims_on_digits, points
 from published.cells import BENCHMARKS, Record, interval, percent, read, table
+from published.finetuned import checkpoints
 from published.relational import ELSEWHERE, relational_records
+from published.smoothed import certified_at, smoothing_records
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Headline:
 
 def headlines() -> dict[str, Headline]:
     """The headline of every study, by its page."""
-    found = (*_certificates(), *_training(), *_spectra(), *_benchmarks())
+    found = (*_certificates(), *_training(), *_smoothing(), *_finetuning(), *_spectra(), *_benchmarks())
     return {each.page: each for each in found}
 
 
@@ -62,6 +64,15 @@ def _certificates() -> Iterable[Headline]:
         "Digits, one block of attention, certified at l2 0.05",
         interval(weak["by"]["adjoint"]),
         f"{beside}a linear classifier {percent(straight)}",
+    )
+    shifts = [_at(record, 0.1)["certified"] for record in certified.digits_shift_records("shift")]
+    still = [_at(record, 0.1)["certified"] for record in certified.digits_shift_records("none")]
+    straight = _at(read(certified.SHIFT / "linear.json"), 0.1)["certified"]
+    yield Headline(
+        "digits_shift",
+        "Digits, four blocks and cyclic shifts, certified at l2 0.1",
+        interval(shifts[0]),
+        f"without mixing of tokens {percent(still[0])}, a linear classifier {percent(straight)}",
     )
     cifar10 = {name: _at(record, 36 / 255) for name, record in certified.cifar10_records().items()}
     yield Headline(
@@ -127,6 +138,27 @@ def _training() -> Iterable[Headline]:
         "Digits, PGD training, full suite at linf 0.1",
         interval(adversarial["full suite"]),
         f"standard training {percent(standard['full suite'])}",
+    )
+
+
+def _finetuning() -> Iterable[Headline]:
+    found = checkpoints()
+    before, after = found["checkpoint"], found["fine-tuned"]
+    yield Headline(
+        "timm_finetune",
+        "CIFAR-10 photos, a checkpoint of timm after fine-tuning, PGD and APGD at linf 2/255",
+        interval(after["worst case"]),
+        f"before {percent(before['worst case'])}; clean {percent(before['clean'])} and {percent(after['clean'])}",
+    )
+
+
+def _smoothing() -> Iterable[Headline]:
+    found = {name: certified_at(record, 0.25) for name, record in smoothing_records().items()}
+    yield Headline(
+        "digits_smoothing",
+        "Digits, noise and consistency, smoothed classifier certified at l2 0.25, probabilistic",
+        interval(found["consistency"]),
+        f"noise alone {percent(found['noise'])}, standard training {percent(found['plain'])}",
     )
 
 

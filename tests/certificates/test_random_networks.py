@@ -27,6 +27,7 @@ from specguard.nn import (
     ClassPool,
     ClassToken,
     CoreAttention,
+    CyclicShift,
     FirstTokens,
     GatedPositionalAttention,
     GatedUnit,
@@ -53,6 +54,8 @@ from specguard.studies.recheck import l2_ball
 COUNT = int(os.environ.get("SPECGUARD_NETWORKS", "16"))
 DIM, SIDE, IMAGES = 6, 2, 4  # six channels: one, two and three heads; four patches
 ATTACKS = (PGD(steps=30, loss="margin"), APGD(steps=30, loss="margin"))
+
+SHIFTS = ((0, 1), (1, 0), (1, 1))
 
 
 class Draws:
@@ -112,6 +115,7 @@ def mixing(d: Draws, tokens: int) -> nn.Module:
             GatedPositionalAttention(DIM, heads, SIDE, bias) if tokens == SIDE**2 else Attention(DIM, heads, bias)
         ),
         lambda: TokenConvolution(DIM, (1, 3, 5)),
+        lambda: CyclicShift(SIDE, d.random.choice((SHIFTS, SHIFTS[::-1]))) if tokens == SIDE**2 else nn.Identity(),
         lambda: nn.Sequential(
             nn.Linear(DIM, 3 * DIM, bias),
             HeadNorm(DIM, heads, 10 ** d.random.uniform(-4, -1), d.random.random() < 0.5 and DIM // heads > 1),

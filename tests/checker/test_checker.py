@@ -147,6 +147,18 @@ MODELS = {
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 8), nn.Linear(8, 70)),
         (1, 4, 4),
     ),
+    "shifts": (
+        lambda: CertifiableConfig(
+            **SMALL | {"patch": 2, "mixing": "shift", "token_bias": True}, mean=(0.5,), std=(0.4,)
+        ).fresh(0),
+        SHAPE,
+    ),
+    "attention that starts as a shift": (
+        lambda: CertifiableConfig(
+            **SMALL | {"patch": 2, "mix": 1.0, "neighbor_bias": 8.0}, mean=(0.5,), std=(0.4,)
+        ).fresh(0),
+        SHAPE,
+    ),
     "first tokens": (lambda: foreign(HeadNorm(8, 4, 1e-3), FirstTokens(2), 16), (1, 4, 4)),
     "no affine end": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.Tanh()), (1, 4, 4)),
 }

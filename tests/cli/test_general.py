@@ -5,7 +5,6 @@ import json
 import math
 import os
 import pickle
-import re
 import shlex
 import shutil
 import signal
@@ -30,7 +29,6 @@ from specguard.cli.train_options import (
 )
 from specguard.models import from_run
 from specguard.nn import CERTIFIABLE, PRESETS, TEXT_PRESETS, ViT
-from specguard.records.certificate import METHOD_NAMES
 from specguard.records.files import locked
 from specguard.records.io import read_json, read_lines, write_json
 from specguard.records.store import checkpoint_steps, read_checkpoint
@@ -169,27 +167,34 @@ def _tables(text: str) -> list[list[tuple[str, str]]]:
     return found
 
 
-def test_the_demo_trains_both_models_and_prints_both_rows(specguard, tmp_path):
+def test_the_demo_prints_three_models_under_one_threat_and_goes_on_to_the_same(specguard, tmp_path, monkeypatch):
+    monkeypatch.setattr("specguard.demo._FEW", 1)
     folder = tmp_path / "a folder with a [bold]long[/bold] name, longer than a line of a terminal" / "demo"
     ended = specguard("demo", "--run", folder, "--epochs", 1)
     ended.succeeds()
-    _, accuracies, _, _ = tables = _tables(ended.out)
-    assert [[name for name, _ in table] for table in tables] == [
-        ["before training", "plain", "msvp"], ["plain", "msvp"], ["plain", "msvp"],
-        ["clean", "robust", *METHOD_NAMES, "certified", "linear model"],
-    ]  # fmt: skip
-    counts = r"^radius 0\.1: \d+ certified, \d+ misclassified under attack, \d+ unknown, of 360$"
-    assert re.search(counts, ended.out, re.MULTILINE)
-    rows = dict(accuracies)
-    for name in ("plain", "msvp"):
+    (table,) = _tables(ended.out)
+    names = ("plain", "adversarial", "certified")
+    rows = [f"{name}, {what}" for name in names for what in ("attacked", "certified")]
+    assert [name for name, _ in table] == [*rows, "linear model, certified"]
+    shown = {name: [cell.strip() for cell in line.strip("│ ").split("│")[1:]] for name, line in table}
+    for name in names:
         accuracy = read_json(folder / name / "result.json")["test_accuracy"]
-        assert f"{100 * accuracy['count'] / accuracy['n']:.1f} %" in rows[name]
-        assert from_run(folder / name).config == PRESETS["tiny"]
+        attacked = read_json(folder / name / "attacks" / "demo" / "summary.json")
+        robust = [row["accuracy"] for row in attacked["worst_case"]]
+        assert {row["n"] for row in robust} == {360}
+        assert shown[f"{name}, attacked"] == [f"{100 * a['count'] / a['n']:.1f}" for a in (accuracy, *robust)]
+    assert shown["plain, certified"][1] in ("0 of 1", "1 of 1")  # fewer digits than in the other rows are said
+    assert shown["plain, certified"][2:] == ["not tried"] * 2
+    proved = read_json(folder / "certified" / "certificates" / "demo" / "summary.json")["radii"]
+    assert shown["certified, certified"][1:] == [f"{100 * row['certified']['value']:.1f}" for row in proved]
+    assert "plain: zonotopes prove l2 0.01 for" in ended.out
+    assert from_run(folder / "plain").config == PRESETS["tiny"]
+    assert from_run(folder / "certified").source["mixing"] == "shift"
     assert ended.out.splitlines()[-2:] == [f"everything is in {folder}", f"report in {folder / 'report.html'}"]
     before = contents(folder)
     again = specguard("demo", "--run", folder, "--epochs", 1)
     again.succeeds()
-    assert rows["msvp"] in again.out.splitlines()
+    assert _tables(again.out) == [table]
     assert contents(folder) == before
     specguard("demo", "--run", folder, "--epochs", 2).refuses("training.epochs: 1 before, 2 now")
     assert contents(folder) == before

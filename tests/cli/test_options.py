@@ -364,7 +364,14 @@ def test_the_table_of_models_is_current():
 
 
 def test_options_of_models_are_refused_where_they_have_no_effect(specguard, run):
-    values = {"weights": "w.pt", "classes": "3", "image_size": "8", "mean": "0.5", "std": "0.5"}
+    values = {
+        "weights": "w.pt",
+        "classes": "3",
+        "image_size": "8",
+        "mean": "0.5",
+        "std": "0.5",
+        "model_arg": "depth=1",
+    }
     assert set(values) == set(options_of(ModelOptions))
     for name, value in values.items():
         flag = f"--{name.replace('_', '-')}"

@@ -1,9 +1,11 @@
 """A folder of images: small pictures that the test writes itself."""
 
+import shutil
 from contextlib import suppress
 
 import numpy as np
 import pytest
+import torch
 from PIL import EpsImagePlugin, Image
 
 from specguard.data import image_folder
@@ -182,12 +184,47 @@ def test_a_split_without_pictures_is_refused_by_name(root, split):
     assert str(root / split) in str(caught.value)
 
 
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_a_split_without_a_folder_is_refused_by_name(root, split):
-    (root / split).rename(root / "elsewhere")
-    with pytest.raises(DataError, match="does not exist") as caught:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("elsewhere", "test images are expected in {0}/val or {0}/test.*but {0} has elsewhere, train"),
+        ("vall", "is it 'vall'?"),
+    ],
+)
+def test_a_folder_without_test_images_says_what_is_expected_and_what_was_found(root, name, message):
+    (root / "val").rename(root / name)
+    with pytest.raises(DataError, match=message.format(root)):
         image_folder(root, 5)
-    assert str(root / {"train": "train", "val": "test"}[split]) in str(caught.value)
+    with pytest.raises(DataError, match="is one split of a data set: name the folder that it lies in"):
+        image_folder(root / "train", 5)
+    with pytest.raises(DataError, match="does not exist"):
+        image_folder(root / "nowhere", 5)
+
+
+@pytest.mark.parametrize("name", ["test", "valid", "validation", "testing"])
+def test_test_images_have_several_names(root, name):
+    whole = image_folder(root, 5)
+    (root / "val").rename(root / name)
+    found = image_folder(root, 5)
+    assert torch.equal(found.test.images, whole.test.images)
+    assert found.fingerprint() == whole.fingerprint()
+
+
+def test_without_training_images_classes_are_those_of_val_and_training_is_refused(root):
+    whole = image_folder(root, 5)
+    (root / "train").rename(root / "training")
+    with pytest.raises(DataError, match="rename the folder"):
+        image_folder(root, 5)
+    shutil.rmtree(root / "training")
+    found = image_folder(root, 5)
+    assert torch.equal(found.test.images, whole.test.images)
+    assert found.classes == tuple(sorted(path.name for path in (root / "val").iterdir() if path.is_dir()))
+    assert found.fingerprint() != whole.fingerprint()
+    assert len(found.take(1)) == 1
+    assert "train" in repr(found)
+    for use in (lambda: len(found.train), found.pixel_statistics, lambda: found.train.batch(slice(0, 1))):
+        with pytest.raises(DataError, match="there are no training images: the folder"):
+            use()
 
 
 @pytest.mark.parametrize("size", [0, -3])

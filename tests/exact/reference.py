@@ -106,6 +106,17 @@ def _class_token(layer, x):
     return np.concatenate([np.repeat(token, len(x), 0), x], 1)
 
 
+def _cyclic_shift(layer, x):
+    y, side, width = x.copy(), layer.side, x.shape[2] // len(layer.steps)
+    for group, (down, right) in enumerate(layer.steps):
+        channels = slice(group * width, (group + 1) * width)
+        for row in range(side):
+            for column in range(side):
+                new = (row + down) % side * side + (column + right) % side
+                y[:, new, channels] = x[:, row * side + column, channels]
+    return y
+
+
 def _mean(x):
     return x.sum(1) / x.shape[1]
 
@@ -248,6 +259,7 @@ FUNCTIONS = {
     ours.Resize: _resize,
     ours.PatchEmbedding: _patches,
     ours.ClassToken: _class_token,
+    ours.CyclicShift: _cyclic_shift,
     ours.Positions: lambda layer, x: x + like(layer.table, x),
     ours.ClassPool: lambda layer, x: x[:, 0],
     ours.MeanPool: lambda layer, x: _mean(x[:, layer.skip :]),

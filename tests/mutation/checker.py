@@ -184,6 +184,16 @@ LAYERS: tuple[Mutant, ...] = (
          "roundings too many; `spectral_norm_above` raises the norm by 2^-35 of itself"),
     ),
     *mutants(
+        "checker/layers/shift.py",
+        ("        out[:, self.token, np.arange(self.token.shape[1])] = g\n",
+         "        out[:] = g[:, self.token, np.arange(self.token.shape[1])]\n",
+         "adjoints of a shift go where the shift goes"),
+        ("Linear(x.rearrange(of.moved), 1.0, lambda g:", "Linear(x.rearrange(of.moved), 0.5, lambda g:",
+         "a shift halves distances"),
+        ("(rows - down) % side * side + (columns - right) % side",
+         "(rows - down) % side * side + (columns + right) % side", "a shift to the right goes to the left"),
+    ),
+    *mutants(
         "checker/layers/gated.py",
         ("(chord + SILU.max_slope / 2 * rho) * rho", "chord * rho",
          "both factors of a gated unit do not move together"),

@@ -608,6 +608,12 @@ PATHS: tuple[Mutant, ...] = (
     ),
     *mutants(
         "checker/zonotope/rules.py",
+        ("share(lift(z)).map(shift.sources(side, steps, z.shape).moved)",
+         "lift(z).map(shift.sources(side, steps, z.shape).moved)",
+         "symbols of a token are those of the token to which a shift moves them"),
+        ("share(lift(z)).map(shift.sources(side, steps, z.shape).moved)",
+         "share(lift(z)).map(shift.sources(side, steps[::-1], z.shape).moved)",
+         "a shift moves its groups in the opposite order"),
         ("A = Box(np.full(n, 1 / n), np.full(n, 2.0**-52 / n))", "A = Box.exact(np.full(n, 1.0 / (n + 1)))",
          "means divide by one more"),
         ("return maps.mixing(z, resized, 2 * max(*z.shape[-2:], new) + 8)", "return maps.mixing(z, resized, -36)",

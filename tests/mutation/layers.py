@@ -56,6 +56,15 @@ LAYERS: tuple[Mutant, ...] = (
          "return Affine(output, error, norm, transpose, 0.0)", "the adjoint of class and mean is exact"),
     ),
     *mutants(
+        "certificates/layers/shift.py",
+        ("lambda g: shifted(g, side, opposite), 0.0)", "lambda g: shifted(g, side, steps), 0.0)",
+         "adjoints of a shift go where the shift goes"),
+        ("x.new_zeros(len(x)), 1.0, lambda g:", "x.new_zeros(len(x)), 0.5, lambda g:", "a shift halves distances"),
+        ("opposite = tuple((-down, -right) for down, right in steps)",
+         "opposite = tuple((-down, right) for down, right in steps)",
+         "adjoints of a shift go back down, but not to the side"),
+    ),
+    *mutants(
         "certificates/layers/convolution.py",
         ("error = error + product_error(W[0].numel(), magnitude)", "error = error + 0 * magnitude",
          "convolutions along tokens are exact"),

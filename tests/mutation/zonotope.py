@@ -512,6 +512,12 @@ ZONOTOPE: tuple[Mutant, ...] = (
     ),
     *mutants(
         "certificates/zonotope/rules.py",
+        ("rearrange(mixed(z), lambda x: shift.shifted(x, side, steps))",
+         "rearrange(lift(z), lambda x: shift.shifted(x, side, steps))",
+         "symbols of a token are those of the token to which a shift moves them"),
+        ("rearrange(mixed(z), lambda x: shift.shifted(x, side, steps))",
+         "rearrange(mixed(z), lambda x: shift.shifted(x, side, steps[::-1]))",
+         "a shift moves its groups in the opposite order"),
         ("up(exact.slack + 3 * entry * size)", "exact.slack", "the matrices of interpolation are exact"),
         ("maps.linear(inner, B, B.new_zeros(len(B)), relative + 4 * UNIT)",
          "maps.linear(inner, B, B.new_zeros(len(B)))",

@@ -81,7 +81,7 @@ def test_the_wheel_holds_every_module_and_nothing_else(wheel):
     source = ROOT / "src" / "specguard"
     files = [
         *source.rglob("*.py"),
-        *source.glob("report/html/templates/*"),
+        *(path for path in source.glob("report/html/templates/**/*") if path.is_file()),
         source / "py.typed",
         source / "cli" / "models.json",
     ]

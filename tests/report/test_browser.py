@@ -17,7 +17,19 @@ FIGURES = (
     *(f"curve-{run}-l2" for run in range(3)), "all-l2", "violin", "weights", "epochs",
     *(f"methods-{run}-0" for run in range(3)),
 )  # fmt: skip
-SECTIONS = ("summary", "radius", "images", "blocks", "weights", "proofs", "classes", "flags", "work")
+SECTIONS = (
+    "verdict",
+    "compare",
+    "summary",
+    "radius",
+    "images",
+    "blocks",
+    "weights",
+    "proofs",
+    "classes",
+    "flags",
+    "work",
+)
 # For every text that can be seen: the contrast of its color with what is behind it, by WCAG 2.
 CONTRASTS = """() => {
   const number = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
@@ -194,6 +206,42 @@ def test_a_phone_scrolls_tables_but_never_the_page(opened):
     page.evaluate("for (const folded of document.querySelectorAll('details')) folded.open = true")
     assert page.evaluate("document.documentElement.scrollWidth") <= 380
     assert page.locator("svg.figure").first.bounding_box()["width"] > 250
+
+
+def test_a_table_wider_than_the_phone_says_that_it_scrolls_and_keeps_its_first_column(opened):
+    page = opened(width=380)
+    region = page.locator(".scroll:has(table#runs)")
+    assert region.evaluate("table => table.scrollWidth > table.clientWidth")
+    assert "scroll sideways" in region.evaluate("table => getComputedStyle(table, '::before').content")
+    head = page.locator("table#runs tbody th").first
+    before = head.bounding_box()["x"]
+    region.evaluate("table => { table.scrollLeft = 200; }")
+    assert region.evaluate("table => table.scrollLeft") > 100
+    assert abs(head.bounding_box()["x"] - before) <= 2
+    assert (
+        opened(width=1600)
+        .locator(".scroll:has(table#growth)")
+        .evaluate("t => getComputedStyle(t, '::before').content")
+        == "none"
+    )
+
+
+def test_the_legend_of_a_figure_has_the_colors_of_its_lines(opened):
+    page = opened()
+    for number in range(3):
+        swatch = page.locator(f"#compare .legend [data-run='{number}'] .swatch")
+        line = page.locator(f"#all-l2-run-{number}-certified-0 path").first
+        assert swatch.evaluate("e => getComputedStyle(e).backgroundColor") == line.evaluate(
+            "e => getComputedStyle(e).stroke"
+        )
+    for path in page.locator("svg.figure path[stroke]").all():
+        assert path.evaluate("e => getComputedStyle(e).stroke") != "none", path.get_attribute("stroke")
+
+
+def test_paper_is_wide_enough(opened):
+    page = opened(width=690)
+    page.emulate_media(media="print")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 690
 
 
 def test_it_prints_without_what_only_a_screen_needs(opened):

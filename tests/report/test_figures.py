@@ -150,6 +150,36 @@ def test_the_median_that_is_drawn_is_that_of_the_values():
         assert medians.get_segments()[-1][0, 1] == pytest.approx(np.median(values))
 
 
+def test_no_violin_is_cut_at_either_end():
+    """The outline is narrow where it ends, and ends beyond all values."""
+    found = records(count=40)
+    figure = violin_figure({"a": found, "b": records(count=40, seed=1)})
+    for axis, key in zip(figure.axes, ("sigma", "step"), strict=True):
+        bodies = [c for c in axis.collections if type(c).__name__ != "LineCollection"]
+        for body in bodies:
+            outline = body.get_paths()[0].vertices
+            widths = {y: np.ptp(outline[outline[:, 1] == y, 0]) for y in set(outline[:, 1])}
+            widest = max(widths.values())
+            assert widths[min(widths)] < 0.05 * widest
+            assert widths[max(widths)] < 0.05 * widest
+            low, high = axis.get_ylim()
+            assert low < min(widths) < max(widths) < high
+        values = [r.parts["head"].sigma[0] if key == "sigma" else r.parts["head"].step for r in found]
+        outline = bodies[3].get_paths()[0].vertices[:, 1]
+        assert outline.min() < min(values) < max(values) < outline.max()
+
+
+@pytest.mark.parametrize(("runs", "parts"), [(1, 14), (6, 14), (6, 50), (70, 3)])
+def test_every_part_of_every_run_has_a_place_and_rows_are_not_too_full(runs, parts):
+    names = tuple(f"blocks.{place}" for place in range(parts))
+    figure = violin_figure({f"run {k}": records(names, count=1) for k in range(runs)})
+    shown = [[t.get_text() for t in axis.get_xticklabels()] for axis in figure.axes[1::2]]
+    assert [name for row in shown for name in row] == list(names)
+    assert all(len(row) * runs <= 64 or len(row) == 1 for row in shown)
+    assert sum(violins(figure)) == 2 * runs * parts
+    assert figure.get_figwidth() <= 14
+
+
 def test_runs_of_different_depth_leave_places_empty_whichever_comes_first():
     deep = records(("embedding", "blocks.0", "blocks.1", "blocks.2", "head"))
     flat, local = records(("embedding", "blocks.0", "head")), records(("embedding", "local_blocks.0", "head"))

@@ -3,9 +3,11 @@
 import base64
 import csv
 import hashlib
+import html
 import io
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,19 +17,24 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from helpers.sample_runs import METHODS, RADII, changed, layer_sensitivity, sample_run, smoothed, stop_early
+from helpers.sample_runs import (
+    METHODS,
+    RADII,
+    changed,
+    layer_sensitivity,
+    sample_run,
+    smoothed,
+    stop_early,
+    training,
+)
 from specguard.errors import ConfigError
 from specguard.records.accuracy import Accuracy
 from specguard.records.base import Json
 from specguard.records.io import rewrite_records
 from specguard.report import read_run, report, write_report
-from specguard.report.html.sections import (
-    certificate_accuracies,
-    clean_accuracy,
-    robust_accuracies,
-    subsets,
-    verdict,
-)
+from specguard.report.accuracies import certificate_accuracies, clean_accuracy, robust_accuracies
+from specguard.report.html.sections import subsets, verdict
+from specguard.report.verdict import verdict as judged
 
 HOSTILE = "\"'></script><script>alert(1)</script>\x00\u202e<b onmouseover=alert(1)>"
 
@@ -371,6 +378,113 @@ def test_smoothing_is_shown_apart_from_proofs(copy, made):
     assert '>correct within l2 0.5</th><td class="num" data-value="0.000000">0.0 %' in section
     without = page.replace(section, "").replace('<a href="#smoothing">Smoothing</a>', "")
     assert "correct within" not in without
+
+
+def test_a_verdict_and_the_next_command_come_first(copy, made):
+    page = made.html.decode()
+    sections = re.findall(r'<section id="(\w+)"', page)
+    assert sections[:2] == ["verdict", "summary"]  # there is nothing to compare a single run with
+    told = judged(read_run(copy, "a run"))
+    assert told is not None
+    shown = Elements(page[page.index('<section id="verdict">') : page.index('<section id="summary">')].encode())
+    places = [shown.text.index(text) for text in (told.headline, *told.sentences)]
+    assert places == sorted(places)
+    assert told.command is not None
+    assert shlex.split(told.command)[0] == "specguard"
+    ((_, command),) = re.findall(r"<span>(Next)</span><pre>(.*?)</pre>", page)
+    assert shlex.split(html.unescape(command))[:2] == shlex.split(told.command)[:2]
+    shutil.rmtree(copy)
+    training(copy, ["a"], 40, "plain")
+    (copy / "result.json").unlink()
+    page = Elements(report({"a": copy}).html).text
+    assert page.index("no study of it has finished") < page.index("the training has not finished")
+
+
+def test_runs_on_other_images_are_never_in_one_table_or_figure(copy, tmp_path):
+    """Of three runs two are of 40 images, and one is of 20."""
+    two = sample_run(tmp_path / "two", n=40, seed=1)
+    few = sample_run(tmp_path / "few", n=20, seed=2)
+    page = report({"a run": copy, "two": two, "few": few}).html.decode()
+    section = page[page.index('<section id="compare">') : page.index('<section id="summary">')]
+    (table,) = re.findall(r'<table class="sortable sticky" id="runs">.*?</table>', section, re.DOTALL)
+    assert "n = 40 in every cell" in table
+    assert "few" not in table
+    assert 'id="all-l2-figure_1"' in section
+    assert 'data-run="2"' not in section[: section.index("Set apart")]
+    apart = Elements(section[section.index("Set apart") :].encode()).text
+    assert "few: its l2 results are of 20 images of digits, those of other runs of 40 images of digits." in apart
+    cells = re.findall(r'<td class="num" data-value="[01]\.\d{6}">.*?</td>', table)
+    assert len(cells) == 2 * (1 + 2 * len(RADII))
+    for cell in cells:
+        assert re.search(r"\d %.*\[\d+\.\d,&nbsp;\d+\.\d\]", cell), cell
+    assert "Comparison" not in report({"a run": copy}).html.decode()
+
+
+def test_runs_that_share_nothing_are_said_to_share_nothing(copy, tmp_path):
+    few = sample_run(tmp_path / "few", n=20)
+    page = report({"a run": copy, "few": few}).html.decode()
+    section = page[page.index('<section id="compare">') : page.index('<section id="summary">')]
+    assert "<table" not in section
+    assert "<svg" not in section
+    assert "none are compared" in section
+    assert section.count("<li data-run=") == 2
+
+
+def test_a_study_of_other_images_has_a_figure_of_its_own(copy, tmp_path):
+    few = sample_run(tmp_path / "few", n=20)
+    shutil.copytree(few / "attacks" / "quick", copy / "attacks" / "few")
+    page = report({"a run": copy}).html.decode()
+    assert "l2, 40 images" in page
+    assert "l2, 20 images" in page
+    first = page[page.index('id="curve-0-l2-figure_1"') : page.index('id="curve-0-l2-1-figure_1"')]
+    assert "on 40 images" in first
+    assert "on 20 images" not in first
+
+
+def test_sentences_stand_only_where_there_is_what_they_speak_of(copy, made):
+    page = made.html.decode()
+    for text in ("shaded gap", "certified accuracy is proved", "What a certificate says", "attention rollout"):
+        assert text in page
+    shutil.rmtree(copy / "certificates")
+    shutil.rmtree(copy / "verification")
+    page = report({"a run": copy}).html.decode()
+    for text in ("shaded gap", "certified accuracy is proved", "What a certificate says"):
+        assert text not in page
+    assert "Whiskers" in page
+    shutil.rmtree(copy / "attacks")
+    page = report({"a run": copy}).html.decode()
+    for text in ("Robust accuracy is measured", "Whiskers", "attention rollout", 'id="radius"'):
+        assert text not in page
+
+
+def test_where_nothing_is_certified_the_figure_says_so(copy):
+    path = copy / "certificates" / "proofs" / "summary.json"
+    rows = json.loads(path.read_text())["radii"]
+    changed(path, radii=[row | {"certified": accuracy(0, 40)} for row in rows])
+    assert b"No image is certified at any of these radii." in report({"a run": copy}).html
+
+
+def test_smoothing_of_several_runs_is_drawn_by_images(copy, tmp_path):
+    few = sample_run(tmp_path / "few", n=20)
+    smoothed(copy / "smooth" / "quarter", 40)
+    smoothed(few / "smooth" / "quarter", 20)
+    page = report({"a run": copy, "few": few}).html.decode()
+    assert 'id="smoothing-figure_1"' in page
+    assert 'id="smoothing-1-figure_1"' in page
+    assert page.count("Each certificate fails with probability at most 0.001. Whiskers are") == 2
+
+
+def test_radii_of_smoothing_that_contradict_their_summary_are_not_drawn(copy):
+    smoothed(copy / "smooth" / "quarter", 40)
+    lines = copy / "smooth" / "quarter" / "records.jsonl"
+    records = [json.loads(line) for line in lines.read_text().splitlines()]
+    rewrite_records(lines, [record | {"radius": 0.9} if record["radius"] else record for record in records])
+    found = read_run(copy, "a")
+    assert found.smoothing[0].radii == ()
+    (problem,) = found.problems
+    assert "its certified radii do not give the accuracies of its summary" in problem
+    rewrite_records(lines, records[:-1])
+    assert "it holds 39 of 40 images" in read_run(copy, "a").problems[0]
 
 
 def test_what_rests_on_verifiers_of_others_is_said_to_and_never_counted_as_ours(copy):

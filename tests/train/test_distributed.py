@@ -80,8 +80,8 @@ def test_two_processes_hold_the_same_bits(together, name):
 
 def test_noise_that_another_process_would_draw_is_noticed(together, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECGUARD_COMMIT", "test")
-    real = adversarial._rng
-    monkeypatch.setattr(adversarial, "_rng", lambda *given: real(*given).fold(1))
+    real = adversarial.sample_rng
+    monkeypatch.setattr(adversarial, "sample_rng", lambda *given: real(*given).fold(1))
     companions.trained(tmp_path, "pgd")
     one, two = (
         store.read_checkpoint(f / "pgd", store.checkpoint_steps(f / "pgd")[-1])[0] for f in (tmp_path, together)

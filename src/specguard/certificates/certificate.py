@@ -214,7 +214,7 @@ def program_of(model: Any, images: Tensor) -> Program:
         if not is_convertible(model):
             return program(model)
         warn_of_normalization(model)
-        return program(convert_as_given(model, images.shape[1]))
+        return program(convert_as_given(model, images))
 
 
 def _resolve_methods(methods: Sequence[Method | str]) -> tuple[Method, ...]:

@@ -25,6 +25,7 @@ from specguard.certificates.layers import (
     norms,
     pooling,
     qk_norm,
+    shift,
     sll,
 )
 from specguard.certificates.node import Rule, check_magnitude
@@ -39,6 +40,7 @@ from specguard.nn import (
     ClassPool,
     ClassToken,
     CoreAttention,
+    CyclicShift,
     FirstTokens,
     GatedPositionalAttention,
     GatedUnit,
@@ -332,6 +334,7 @@ _LAYERS: tuple[tuple[type[nn.Module], Maker, tuple[type[nn.Module], ...]], ...] 
     (PatchEmbedding, affine.patch_embedding, (nn.Conv2d,)),
     (ClassToken, affine.class_token, ()),
     (Positions, affine.positions, ()),
+    (CyclicShift, shift.cyclic_shift, ()),
     (ClassPool, pooling.class_pool, ()),
     (MeanPool, pooling.mean_pool, ()),
     (LayerScale, affine.layer_scale, ()),

@@ -15,7 +15,7 @@ from specguard.checker.attention.core import core_attention
 from specguard.checker.attention.point import Attention
 from specguard.checker.attention.weights import Weights
 from specguard.checker.enclosure import Box
-from specguard.checker.layers import activations, affine, convolution, gated, norms, pooling, qk_norm
+from specguard.checker.layers import activations, affine, convolution, gated, norms, pooling, qk_norm, shift
 from specguard.checker.layers.activations import Map
 from specguard.checker.layers.sll import sll
 from specguard.checker.node import Maker, Point
@@ -29,6 +29,7 @@ from specguard.nn.settings import (
     patch_side,
     positive,
 )
+from specguard.nn.shift import grid_steps
 
 _SLOPES_TO_ONE = (nn.ReLU, nn.Tanh, own.Softplus, own.Squareplus)  # those whose slopes lie in [0, 1]
 
@@ -197,6 +198,7 @@ RULES: dict[type[nn.Module], Callable[[Any], Maker]] = {
     own.PatchEmbedding: lambda layer: _patches(layer, Box.exact(0.0), Box.exact(np.ones((1, 1, 1)))),
     own.ClassToken: lambda layer: for_tokens(0, affine.prepend_tokens(weights.shared_tokens(layer.token))),
     own.Positions: _positions,
+    own.CyclicShift: lambda layer: shift.cyclic_shift(*grid_steps(layer)),
     own.ClassPool: lambda layer: for_tokens(1, pooling.first_token),
     own.MeanPool: _mean_pool,
     own.FirstTokens: _first_tokens,

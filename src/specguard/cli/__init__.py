@@ -7,10 +7,12 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from specguard.cli.console import err, flushed_output, interruptible_afterwards, out, silence
+from specguard.cli.console import err, flushed_output, interruptible_afterwards, out, plain_warnings, silence
 from specguard.cli.verbs import OLD_FLAGS, OLD_VERBS, VERBS
 from specguard.errors import SpecGuardError
 from specguard.version import __version__
+
+_HELP = {"help_option_names": ["--help", "-h"]}
 
 
 class _Command(TyperCommand):
@@ -50,7 +52,7 @@ def _command(name: str) -> Any:
         _warn_of_old(name, OLD_VERBS[name])
         name = OLD_VERBS[name]
     verb = VERBS[name]
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=_HELP)
     with interruptible_afterwards():
         function = getattr(import_module(f"specguard.cli.{verb.module}"), f"{name}_command")
     alone.command(name, cls=_Command, epilog=f"Example: {verb.example}")(function)
@@ -65,7 +67,7 @@ def _warn_of_old(old: str, new: str) -> None:
     )
 
 
-app = typer.Typer(cls=_Verbs, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(cls=_Verbs, no_args_is_help=True, pretty_exceptions_enable=False, context_settings=_HELP)
 
 
 @app.callback(invoke_without_command=True)
@@ -85,7 +87,7 @@ def top(
 def main() -> NoReturn:
     """The entry point: an error that the user can mend is one sentence and exit code 2, never a traceback."""
     try:
-        with flushed_output():
+        with flushed_output(), plain_warnings():
             app()
     except SpecGuardError as error:
         _fail(str(error))

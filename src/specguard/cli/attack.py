@@ -60,7 +60,7 @@ def attack_command(
 
     part = chosen_shard(device.shard)
     source = load_source(run, model, data)
-    suite = _suite(options, source.model.classes)
+    suite = _suite(options, len(source.data.classes))
     balls = balls_of(source.model, options.norm, options.radii)
     split = chosen_samples(source.data, data, None)
     about = about_study(source.model, source.data, split)

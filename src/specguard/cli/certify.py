@@ -78,10 +78,12 @@ def certify_command(
         settings = replace(settings, search=False)
     part = chosen_shard(device.shard)
     source = load_source(run, model, data)
+    network = source.convertible("certify")
     split = chosen_samples(source.data, data, _IMAGES)
-    verifiers, pictures = _verifiers(options.verifier, source.model), None
+    verifiers, pictures = _verifiers(options.verifier, network), None
     if options.baseline is not None:
         _, pictures = source.of_images("certify --baseline")
+        len(pictures.train)  # data without training images is refused before the work begins
     further = [verifier.rests_on for verifier in verifiers]
     folder = study_folder(
         split,
@@ -90,11 +92,11 @@ def certify_command(
         ),
     )
     keep_freed_memory()
-    target, about = own_device(device.device), about_study(source.model, source.data, split)
+    target, about = own_device(device.device), about_study(network, source.data, split)
     err.print(f"{run} on {len(split)} images, {target}, records in {folder}", soft_wrap=True)
     with study_progress("batches") as watch:
         result = run_certify(
-            source.model,
+            network,
             split,
             folder,
             settings,

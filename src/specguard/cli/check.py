@@ -65,6 +65,7 @@ def check_command(
     count = len(claimed.records)
     data = DataOptions(data=options.data, data_root=options.data_root, verify_data=options.verify_data)
     source = load_source(options.model, elsewhere, data)
+    model = source.convertible("check")
     split = stated_samples(claimed.study.about, source.data)
     folder = source.beside(f"{count}-{settings_hash([str(records.resolve()), settings.seed])}", output.out)
     earlier = source.place / "verification"
@@ -78,10 +79,10 @@ def check_command(
     with interruptible(advice), plain_warnings(), study_bar("images") as watch:
         result, believed = run_check(
             claimed,
-            source.model,
+            model,
             split,
             folder,
-            data=about_study(source.model, source.data, split).data,
+            data=about_study(model, source.data, split).data,
             device=chosen_device(options.device),
             settings=settings,
             resume=output.resume,

@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from specguard.cli.model_name import RUNS_CODE, is_import_path
 from specguard.cli.verbs import OLD_VERBS, VERBS
 from specguard.errors import ConfigError, suggestion
 from specguard.records.files import read_file, reading
@@ -56,6 +57,8 @@ def _defaults(context: typer.Context, entries: dict[str, Any], path: str) -> dic
             raise ConfigError(f"{path}: {context.info_name} has no option {name!r}{advice}")
         if parameter.name in found:
             raise ConfigError(f"{path} names the option {parameter.name!r} twice")
+        if parameter.name == "model" and is_import_path(value):
+            raise ConfigError(f"{path} names the model {value}, {RUNS_CODE}")
         listed, flag = parameter.multiple, getattr(parameter, "is_flag", False)
         if isinstance(value, list) is not listed and isinstance(value, list):
             raise ConfigError(f"{path}: {name} takes one value, not a list")

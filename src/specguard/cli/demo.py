@@ -18,7 +18,7 @@ class DemoOptions(Options, frozen=True):
 
 @command
 def demo_command(options: Annotated[DemoOptions, "Demo"]) -> None:
-    """Train ViTs on real digits, attack them, analyze their blocks, certify one, and write a report of it all."""
+    """Train three models on real digits, attack and certify them under one threat, and write a report."""
     from specguard.demo import demo
 
     run, epochs = options.run, options.epochs

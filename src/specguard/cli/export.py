@@ -42,7 +42,7 @@ def export_lines(record: ExportRecord, file: Path) -> list[str]:
             [] if numbers is None else [f"its model takes pixels in [0, 1], and normalizes them with {numbers}"]
         )
         return ["checked: loaded into a new model, it is the same function as the run's", *inside]
-    given = "".join(f", {name}={value}" for name, value in record.timm.options.items())
+    given = "".join(f", {name}={value!r}" for name, value in record.timm.options.items())
     lines = [
         "checked: loaded into a new model of timm, it gives the run's logits",
         f"timm.create_model({record.timm.name!r}{given}, checkpoint_path={str(file)!r})",

@@ -1,17 +1,19 @@
 """Groups of options that several commands share."""
 
 from pathlib import Path
-from typing import Annotated, Literal, cast, get_args
+from typing import Annotated
 
 import typer
 
 from specguard.cli.options import Options
 from specguard.records.base import setting
 
-Kind = Literal["timm", "torchvision", "hf"]  # of libraries that models come from
 DATA = ("digits", "cifar10", "cifar100", "svhn", "mnist", "fashion_mnist", "folder", "sst2")
-DATA_HELP = f"data set: {', '.join(DATA)}, or a folder of images itself, with `train` and `val`"
-RUN_HELP = "directory of a finished training run, or a model: timm:NAME, torchvision:NAME, hf:FOLDER"
+DATA_HELP = f"data set: {', '.join(DATA)}, or a folder of images itself, with `val` (and `train`, for training)"
+RUN_HELP = (
+    "directory of a finished training run, or a model: timm:NAME, torchvision:NAME, hf:FOLDER, a name from "
+    "`specguard models` with --weights, a file that `specguard export` wrote, or package.module:function"
+)
 IMAGES, DEVICE, OUTPUT, ELSEWHERE = "Images", "Computation", "Output", "Models from elsewhere"
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
@@ -35,9 +37,11 @@ class DataOptions(Options, frozen=True):
 class ModelOptions(Options, frozen=True):
     """What a model from elsewhere needs to be loaded."""
 
-    weights: Annotated[
-        Path | None, setting(".safetensors or .pt file with the weights of timm:NAME or torchvision:NAME")
-    ] = None
+    weights: Annotated[Path | None, setting(".safetensors or .pt file with the weights of the model")] = None
+    model_arg: Annotated[
+        tuple[str, ...],
+        setting("argument of the model's constructor, as patch_size=4; several with commas", "--model-arg"),
+    ] = ()
     classes: Annotated[int | None, setting("number of classes", ge=1)] = None
     image_size: Annotated[int | None, setting("size of the images that the model takes, in pixels", ge=1)] = None
     mean: Annotated[str | None, setting("mean of its pixels in [0, 1], per channel, with commas")] = None
@@ -69,9 +73,3 @@ MODEL_DEFAULTS = {
 DEVICE_DEFAULTS = {"shard": "as torchrun says"}
 ModelGroup = Annotated[ModelOptions, ELSEWHERE, MODEL_DEFAULTS]
 DeviceGroup = Annotated[DeviceOptions, DEVICE, DEVICE_DEFAULTS]
-
-
-def source_kind(name: str) -> Kind | None:
-    """The library that a model's name begins with; None for a run or a preset."""
-    prefix, colon, _ = name.partition(":")
-    return cast(Kind, prefix) if colon and prefix in get_args(Kind) else None

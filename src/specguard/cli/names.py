@@ -60,6 +60,11 @@ def run_data(run: Path, model: Classifier, name: str | None, root: Path | None, 
                 raise RunError(f"the data is not what {run} was trained on; name it with --data if this is meant")
     else:
         found = _taken(run, model, name, used_root(root, name), verify)
+    return fitting_data(found, model)
+
+
+def fitting_data(found: AnyData, model: Classifier) -> AnyData:
+    """The data, if the model takes its inputs and has its classes."""
     if found.shape != model.shape or len(found.classes) != model.classes:
         raise ConfigError(
             f"{found.name} has {len(found.classes)} classes of inputs of shape {found.shape}, "

@@ -3,17 +3,20 @@
 from typing import Any
 
 from specguard.cli.options import number
-from specguard.cli.train_needs import ATTACKING
+from specguard.cli.train_needs import ATTACKING, NOISY
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.train import (
     EMMA,
     LA,
+    MART,
     NFGSM,
     TRADES,
     Certified,
+    Consistency,
     CrossEntropy,
     InputGradient,
+    NoiseTraining,
     Objective,
     PGDTraining,
     Validation,
@@ -30,6 +33,8 @@ def _plain_objective(o: dict[str, Any]) -> Objective:
     smoothing, name = o["label_smoothing"], o["objective"]
     if name == "standard":
         return CrossEntropy(smoothing)
+    if name in NOISY:
+        return _noise_objective(o, smoothing)
     radius, ramp = number(o["radius"], "--radius"), o["ramp"]
     if name not in ATTACKING:
         if o["norm"] != "l2":
@@ -46,9 +51,17 @@ def _plain_objective(o: dict[str, Any]) -> Objective:
         return NFGSM(ball, ramp=ramp, label_smoothing=smoothing)
     steps = o["inner_steps"]
     size = None if o["inner_step_size"] is None else number(o["inner_step_size"], "--inner-step-size")
-    if name == "trades":
-        return TRADES(ball, o["beta"], steps, size, ramp, smoothing)
+    beta = {} if o["beta"] is None else {"beta": o["beta"]}
+    if name in ("trades", "mart"):
+        kind = TRADES if name == "trades" else MART
+        return kind(ball, **beta, steps=steps, step_size=size, ramp=ramp, label_smoothing=smoothing)
     return PGDTraining(ball, steps, size, ramp, o["clean_fraction"], smoothing)
+
+
+def _noise_objective(o: dict[str, Any], smoothing: float) -> Objective:
+    if o["objective"] == "noise":
+        return NoiseTraining(o["sigma"], smoothing)
+    return Consistency(o["sigma"], o["noisy_copies"], o["consistency"], o["entropy"], smoothing)
 
 
 def named_validation(o: dict[str, Any]) -> Validation | None:

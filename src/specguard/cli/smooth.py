@@ -44,7 +44,7 @@ def smooth_command(
 
     part = chosen_shard(device.shard)
     source = load_source(run, model, data)
-    network, loaded = source.of_images("smooth")
+    network, loaded = source.any_of_images("smooth")
     split = chosen_samples(loaded, data, _IMAGES)
     assert isinstance(split, Dataset)
     folder = study_folder(

@@ -5,24 +5,22 @@
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 from msgspec.structs import asdict
+from msgspec.structs import replace as replace_options
 
-from specguard.cli.console import err
-from specguard.cli.groups import DataOptions, ModelOptions, source_kind
-from specguard.cli.names import folder_within, named_data, run_data, used_root
-from specguard.cli.options import number
+from specguard.cli.function import imported_model
+from specguard.cli.groups import DataOptions, ModelOptions
+from specguard.cli.imported_run import check_named, imported_run
+from specguard.cli.library_model import library_model
+from specguard.cli.model_name import check_import_path, form_of, near_name
+from specguard.cli.names import folder_within, run_data
+from specguard.cli.own_model import file_model, preset_model
 from specguard.data import AnyData, Data, Text
 from specguard.errors import ConfigError, RunError
-from specguard.models import ModelSource, from_run
-from specguard.models.embedding import IMAGENET_MEAN, IMAGENET_STD
-from specguard.models.load import Fitted
-from specguard.models.pretrained import huggingface_config, huggingface_statistics
-from specguard.models.source import Kind, native_size
-from specguard.models.zoo import timm_statistics
+from specguard.models import Wrapped, from_run
 from specguard.nn import Classifier, Network, TextEncoder, ViT, weights_fingerprint
 from specguard.records import io
 from specguard.records.files import check_below, checks_beside
@@ -34,18 +32,35 @@ class Source:
 
     label: str
     architecture: str
-    model: Classifier
+    model: Classifier | Wrapped
     data: AnyData
     place: Path
     run: Path | None  # None for a model that is no run
+    refusal: str | None = None  # why a model of the user's own could not be converted
+
+    def convertible(self, verb: str) -> Classifier:
+        """The model, whose layers have rules; one that could not be converted is only attacked and smoothed."""
+        if isinstance(self.model, Wrapped):
+            raise ConfigError(
+                f"specguard {verb} takes models of known layers, and {self.label} cannot be converted: "
+                f"{self.refusal}; attack and smooth take it as it is"
+            )
+        return self.model
 
     def of_images(self, verb: str) -> tuple[ViT | Network, Data]:
         """The model and its data, where they are of images; a command that does not support text says so."""
-        if isinstance(self.model, TextEncoder) or isinstance(self.data, Text):
+        model = self.convertible(verb)
+        if isinstance(model, TextEncoder) or isinstance(self.data, Text):
             raise ConfigError(
                 f"specguard {verb} takes models of images; attack and certify also take models of text"
             )
-        return self.model, self.data
+        return model, self.data
+
+    def any_of_images(self, verb: str) -> tuple[ViT | Network | Wrapped, Data]:
+        """The same, also where the model could not be converted."""
+        if isinstance(self.model, Wrapped) and isinstance(self.data, Data):
+            return self.model, self.data
+        return self.of_images(verb)
 
     def folder(self, default: str, chosen: str | None, within: str = ".") -> Path:
         """Where results go: a folder within a run that no link leads out of; for any other model, any folder."""
@@ -74,138 +89,62 @@ def any_folder(chosen: str) -> Path:
 
 def load_source(name: str, options: ModelOptions, data: DataOptions) -> Source:
     """The model of a run or from elsewhere, in eval mode, with its data."""
-    if source_kind(name) is None:
-        run = Path(name)
-        _refuse(options, "a run directory")
-        if not any(os.path.lexists(run / file) for file in ("model.json", "run.json", "model.safetensors")):
-            raise RunError(
-                f"{name} is no training run: it has no model.json; other models are named timm:NAME, "
-                "torchvision:NAME or hf:FOLDER"
-            )
-        model = from_run(run)
-        loaded = run_data(run, model, data.data, data.data_root, data.verify_data)
-        return Source(run.resolve().name, _trained_name(run), model, loaded, run, run)
+    form = form_of(name)
+    if form == "run":
+        return _of_run(name, options, data)
+    if form == "function" and options.weights is not None and os.path.isdir(options.weights):
+        return _of_imported_run(name, options, data)
     if data.data is None:
         raise ConfigError(f"{name} does not say what data it is for; name it with --data")
-    weights = _weights(name, options)
-    if weights is None:
-        raise ConfigError(f"{name} needs --weights, a file with its weights")
-    source, loaded = _source_and_data(name, options, data.data, data.data_root, data.verify_data)
-    network, fitted = source.loaded(weights, resize=options.image_size is not None)
-    _report_changes(fitted, source.classes)
-    where = Path("runs") / f"{source.kind}-{source.name}-{weights_fingerprint(network)[:8]}"
-    return Source(name, source.name, network, loaded, where, None)
+    if form == "library":
+        source, network, loaded = library_model(name, options, data)
+        return _from_elsewhere(name, source.name, f"{source.kind}-{source.name}", network, loaded)
+    if form == "function":
+        found = imported_model(name, options, data)
+        place = name.replace(":", ".")
+        return replace(_from_elsewhere(name, name, place, found.model, found.data), refusal=found.refusal)
+    if form == "preset":
+        model, pictures = preset_model(name, options, data)
+        return _from_elsewhere(name, name, name, model, pictures)
+    architecture, model, pictures = file_model(name, options, data)
+    return _from_elsewhere(name, architecture, Path(name).stem, model, pictures)
 
 
-def new_network(
-    name: str, options: ModelOptions, data: str, data_root: Path | None, verify_data: bool, seed: int
-) -> tuple[Network, Data]:
-    """A network to train, from weights or fresh from the seed, and the data."""
-    source, loaded = _source_and_data(name, options, data, data_root, verify_data, trained=True)
-    weights = _weights(name, options)
-    if weights is None:
-        return source.fresh(seed), loaded
-    network, fitted = source.loaded(weights, seed, new_head=True, resize=options.image_size is not None)
-    _report_changes(fitted, source.classes)
-    return network, loaded
+def _of_imported_run(name: str, options: ModelOptions, data: DataOptions) -> Source:
+    run = Path(options.weights or ".")
+    _refuse(replace_options(options, weights=None, model_arg=()), "the weights of a run")
+    model = imported_run(name, run, options.model_arg)
+    loaded = run_data(run, model, data.data, data.data_root, data.verify_data)
+    return Source(run.resolve().name, name, model, loaded, run, run)
 
 
-def _source_and_data(
-    name: str,
-    options: ModelOptions,
-    data: str,
-    data_root: Path | None,
-    verify_data: bool,
-    trained: bool = False,
-) -> tuple[ModelSource, Data]:
-    """Where a model comes from, made for this data: images of a fixed size are resized within the model."""
-    kind, rest = cast(Kind, name.partition(":")[0]), name.partition(":")[2]
-    config = huggingface_config(Path(rest)) if kind == "hf" else None
-    size = options.image_size or native_size(kind, rest, config)
-    loaded = named_data(data, used_root(data_root, data), verify_data, size)
-    channels, pixels, width = loaded.shape
-    if pixels != width:
-        raise ConfigError(f"{loaded.name} has images of {pixels} x {width}, and models take square ones")
-    statistics = _statistics(options, channels) or _library_statistics(kind, rest, channels)
-    if statistics is None and trained:
-        statistics = loaded.pixel_statistics()
-    if statistics is None:
-        raise ConfigError(
-            f"{name} is normalized for another number of channels than the {channels} of {loaded.name}: "
-            "give --mean and --std"
+def _of_run(name: str, options: ModelOptions, data: DataOptions) -> Source:
+    run = Path(name)
+    check_import_path(name)
+    _refuse(options, "a run directory")
+    if not any(os.path.lexists(run / file) for file in ("model.json", "run.json", "model.safetensors")):
+        raise RunError(
+            f"{name} is no training run: it has no model.json; other models are named timm:NAME, "
+            f"torchvision:NAME, hf:FOLDER or package.module:function{near_name(name)}"
         )
-    source = ModelSource(
-        kind,
-        rest if config is None else str(config["model_type"]),
-        options.classes or len(loaded.classes),
-        channels,
-        size,
-        *statistics,
-        None if pixels == size else pixels,
-        config,
-    )
-    if source.classes != len(loaded.classes):
-        raise ConfigError(f"{loaded.name} has {len(loaded.classes)} classes, but the model {source.classes}")
-    return source, loaded
+    check_named(run)
+    model = from_run(run)
+    loaded = run_data(run, model, data.data, data.data_root, data.verify_data)
+    return Source(run.resolve().name, _trained_name(run), model, loaded, run, run)
 
 
-def _report_changes(fitted: Fitted, classes: int) -> None:
-    """Say what was changed in the weights so that they fit."""
-    if fitted.new_head:
-        err.print(
-            f"the head is new, for {classes} classes, and drawn from the seed; the weights have none for them",
-            soft_wrap=True,
-        )
-    if fitted.sizes is not None:
-        old, new = fitted.sizes
-        err.print(f"positions are resized, from images of size {old} to {new}", soft_wrap=True)
-
-
-def _weights(name: str, options: ModelOptions) -> Path | None:
-    kind, _, folder = name.partition(":")
-    if kind == "hf" and options.weights is not None:
-        raise ConfigError(f"the weights of {name} are those in its folder; --weights has no effect on it")
-    if kind == "hf":
-        return Path(folder)
-    return options.weights
+def _from_elsewhere(name: str, architecture: str, place: str, model: Classifier | Wrapped, data: AnyData) -> Source:
+    """A model that is no run: its results go to a folder that is named after it and its weights."""
+    folder = Path("runs") / f"{place}-{weights_fingerprint(model)[:8]}"
+    return Source(name, architecture, model, data, folder, None)
 
 
 def _refuse(options: ModelOptions, what: str) -> None:
     """Refuse options where they would have no effect."""
     for name, value in asdict(options).items():
-        if value is not None:
+        if value not in (None, ()):
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} is for models such as timm:NAME and has no effect on {what}")
-
-
-def _statistics(options: ModelOptions, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Mean and std as given; None where they are not."""
-    if (options.mean is None) != (options.std is None):
-        raise ConfigError("--mean and --std belong together: give both or neither")
-    if options.mean is None or options.std is None:
-        return None
-    mean, std = (
-        tuple(number(word.strip(), flag) for word in text.split(","))
-        for text, flag in ((options.mean, "--mean"), (options.std, "--std"))
-    )
-    return _per_channel(mean, channels), _per_channel(std, channels)
-
-
-def _library_statistics(kind: Kind, name: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Mean and std as the library has them; None where they are for another number of channels."""
-    if kind == "hf":
-        found = huggingface_statistics(Path(name)) or ((0.5,), (0.5,))
-    elif kind == "torchvision":
-        found = IMAGENET_MEAN, IMAGENET_STD
-    else:
-        found = timm_statistics(name)
-    both = tuple(_per_channel(numbers, channels) for numbers in found)
-    return (both[0], both[1]) if all(len(numbers) == channels for numbers in both) else None
-
-
-def _per_channel(numbers: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """One number serves all channels."""
-    return numbers * channels if len(numbers) == 1 else numbers
 
 
 def _trained_name(run: Path) -> str:

@@ -18,8 +18,8 @@ from specguard.cli.groups import (
     DeviceGroup,
     ModelGroup,
     ModelOptions,
-    source_kind,
 )
+from specguard.cli.model_name import form_of
 from specguard.cli.options import Options, command
 from specguard.errors import ConfigError
 from specguard.records.base import About, setting
@@ -122,7 +122,7 @@ def _studies(
     from specguard.models import untrained
     from specguard.studies import about_study
 
-    elsewhere = [run for run in runs if source_kind(run) is not None]
+    elsewhere = [run for run in runs if form_of(run) != "run"]
     if len(elsewhere) > 1:
         raise ConfigError("at most one model from elsewhere can be analyzed at a time, beside any number of runs")
     studies = []

@@ -7,7 +7,9 @@ from specguard.cli.groups import DATA_HELP
 from specguard.cli.options import Options
 from specguard.records.base import Norm, setting
 
-ObjectiveName = Literal["standard", "pgd", "trades", "nfgsm", "emma", "la", "certified"]
+ObjectiveName = Literal[
+    "standard", "pgd", "trades", "mart", "nfgsm", "emma", "la", "certified", "noise", "consistency"
+]
 
 
 class RunOptions(Options, frozen=True):
@@ -16,11 +18,18 @@ class RunOptions(Options, frozen=True):
     # torchrun takes --run for an abbreviation of an option of its own
     run: Annotated[Path, setting("directory of the run; under torchrun, --run-dir", "--run", "--run-dir")]
     resume: Annotated[bool, setting("continue the run; options not given are the stored ones", "--resume")] = False
+    recipe: Annotated[
+        str | None,
+        setting(
+            "options for a purpose, printed: robust-finetune, certifiable, smoothing; those given take precedence"
+        ),
+    ] = None
     device: Annotated[str, setting("auto, cpu, cuda or cuda:N")] = "auto"
     seed: Annotated[int, setting("seed of all random numbers")] = 0
     checkpoint_steps: Annotated[
         int | None, setting("write a checkpoint also every N steps within an epoch", ge=1)
     ] = None
+    tensorboard: Annotated[bool, setting("write the metrics as an event file of TensorBoard too")] = False
 
 
 class ModelAndDataOptions(Options, frozen=True):
@@ -49,6 +58,9 @@ class OptimizationOptions(Options, frozen=True):
     warmup: Annotated[float, setting("epochs of linear warm-up (cosine)")] = 5.0
     sam: Annotated[float | None, setting("rho of sharpness-aware minimization")] = None
     sam_adaptive: Annotated[bool, setting("measure rho relative to the weights")] = False
+    awp: Annotated[float | None, setting("gamma of adversarial weight perturbation (pgd, trades, mart, nfgsm)")] = (
+        None
+    )
     ema: Annotated[float | None, setting("decay of averaged weights, which then are the result")] = None
     clip: Annotated[float, setting("largest norm of the gradient; 0 for no clipping")] = 1.0
     label_smoothing: Annotated[float, setting("fraction of the target spread over all classes")] = 0.0
@@ -64,11 +76,11 @@ class AdversarialOptions(Options, frozen=True):
     objective: Annotated[ObjectiveName, setting("training objective")] = "standard"
     norm: Annotated[Norm, setting("norm of the perturbations")] = "linf"
     radius: Annotated[str, setting("their radius, in pixels of [0, 1]")] = "8/255"
-    inner_steps: Annotated[int, setting("steps of the inner attack (pgd, trades)", ge=1)] = 10
+    inner_steps: Annotated[int, setting("steps of the inner attack (pgd, trades, mart)", ge=1)] = 10
     inner_step_size: Annotated[str | None, setting("its step size, in pixels of [0, 1]")] = None
     ramp: Annotated[float, setting("epochs over which the radius grows linearly")] = 5.0
     clean_fraction: Annotated[float, setting("fraction of a batch that is not attacked (pgd)")] = 0.0
-    beta: Annotated[float, setting("weight of the divergence (trades)")] = 6.0
+    beta: Annotated[float | None, setting("weight of the divergence (trades, mart)")] = None
     lipschitz: Annotated[
         str,
         setting("Lipschitz constant of all layers before the head, or `local` for T1 at every image (emma, la)"),
@@ -80,6 +92,17 @@ class AdversarialOptions(Options, frozen=True):
     validate: Annotated[
         int, setting("training images held out and attacked every epoch to select the best weights", ge=0)
     ] = 0
+
+
+class NoiseOptions(Options, frozen=True):
+    """How a model is trained for `specguard smooth`."""
+
+    sigma: Annotated[float, setting("standard deviation of the noise, in pixels (noise, consistency)")] = 0.25
+    noisy_copies: Annotated[int, setting("noisy copies of every image (consistency)", ge=2)] = 2
+    consistency: Annotated[
+        float, setting("weight of the divergence of their predictions from the mean (consistency)")
+    ] = 10.0
+    entropy: Annotated[float, setting("weight of the entropy of the mean (consistency)")] = 0.5
 
 
 class PenaltyOptions(Options, frozen=True):

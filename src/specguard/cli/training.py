@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,16 +11,19 @@ from typing import Any, TypeVar
 import torch
 
 from specguard.cli.console import err, interruptible, out, plain_warnings, progress_bar
-from specguard.cli.groups import ModelOptions, source_kind
+from specguard.cli.function import imported_model
+from specguard.cli.groups import DataOptions, ModelOptions
 from specguard.cli.launch import launched, own_device
+from specguard.cli.library_model import new_network
+from specguard.cli.model_name import form_of, source_kind
 from specguard.cli.names import named_data, run_data
 from specguard.cli.objectives import named_objective, named_validation
 from specguard.cli.options import options_of
-from specguard.cli.source import new_network
 from specguard.cli.text import changed_fields, new_text
 from specguard.cli.warm_start import earlier_run
 from specguard.data import AnyData, Augmentation
-from specguard.models import warm_start
+from specguard.errors import ConfigError
+from specguard.models import Wrapped, warm_start
 from specguard.models.warm_start import begun_model
 from specguard.nn import (
     CERTIFIABLE,
@@ -36,14 +40,14 @@ from specguard.penalties import MSVP, SingularValuePenalty, SpectralNorm
 from specguard.records.io import read_record
 from specguard.records.store import checkpoint_steps, derived_seed
 from specguard.records.training import Origin, TrainingSettings
-from specguard.train import SAM, SGD, AdamW, Cosine, OneCycle, Training, train
+from specguard.train import AWP, SAM, SGD, AdamW, Cosine, EventFile, OneCycle, Progress, Training, train
 from specguard.train.distributed import ALONE, joined
 
 Config = TypeVar("Config", ViTConfig, CertifiableConfig)
 _FROM_DATA = ("classes", "channels", "mean", "std")
 
 
-def run_training(run: Path, resume: bool, o: dict[str, Any]) -> None:
+def run_training(run: Path, resume: bool, o: dict[str, Any], notes: tuple[str, ...] = ()) -> None:
     device, launch = own_device(o["device"]), launched()
     training = _training(o)
     model, data, origin = _beginning(o, derived_seed(training.seed, "weights"), run, resume)
@@ -54,15 +58,32 @@ def run_training(run: Path, resume: bool, o: dict[str, Any]) -> None:
         for context in (interruptible(advice), plain_warnings()):
             stack.enter_context(context)
         distributed = ALONE if launch is None else stack.enter_context(joined(launch.rank, launch.count, device))
+        events: EventFile | None = None
         told: dict[str, Any] = {"distributed": distributed, "origin": origin}
         if distributed.is_main:
             what = o["model"] if origin is None else f"{o['model']}, trained in {o['weights']},"
+            for note in notes:
+                err.print(note, soft_wrap=True)
             err.print(f"{what} on {data.name}, {device}, run directory {run}", markup=False, soft_wrap=True)
-            told["watch"] = stack.enter_context(progress_bar())
+            told["watch"] = bar = stack.enter_context(progress_bar())
+            if o["tensorboard"]:
+                events = EventFile(run)
+                stack.callback(events.close)
+                told["watch"] = _each(bar, events)
         result = train(model, data, run, training, device=device, resume=resume, arguments=arguments, **told)
+        if events is not None:
+            events.update()  # also where the run was finished already
     if distributed.is_main:
         out.print(f"test accuracy {result.test_accuracy}", markup=False)
         out.print(f"result in {run / 'result.json'}", markup=False, soft_wrap=True)
+
+
+def _each(*watchers: Callable[[Progress], None]) -> Callable[[Progress], None]:
+    def watch(progress: Progress) -> None:
+        for watcher in watchers:
+            watcher(progress)
+
+    return watch
 
 
 def _beginning(o: dict[str, Any], seed: int, run: Path, resume: bool) -> tuple[Classifier, AnyData, Origin | None]:
@@ -88,6 +109,8 @@ def _model_and_data(o: dict[str, Any], seed: int) -> tuple[Classifier, AnyData]:
     if source_kind(o["model"]) is not None:
         given = ModelOptions(**{name: o[name] for name in options_of(ModelOptions)})
         return new_network(o["model"], given, o["data"], o["data_root"], o["verify_data"], seed)
+    if form_of(o["model"]) in ("function", "file"):
+        return _imported(o, seed)
     if o["model"] in TEXT_PRESETS:
         return new_text(o["model"], o["set_"], o["data"], o["data_root"], seed)
     generator = torch.Generator().manual_seed(seed)
@@ -107,6 +130,21 @@ def _model_and_data(o: dict[str, Any], seed: int) -> tuple[Classifier, AnyData]:
     return ViT(config, generator), data
 
 
+def _imported(o: dict[str, Any], seed: int) -> tuple[Classifier, AnyData]:
+    """A model that a function of the user makes, if it can be converted."""
+    name = o["model"]
+    if form_of(name) == "file":
+        raise ConfigError(f"{name} is a file; to train its weights, name the architecture too: --weights {name}")
+    given = ModelOptions(**{key: o[key] for key in options_of(ModelOptions)})
+    data = DataOptions(data=o["data"], data_root=o["data_root"], verify_data=o["verify_data"])
+    found = imported_model(name, given, data, seed)
+    if isinstance(found.model, Wrapped):
+        raise ConfigError(
+            f"specguard train takes models of known layers, and {name} cannot be converted: {found.refusal}"
+        )
+    return found.model, found.data
+
+
 def _training(o: dict[str, Any]) -> Training:
     rates = {k: o[k] for k in ("lr", "weight_decay") if o[k] is not None}
     optimizer = SGD(momentum=o["momentum"], **rates) if o["optimizer"] == "sgd" else AdamW(**rates)
@@ -121,6 +159,7 @@ def _training(o: dict[str, Any]) -> Training:
         optimizer=optimizer,
         schedule=Cosine(o["warmup"]) if o["schedule"] == "cosine" else OneCycle(),
         sam=SAM(o["sam"], o["sam_adaptive"]) if o["sam"] is not None else None,
+        awp=AWP(o["awp"]) if o["awp"] is not None else None,
         augmentation=Augmentation(
             o["crop"], o["flip"], o["jitter"], o["hue"], o["mixup"], o["cutmix"], o["mix_probability"]
         ),

@@ -4,12 +4,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from specguard.cli.groups import source_kind
-from specguard.cli.models import model_table
+from specguard.cli.model_name import RUNS_CODE, form_of, is_import_path, preset_names, source_kind
 from specguard.cli.options import Given
 from specguard.errors import ConfigError, RunError
 
-_OF_MODEL = ("model", "set_", "classes", "image_size", "mean", "std")
+_OF_MODEL = ("model", "set_", "model_arg", "classes", "image_size", "mean", "std")
 _OF_DATA = ("data", "data_root", "verify_data")
 _UNNAMED = "ViT"  # the name of a model that was trained from Python
 
@@ -28,7 +27,7 @@ def earlier_run(options: dict[str, Any]) -> Path | None:
     run: Path | None = options["weights"]
     if run is None or os.path.isfile(run):
         return None
-    if source_kind(options["model"]) is not None and not os.path.isdir(run):
+    if form_of(options["model"]) in ("library", "function") and not os.path.isdir(run):
         return None  # a file that is missing
     if not os.path.lexists(run / "model.json"):
         begun = "is not finished" if os.path.lexists(run / "run.json") else "is no training run"
@@ -38,8 +37,14 @@ def earlier_run(options: dict[str, Any]) -> Path | None:
 
 def inherited(run: Path, stored: dict[str, Any], options: dict[str, Any], given: Given) -> dict[str, Any]:
     """The options with those that `run` had for its model, which cannot be changed, and for its data."""
+    if is_import_path(stored.get("model")):
+        raise RunError(
+            f"{run} was trained from {stored['model']}, {RUNS_CODE}; such a run is not trained further: "
+            "load its weights in the function itself"
+        )
     model = {name: stored.get(name) for name in _OF_MODEL}
     model |= {"model": stored.get("model", _UNNAMED), "set_": stored.get("set_", ())}
+    model |= {"model_arg": stored.get("model_arg", ())}
     if changed := [name for name in _OF_MODEL if name in given and options[name] != model[name]]:
         flag = f"--{changed[0].strip('_').replace('_', '-')}"
         raise ConfigError(f"{flag} cannot change the model of {run}, which is trained further as it is")
@@ -52,6 +57,6 @@ def inherited(run: Path, stored: dict[str, Any], options: dict[str, Any], given:
 
 def _is_run(name: str) -> bool:
     """Whether the name of a model means a run: it is no known name, and a folder or written as a path."""
-    if source_kind(name) is not None or name in {row.name for row in model_table()}:
+    if source_kind(name) is not None or name in preset_names() or is_import_path(name):
         return False
-    return os.path.isdir(name) or os.sep in name
+    return os.path.isdir(name) or (os.sep in name and not os.path.isfile(name))

@@ -1,6 +1,5 @@
 """CIFAR-10 and CIFAR-100 in the layout of their official Python archives."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +7,7 @@ import torch
 
 from specguard.data.dataset import Data, Dataset
 from specguard.data.files import read_verified
+from specguard.data.root import unpacked
 from specguard.data.unpickle import read_pickle
 from specguard.errors import DataError
 
@@ -43,10 +43,9 @@ def cifar10(root: Path | str, verify: bool = True) -> Data:
         10000
         >>> cifar10(Path("nowhere"))
         Traceback (most recent call last):
-        specguard.errors.DataError: the data file nowhere/data_batch_1 does not exist
+        specguard.errors.DataError: the data folder must hold cifar-10-batches-py, but nowhere does not exist
     """
-    root = Path(root)
-    folder = _folder(root, "cifar-10-batches-py")
+    folder = unpacked(Path(root), "cifar-10-batches-py", "data_batch_1", "cifar-10-python.tar.gz")
     return Data(
         "cifar10",
         _split(folder, _TRAIN_10, "labels", verify),
@@ -72,20 +71,15 @@ def cifar100(root: Path | str, verify: bool = True) -> Data:
         100
         >>> cifar100(Path("nowhere"))
         Traceback (most recent call last):
-        specguard.errors.DataError: the data file nowhere/train does not exist
+        specguard.errors.DataError: the data folder must hold cifar-100-python, but nowhere does not exist
     """
-    root = Path(root)
-    folder = _folder(root, "cifar-100-python")
+    folder = unpacked(Path(root), "cifar-100-python", "train", "cifar-100-python.tar.gz")
     return Data(
         "cifar100",
         _split(folder, _TRAIN_100, "fine_labels", verify),
         _split(folder, _TEST_100, "fine_labels", verify),
         _names(folder, *_META_100, "fine_label_names", verify),
     )
-
-
-def _folder(root: Path, name: str) -> Path:
-    return root / name if os.path.isdir(root / name) else root
 
 
 def _split(folder: Path, files: dict[str, str], key: str, verify: bool) -> Dataset:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64, Shaped
@@ -89,13 +90,43 @@ class Dataset:
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
 
+class AbsentSplit(Dataset):
+    """A split that a data set does not have: whatever asks for its images is told so in one sentence.
+
+    Args:
+        where: The folder in which it is expected.
+
+    Example:
+        >>> from specguard.data.dataset import AbsentSplit
+        >>> len(AbsentSplit("photos/train"))
+        Traceback (most recent call last):
+        specguard.errors.DataError: there are no training images: the folder photos/train does not exist
+    """
+
+    where: object
+
+    def __init__(self, where: object) -> None:
+        object.__setattr__(self, "where", where)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("images", "labels"):
+            raise DataError(f"there are no training images: the folder {self.where} does not exist")
+        return super().__getattribute__(name)
+
+    def __repr__(self) -> str:
+        return f"AbsentSplit({str(self.where)!r})"
+
+    def to(self, device: torch.device) -> "Dataset":
+        return self
+
+
 @dataclass(frozen=True)
 class Data:
     """A named training and test split of images.
 
     Args:
         name: of the data set
-        train: training split
+        train: training split; an `AbsentSplit` where there are images only to attack and to certify
         test: test split, with images of the same shape
         classes: names of the classes
         by_class: images are sorted by class, so that `take` selects a stratified subset
@@ -116,17 +147,22 @@ class Data:
     by_class: bool = False
 
     def __post_init__(self) -> None:
-        if self.train.images.shape[1:] != self.test.images.shape[1:]:
+        if len({split.images.shape[1:] for split in self._splits}) != 1:
             raise DataError(f"{self.name}: training and test images differ in shape")
-        for split in (self.train, self.test):
+        for split in self._splits:
             low, high = split.labels.aminmax()
             if low < 0 or high >= len(self.classes):
                 raise DataError(f"{self.name}: labels must lie in 0..{len(self.classes) - 1}")
 
     @property
+    def _splits(self) -> tuple[Dataset, ...]:
+        """The splits that have images."""
+        return (self.test,) if isinstance(self.train, AbsentSplit) else (self.train, self.test)
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of every image."""
-        channels, height, width = self.train.images.shape[1:]
+        channels, height, width = self.test.images.shape[1:]
         return channels, height, width
 
     def take(self, count: int, *, first: bool = False, seed: int = 0) -> Dataset:
@@ -170,7 +206,7 @@ class Data:
     def fingerprint(self) -> str:
         """SHA-256 over shapes, pixels and labels of both splits; for images on the disk see `LazyImages.digest`."""
         digest = hashlib.sha256()
-        for split in (self.train, self.test):
+        for split in self._splits:
             for tensor in (split.images, split.labels):
                 if isinstance(tensor, LazyImages):
                     digest.update(tensor.digest())

@@ -16,6 +16,7 @@ from specguard.models.timm import from_timm
 from specguard.models.timm_weights import timm_weights
 from specguard.models.torchvision import from_torchvision
 from specguard.models.warm_start import WarmStart, warm_start
+from specguard.models.weight_file import WeightFile, model_of_file, read_weight_file
 from specguard.models.wrapped import Wrapped
 from specguard.models.zoo import timm_model
 
@@ -25,6 +26,7 @@ __all__ = [
     "Pair",
     "View",
     "WarmStart",
+    "WeightFile",
     "Wrapped",
     "attention_weights",
     "check_equal",
@@ -35,6 +37,8 @@ __all__ = [
     "from_timm",
     "from_torchvision",
     "load_weights",
+    "model_of_file",
+    "read_weight_file",
     "register_converter",
     "timm_model",
     "timm_weights",

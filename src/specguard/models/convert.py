@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from specguard.errors import ConfigError
 from specguard.models import huggingface, timm, torchvision
-from specguard.models.equality import TOLERANCE, View, compare
+from specguard.models.equality import TOLERANCE, View, check_same, compare
 from specguard.models.layers import Part
 from specguard.models.original import dtype_of, plain_copy
+from specguard.models.wrapped import logits_of
 from specguard.nn import Network
 
 Converter = Callable[..., Network]
@@ -100,8 +101,7 @@ def convert(
     entry = known_entry(model)
     given = {"name": name, "mean": mean, "std": std, "image": image, "tokens": tokens, "generator": generator}
     options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    parameters = inspect.signature(entry.convert).parameters
-    if unknown := [key for key in options if key not in parameters and not _takes_any(parameters)]:
+    if unknown := sorted(options.keys() - conversion_options(model)):
         raise ConfigError(f"the conversion of a {type(model).__name__} does not take {unknown[0]!r}")
     if type(model) not in _BY_TYPE:
         return entry.convert(model, **options)
@@ -120,16 +120,27 @@ def is_convertible(model: nn.Module) -> bool:
     return _entry(model) is not None
 
 
-def convert_as_given(model: nn.Module, channels: int) -> Network:
-    """Convert a model as a function of the images that it is given: without normalization, and in float64.
+def convert_as_given(model: nn.Module, images: Tensor) -> Network:
+    """Convert a model in eval mode as a function of the images that it is given: without normalization, in float64.
 
     In float64, so that weights which are combined, such as a token and its position, are not rounded to the dtype
-    of the model: the network is the function of the original.
+    of the model: the network is the function of the original. They are compared at these images too.
     """
-    exact = copy.deepcopy(model).double()
+    exact, inputs = copy.deepcopy(model).double(), images.double()
     if type(model) in _BY_TYPE:
         return convert(exact)
-    return convert(exact, mean=(0.0,) * channels, std=(1.0,) * channels)
+    channels = images.shape[1]
+    network = convert(exact, mean=(0.0,) * channels, std=(1.0,) * channels)
+    with torch.no_grad():
+        check_same("the logits of the images", logits_of(exact(inputs)), network(inputs), TOLERANCE)
+    return network
+
+
+def conversion_options(model: nn.Module) -> frozenset[str]:
+    """The options of `convert` that the conversion of this type of model takes."""
+    parameters = inspect.signature(known_entry(model).convert).parameters
+    every = frozenset(("name", "mean", "std", "image", "tokens", "generator"))
+    return every if _takes_any(parameters) else every & parameters.keys()
 
 
 def check_equal(

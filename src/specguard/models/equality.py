@@ -83,8 +83,8 @@ def compare(
     for pair in pairs:
         wanted = original_values.get((pair.theirs, pair.inputs))
         if wanted is not None:  # a module may exist without being called
-            _check_same(str(pair), wanted, network_values[pair.ours, pair.inputs], tolerance)
-    _check_same("the logits", expected, found, tolerance)
+            check_same(str(pair), wanted, network_values[pair.ours, pair.inputs], tolerance)
+    check_same("the logits", expected, found, tolerance)
 
 
 def _logits(model: nn.Module, x: Tensor, view: View) -> Tensor:
@@ -96,7 +96,7 @@ def _logits(model: nn.Module, x: Tensor, view: View) -> Tensor:
     return logits_of(output)
 
 
-def _check_same(place: str, wanted: Tensor, found: Tensor, tolerance: float) -> None:
+def check_same(place: str, wanted: Tensor, found: Tensor, tolerance: float) -> None:
     if wanted.shape != found.shape and wanted.numel() == found.numel():
         wanted = wanted.reshape(found.shape)  # the original's patches may still form a grid
     if wanted.shape != found.shape:

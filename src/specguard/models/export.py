@@ -18,7 +18,7 @@ from specguard.models.timm import timm_view
 from specguard.models.timm_weights import timm_weights
 from specguard.models.zoo import timm_size
 from specguard.nn import Classifier, Network, Normalize, Resize, check_architecture, fingerprint, materialized
-from specguard.records.base import encode
+from specguard.records.base import Json, encode
 from specguard.records.export import ExportRecord, Layout, TimmModel
 from specguard.records.files import write_file
 from specguard.records.store import parse_tensors, tensor_bytes
@@ -96,9 +96,10 @@ def _as_timm(run: Path, file: Path, model: Classifier, record: ModelRecord) -> t
         )
     with drawn_from(0):
         theirs = source.original()
-    options = {"num_classes": source.classes, "in_chans": source.channels}
+    options: Json = {"num_classes": source.classes, "in_chans": source.channels}
     if source.image != timm_size(source.name):
         options["img_size"] = source.image
+    options |= source.arguments or {}
     about = _about(model, record, "timm", timm=TimmModel(name=source.name, options=options))
     content = tensor_bytes(timm_weights(model, theirs), encode(about))
     _load(theirs, parse_tensors(content, file), file)
@@ -122,7 +123,9 @@ def _about(
 ) -> ExportRecord:
     layers = dict(model.named_children())
     first, resize = layers.get("normalise"), layers.get("resize")
-    mean, std = (_numbers(first.mean), _numbers(first.std)) if isinstance(first, Normalize) else ((), ())
+    mean, std = (
+        (shortest_numbers(first.mean), shortest_numbers(first.std)) if isinstance(first, Normalize) else ((), ())
+    )
     return ExportRecord(
         layout=layout,
         version=__version__,
@@ -136,7 +139,7 @@ def _about(
     )
 
 
-def _numbers(values: Tensor) -> tuple[float, ...]:
+def shortest_numbers(values: Tensor) -> tuple[float, ...]:
     """The entries with the fewest digits that are rounded to them: 0.3, and not 0.30000001192."""
     return tuple(_shortest(value) for value in values.flatten())
 

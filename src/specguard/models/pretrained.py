@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from specguard.errors import CheckpointError, ConfigError
+from specguard.models.arguments import check_arguments, check_depth, check_known
 from specguard.models.checkpoint import load_weights
 from specguard.models.library import library, unusable
 from specguard.models.zoo import square
@@ -25,10 +26,18 @@ _IGNORED = ("model_type", "dtype", "torch_dtype")  # weights keep the dtype in w
 _UNUSED = ("pooler.", "mask_token")  # not used by a classifier
 
 
-def huggingface_config(folder: Path) -> Json:
-    """The config.json of the folder as plain JSON; it must describe an image classifier of transformers."""
+def huggingface_config(folder: Path, arguments: Json | None = None) -> Json:
+    """The config.json of the folder as plain JSON; it must describe an image classifier of transformers.
+
+    Some of its entries may be replaced by `arguments`.
+    """
     record = read_json(folder / "config.json")
-    return _plain(_config(record))
+    config = _config(record)
+    if arguments:
+        check_arguments(arguments)
+        check_known(f"the config of a {record['model_type']} of transformers", arguments, config.to_dict())
+        config = _config(record | arguments)
+    return _plain(config)
 
 
 def huggingface_model(config: Json, classes: int) -> nn.Module:
@@ -128,6 +137,7 @@ def _config(record: Json) -> Any:
     kind, rest = record.get("model_type"), {k: v for k, v in record.items() if k not in _IGNORED}
     if "quantization_config" in record:
         raise ConfigError("a quantized model of transformers cannot be converted")
+    check_depth(rest)
     with _quiet(transformers), _as_config_error(f"transformers cannot make a {kind} of this config"):
         if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
             raise ConfigError(f"transformers has no kind of model {kind!r}")

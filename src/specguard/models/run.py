@@ -47,22 +47,27 @@ def from_run(run: Path | str) -> Classifier:
     """
     run = Path(run)
     record, path = model_record(run), run / "model.safetensors"
-    source = source_of(record.config, run / "model.json")
-    tensors = read_tensors(path)
+    model = stored_model(record.config, read_tensors(path), path, run / "model.json")
+    if not matches_fingerprint(model, record.fingerprint):
+        raise CheckpointError(f"{path} does not match the fingerprint in {run / 'model.json'}")
+    return model
+
+
+def stored_model(config: Any, tensors: dict[str, Tensor], path: Path, place: Path) -> Classifier:
+    """The model of an architecture that `place` records, with the tensors of the file `path`, in eval mode."""
+    source = source_of(config, place)
     model: Classifier
     if source is not None:
         model = _network(source, tensors, path)
     else:
         with torch.device("meta"):  # refuse a config that does not fit its weights before allocating memory
-            check_architecture(_own(record.config), tensors, path)
-        model = _own(record.config)
+            check_architecture(_own(config), tensors, path)
+        model = _own(config)
     dtype = tensors["head.weight"].dtype
     if dtype not in _DTYPES:
         raise CheckpointError(f"{path} holds weights of type {dtype}, in which no model can be evaluated")
     model = model.to(dtype).eval()
     model.load_state_dict(tensors)
-    if not matches_fingerprint(model, record.fingerprint):
-        raise CheckpointError(f"{path} does not match the fingerprint in {run / 'model.json'}")
     return model
 
 
@@ -149,6 +154,8 @@ def _network(source: ModelSource | CertifiableConfig, tensors: dict[str, Tensor]
     try:
         size = source.weights if isinstance(source, CertifiableConfig) else source.weights()
     except ConfigError:
+        if isinstance(source, ModelSource) and source.arguments:
+            raise
         size = 0  # some releases cannot determine it; errors of the source are raised below
     if size > 2 * sum(tensor.numel() for tensor in tensors.values()):
         name = "its config" if isinstance(source, CertifiableConfig) else source.name

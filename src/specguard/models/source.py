@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from specguard.errors import ConfigError
+from specguard.models.arguments import check_arguments, count_weights
 from specguard.models.convert import convert, known_entry
 from specguard.models.load import Fitted, load_into
 from specguard.models.pretrained import huggingface_model, huggingface_size, load_folder
@@ -37,6 +38,7 @@ class ModelSource:
         std: Standard deviation of the pixels, per channel.
         pixels: Edge of the given images if it differs from `image`; the network then begins with a `Resize`.
         config: The config.json of a model of transformers, and of no other.
+        arguments: Arguments of the architecture in timm or torchvision that differ from its own, by name.
 
     Example:
         >>> half = (0.5, 0.5, 0.5)
@@ -53,6 +55,7 @@ class ModelSource:
     std: tuple[float, ...]
     pixels: int | None = None
     config: Json | None = None
+    arguments: Json | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -69,15 +72,18 @@ class ModelSource:
             raise ConfigError(f"mean and std need one value for each of the {self.channels} channels")
         if not all(math.isfinite(number) for number in (*self.mean, *self.std)):
             raise ConfigError("mean and std must be finite")
+        if self.config is not None and self.arguments is not None:
+            raise ConfigError("the arguments of a model of transformers are in its config")
+        check_arguments(self.arguments or {})
 
     def original(self) -> nn.Module:
         """A newly initialized model of the library, in eval mode, drawn from torch's global generator."""
         if self.config is not None:
             return huggingface_model(self.config, self.classes)
         if self.kind == "torchvision":
-            return torchvision_model(self.name, self.classes, self.image)
+            return torchvision_model(self.name, self.classes, self.image, self.arguments)
         image = None if self.image == timm_size(self.name) else self.image
-        return timm_model(self.name, None, self.classes, image, self.channels)
+        return timm_model(self.name, None, self.classes, image, self.channels, self.arguments)
 
     def fresh(self, seed: int) -> Network:
         """An untrained network, determined by the seed."""
@@ -121,9 +127,9 @@ class ModelSource:
         return Network(self.name, shape, network.classes, layers, self.record()).train(network.training)
 
     def weights(self) -> int:
-        """The number of entries of the parameters of the library's model, without allocating them."""
+        """The number of entries of the parameters and buffers of the library's model, without allocating them."""
         with torch.device("meta"):
-            return sum(parameter.numel() for parameter in self.original().parameters())
+            return count_weights(self.original())
 
     def record(self) -> Json:
         """The fields as a JSON object, without those that are None."""

@@ -39,6 +39,7 @@ from specguard.nn.overrides import check_plain, find_overrides, trust_types
 from specguard.nn.pooling import ClassAndMean, ClassPool, FirstTokens, MeanPool
 from specguard.nn.presets import CERTIFIABLE, PRESETS, preset
 from specguard.nn.qk_norm import CoreAttention, HeadNorm
+from specguard.nn.shift import CyclicShift
 from specguard.nn.swiglu import GatedUnit
 from specguard.nn.text import (
     TEXT_PRESETS,
@@ -73,6 +74,7 @@ __all__ = [
     "ClassToken",
     "Classifier",
     "CoreAttention",
+    "CyclicShift",
     "FirstTokens",
     "GatedPositionalAttention",
     "GatedUnit",

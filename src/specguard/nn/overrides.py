@@ -36,6 +36,7 @@ from specguard.nn.lipschitz import AOL, SLL, Blocks, Cap
 from specguard.nn.network import Network
 from specguard.nn.pooling import ClassAndMean, ClassPool, FirstTokens, MeanPool
 from specguard.nn.qk_norm import CoreAttention, HeadNorm
+from specguard.nn.shift import CyclicShift
 from specguard.nn.swiglu import GatedUnit
 from specguard.nn.vit import Block, ViT
 
@@ -44,6 +45,7 @@ _LAYERS: tuple[type[nn.Module], ...] = (
     *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.Dropout),
     *(nn.Flatten, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sequential, nn.ModuleList),
     *(Normalize, Resize, PatchEmbedding, ClassToken, Positions, ClassPool, MeanPool, FirstTokens, ClassAndMean),
+    CyclicShift,
     *(Attention, GatedPositionalAttention, SkipAttention, CoreAttention, HeadNorm, TokenConvolution, LayerScale),
     *(TokenBatchNorm, LayerProject, SmoothProject, Softplus, Squareplus, MaxMin, GatedUnit, SLL),
     *(Residual, Block, ViT, Network),

@@ -11,7 +11,7 @@ class TimmModel(Record, frozen=True):
     """The model of timm that the weights are for: `timm.create_model(name, **options)`."""
 
     name: Name
-    options: dict[str, int]
+    options: dict[str, Any]
 
 
 class ExportRecord(Record, frozen=True, omit_defaults=True):

@@ -1,6 +1,7 @@
 """Tensors, checkpoints and environments of runs, written so that a crash at any moment leaves them valid."""
 
 import hashlib
+import json
 import os
 import platform
 import re
@@ -74,6 +75,19 @@ def parse_tensors(content: bytes, path: Path) -> "dict[str, Tensor]":
         raise CheckpointError(f"{path} is truncated or not a safetensors file: {reason}") from error
     check_dtypes(tensors, path)
     return tensors
+
+
+def tensor_note(content: bytes, path: Path) -> bytes | None:
+    """The note of `tensor_bytes` in the content of a safetensors file; None where there is none."""
+    length = int.from_bytes(content[:8], "little")
+    try:
+        header = json.loads(content[8 : 8 + length])
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is truncated or not a safetensors file") from error
+    match header:
+        case {"__metadata__": {"specguard": str(note)}}:
+            return note.encode(errors="replace")
+    return None
 
 
 def check_dtypes(tensors: "Mapping[str, Tensor]", path: Path) -> None:

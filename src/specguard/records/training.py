@@ -7,6 +7,7 @@ environment.jsonl        versions, commit, hardware and command of every start
 metrics.jsonl            one record per epoch, without times: on the same machine and with as many threads, the file
                          of a resumed run equals that of an uninterrupted one
 timing.jsonl             one record per epoch: seconds
+tensorboard/             a copy of metrics.jsonl as an event file, where it was asked for
 checkpoints/00000123/    tensors.safetensors + state.json after step 123, complete or absent
 model.safetensors        the final weights, model.json their config and hash
 result.json              the final numbers; its presence means that the run is finished

@@ -4,7 +4,6 @@ Each file that cannot be read becomes one sentence of the report, and the rest i
 """
 
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,37 +25,36 @@ from specguard.records.legacy import (
     is_unsupported_summary,
     old_seconds,
     read_summary,
-    study_records,
 )
 from specguard.records.sensitivity import SensitivitySummary
 from specguard.records.shards import STUDY
 from specguard.records.smoothing import SmoothSummary
-from specguard.records.spectrum import SpectrumRecord, SpectrumSummary
+from specguard.records.spectrum import SpectrumSummary
 from specguard.records.study import SUMMARY
 from specguard.records.training import EpochRecord, ModelRecord, TrainingSummary
 from specguard.report.certified_images import read_certified_images
+from specguard.report.folders import RESULT, RUN, folders_below, record_files
 from specguard.report.gallery import read_gallery
 from specguard.report.names import path_text, readable, shorten, shorten_names
 from specguard.report.run import (
     FoundAttack,
     FoundCertificates,
+    FoundSmoothing,
     FoundSpectrum,
     FoundStudy,
     FoundTraining,
     Run,
     UnfinishedStudy,
 )
+from specguard.report.study_records import read_smoothed_radii, read_spectra
 
-_RESULT, _RUN, _MODEL = "result.json", "run.json", "model.json"
-_SETTINGS = (_RUN, "arguments.json", _MODEL, "flags.json", STUDY)
-_MARKS = (_RUN, _RESULT, STUDY, *OLD_STUDIES)
-_SKIPPED = ("checkpoints", "images", "directions", "gallery")
+_MODEL = "model.json"
+_SETTINGS = (RUN, "arguments.json", _MODEL, "flags.json", STUDY)
 _KINDS = {
     "certify": "certification",
     "smooth": "smoothing",
     "check": "verification",
 }  # other kinds keep their names
-_DEPTH = 4
 _LARGEST = 64 * 2**20  # bytes of a summary
 
 _FOUND: dict[type, type[FoundStudy[Any]]] = {  # the kinds that have more than a summary
@@ -64,48 +62,10 @@ _FOUND: dict[type, type[FoundStudy[Any]]] = {  # the kinds that have more than a
     AttackSummary: FoundAttack,
     CertificateSummary: FoundCertificates,
     SpectrumSummary: FoundSpectrum,
+    SmoothSummary: FoundSmoothing,
 }
 Value = TypeVar("Value")
 AnyFound = FoundStudy[Any]
-
-
-def run_directories(path: Path | str) -> list[Path]:
-    """Find the run at `path`, or the runs below it.
-
-    Args:
-        path: a run, a folder of studies of one model, or a folder that contains several runs.
-
-    Returns:
-        The directories of the runs, in order.
-
-    Raises:
-        RunError: there are no records at or below `path`.
-
-    Example:
-        >>> from tempfile import mkdtemp
-        >>> from specguard.report.examples import write_example_run
-        >>> folder = write_example_run(Path(mkdtemp()))
-        >>> run_directories(folder) == [folder]
-        True
-    """
-    path = Path(path)
-    try:
-        return _find_runs(path)
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def _find_runs(path: Path) -> list[Path]:
-    if not path.is_dir():
-        raise RunError(f"{path} is not a run directory" if path.exists() else f"{path} does not exist")
-    if any((path / name).exists() for name in _MARKS):
-        return [path]
-    below = [folder for folder in _folders(path) if any((folder / name).exists() for name in (_RUN, _RESULT))]
-    if runs := [folder for folder in below if not any(other in folder.parents for other in below)]:
-        return runs
-    if any(name.endswith(".json") for folder in _folders(path) for name in os.listdir(folder)):
-        return [path]  # studies of a model from elsewhere
-    raise RunError(f"{path} holds no records: neither a run nor a study of one")
 
 
 def read_run(run: Path | str, label: str) -> Run:
@@ -130,7 +90,7 @@ def read_run(run: Path | str, label: str) -> Run:
     found = reader.studies()
     model = reader.model()
     training = next((study for study in found if isinstance(study, FoundTraining)), None)
-    if training is None and (run / _RUN).exists() and not (run / _RESULT).exists():
+    if training is None and (run / RUN).exists() and not (run / RESULT).exists():
         reader.problems.append("the training has not finished: there is no result.json")
     known = model if model is not None or training is None else training.summary
     fingerprint, weights = (None, None) if known is None else (known.fingerprint, known.weights_fingerprint)
@@ -149,20 +109,12 @@ def read_run(run: Path | str, label: str) -> Run:
         certificates=tuple(study for study in found if isinstance(study, FoundCertificates)),
         checks=tuple(study for study in found if isinstance(study.summary, CheckSummary)),
         spectra=tuple(study for study in found if isinstance(study, FoundSpectrum)),
-        smoothing=tuple(study for study in found if isinstance(study.summary, SmoothSummary)),
+        smoothing=tuple(study for study in found if isinstance(study, FoundSmoothing)),
         sensitivity=tuple(study for study in found if isinstance(study.summary, SensitivitySummary)),
         unfinished=tuple(reader.unfinished),
         problems=tuple(reader.problems),
         path=run,
     )
-
-
-def _folders(top: Path) -> Iterator[Path]:
-    """`top` and the folders below it that may hold records, in order, without following links."""
-    for folder, names, _ in os.walk(top):
-        depth = len(Path(folder).relative_to(top).parts)
-        names[:] = sorted(n for n in names if not n.startswith(".") and n not in _SKIPPED) if depth < _DEPTH else []
-        yield Path(folder)
 
 
 class _Reader:
@@ -176,8 +128,8 @@ class _Reader:
     def studies(self) -> list[AnyFound]:
         """All complete studies, in the order of their places."""
         studies: list[AnyFound | None] = []
-        for folder in (*_folders(self.run), *self._beside()):
-            if folder != self.run and (folder / _RUN).exists():
+        for folder in (*folders_below(self.run), *self._beside()):
+            if folder != self.run and (folder / RUN).exists():
                 continue  # another run
             names = self._names(folder)
             complete = SUMMARY in names
@@ -193,7 +145,7 @@ class _Reader:
     def _beside(self) -> Iterator[Path]:
         """The folders of the checks of this run."""
         place = checks_beside(self.run)
-        return iter(()) if place is None or os.path.islink(place) else _folders(place)
+        return iter(()) if place is None or os.path.islink(place) else folders_below(place)
 
     def model(self) -> ModelRecord | None:
         path = self.run / _MODEL
@@ -217,7 +169,7 @@ class _Reader:
         """The study or training that a file summarizes; None for other files, and where it cannot be read."""
         try:
             summary = self._summary(path)
-            if summary is None and path.name in (SUMMARY, _RESULT):
+            if summary is None and path.name in (SUMMARY, RESULT):
                 if is_unsupported_summary(read_json(path, _LARGEST, links=False)):
                     return None
                 raise RunError("it is not the summary of any known kind of study")
@@ -251,13 +203,13 @@ class _Reader:
 
     def _found(self, path: Path, summary: AnySummary) -> AnyFound:
         """A summary with its place, environments and duration."""
-        own = path.name in (SUMMARY, _RESULT)  # no other study is in its folder
+        own = path.name in (SUMMARY, RESULT)  # no other study is in its folder
         place = path_text(path.parent if path.name == SUMMARY else path, self.run)
         starts = self._lines(path.parent / "environment.jsonl", Environment) if own else ()
         last = () if summary.environment == Environment() else (summary.environment,)
         kind: type[AnyFound] = _FOUND.get(type(summary), FoundStudy)
         return kind(
-            "." if path.name == _RESULT else place, summary, starts or last, self._seconds(path, summary, own)
+            "." if path.name == RESULT else place, summary, starts or last, self._seconds(path, summary, own)
         )
 
     def _seconds(self, path: Path, summary: AnySummary, own: bool) -> float | None:
@@ -284,7 +236,9 @@ class _Reader:
             if isinstance(study, FoundCertificates) and os.path.lexists(lines):
                 return replace(study, images=read_certified_images(folder, study.summary))
             if isinstance(study, FoundSpectrum) and os.path.lexists(lines):
-                return replace(study, records=_spectra(folder, study.summary))
+                return replace(study, records=read_spectra(folder, study.summary))
+            if isinstance(study, FoundSmoothing) and os.path.lexists(lines):
+                return replace(study, radii=read_smoothed_radii(folder, study.summary))
         except RunError as error:
             self._add_problem(lines, error)
         return study
@@ -309,7 +263,7 @@ class _Reader:
 
     def _add_unfinished(self, folder: Path, kind: str, n: int | None) -> None:
         done = 0
-        for path in _record_files(folder):
+        for path in record_files(folder):
             try:
                 with reading(path):
                     done += sum(line.endswith(b"\n") for line in file_lines(path, LARGEST_LINES, links=False))
@@ -325,28 +279,3 @@ class _Reader:
         message = readable(str(error).replace(f"{self.run}{os.sep}", ""))
         named = where != "." and where in message
         self.problems.append(shorten(message if named else f"{where}: {message}"))
-
-
-def _record_files(folder: Path) -> list[Path]:
-    """The files of records of an unfinished study, in its folder and in those of its shards, but no links."""
-    shards = folder / "shards"
-    folders = [] if shards.is_symlink() else [p for p in shards.glob("*-of-*") if not p.is_symlink()]
-    wanted = sorted(p for p in folders if re.fullmatch("[0-9]+-of-[0-9]+", p.name))
-    return [*sorted(folder.glob("records*.jsonl")), *(p for f in wanted for p in f.glob("records.jsonl"))]
-
-
-def _spectra(folder: Path, summary: SpectrumSummary) -> tuple[SpectrumRecord, ...]:
-    """The records of all images, reduced to what figures draw: the largest singular value of each part."""
-    record: SpectrumRecord
-    found = []
-    for record in study_records(folder, SpectrumRecord):
-        parts = {
-            shorten(name): msgspec.structs.replace(
-                part, group=shorten(part.group), kind="", sigma=part.sigma[:1], residual=()
-            )
-            for name, part in record.parts.items()
-        }
-        found.append(SpectrumRecord(sample=record.sample, label=record.label, parts=parts))
-    if len(found) != summary.n:
-        raise RunError(f"it holds {len(found)} of {summary.n} images")
-    return tuple(found)

@@ -7,7 +7,7 @@ from specguard.records.base import About, BallRecord
 from specguard.records.files import folder_below
 from specguard.records.io import write_record
 from specguard.records.study import Summary
-from specguard.report.run import FoundAttack, FoundCertificates, FoundSpectrum, FoundStudy, Run
+from specguard.report.run import FoundAttack, FoundCertificates, FoundSmoothing, FoundSpectrum, FoundStudy, Run
 
 _ABOUT = About(model="0" * 64, data="1" * 64, dataset="digits", n=4)
 
@@ -29,7 +29,7 @@ def example_run() -> Run:
         attacks=(FoundAttack("attacks/pgd", _attack()),),
         certificates=(FoundCertificates("certificates/local", _certificates()),),
         spectra=(FoundSpectrum("spectrum", _spectrum(spectra), records=tuple(spectra)),),
-        smoothing=(FoundStudy("smoothing", _smoothing()),),
+        smoothing=(FoundSmoothing("smoothing", _smoothing(), radii=(0.5, 0.5, 0.5)),),
         sensitivity=(FoundStudy("sensitivity", _sensitivity()),),
     )
 

@@ -106,6 +106,18 @@ class FoundSpectrum(FoundStudy[SpectrumSummary]):
 
 
 @dataclass(frozen=True)
+class FoundSmoothing(FoundStudy[SmoothSummary]):
+    """A smoothing study, and the certified radii of the images that it classifies correctly, ascending."""
+
+    radii: tuple[float, ...] = ()
+
+    @property
+    def sigma(self) -> float:
+        """The standard deviation of the noise."""
+        return self.summary.study.settings.smoothing.sigma
+
+
+@dataclass(frozen=True)
 class UnfinishedStudy:
     """A study that was started and not completed, with `done` records of `n` images."""
 
@@ -152,7 +164,7 @@ class Run:
     certificates: tuple[FoundCertificates, ...] = ()
     checks: tuple[FoundStudy[CheckSummary], ...] = ()
     spectra: tuple[FoundSpectrum, ...] = ()
-    smoothing: tuple[FoundStudy[SmoothSummary], ...] = ()
+    smoothing: tuple[FoundSmoothing, ...] = ()
     sensitivity: tuple[FoundStudy[SensitivitySummary], ...] = ()
     unfinished: tuple[UnfinishedStudy, ...] = ()
     problems: tuple[str, ...] = ()

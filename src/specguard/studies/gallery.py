@@ -14,7 +14,6 @@ from specguard.attacks import Suite
 from specguard.data import Dataset
 from specguard.errors import RunError
 from specguard.geometry import Ball
-from specguard.nn import Classifier
 from specguard.records.attack import AttackRecord, AttackSettings, Gallery, Outcome, Picture
 from specguard.records.files import folder_below, locked
 from specguard.records.io import each_record, write_record
@@ -28,7 +27,7 @@ Key = tuple[str, str, float]  # attack, norm, radius
 
 
 def write_gallery(
-    model: Classifier,
+    model: nn.Module,
     split: Dataset,
     classes: tuple[str, ...],
     folder: Path | str,

@@ -7,11 +7,11 @@ import copy
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from specguard.certificates.prepare import digest
 from specguard.certificates.smoothing import certify_smoothed, lower_probability, lower_smoothed_radius
 from specguard.data import Dataset
-from specguard.nn import Network, ViT
 from specguard.records.base import About
 from specguard.records.shards import WHOLE, Shard
 from specguard.records.smoothing import (
@@ -27,7 +27,7 @@ from specguard.studies.samples import labels_by_sample
 
 
 def run_smooth(
-    model: ViT | Network,
+    model: nn.Module,
     split: Dataset,
     folder: Path | str,
     settings: SmoothSettings,
@@ -60,7 +60,7 @@ def run_smooth(
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> from specguard.data import digits
-        >>> from specguard.nn import preset
+        >>> from specguard.nn import ViT, preset
         >>> from specguard.records.smoothing import Smoothing
         >>> from specguard.studies import about_study
         >>> model, data = ViT(preset("tiny_smooth"), torch.Generator().manual_seed(0)).eval(), digits()
@@ -92,7 +92,7 @@ def run_smooth(
     return complete(study, folder, device, watch, shard)
 
 
-def _record(model: ViT | Network, data: Dataset, position: int, settings: SmoothSettings) -> SmoothRecord:
+def _record(model: nn.Module, data: Dataset, position: int, settings: SmoothSettings) -> SmoothRecord:
     images, labels = data.batch(slice(position, position + 1))
     sample = int(data.samples[position])
     found = certify_smoothed(

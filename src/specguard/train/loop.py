@@ -21,6 +21,8 @@ from specguard.records.store import derived_seed
 from specguard.records.training import EpochRecord, EpochTiming
 from specguard.train.distributed import ALONE, Distributed
 from specguard.train.objectives.base import Model, StepContext
+from specguard.train.objectives.search import AdversarialObjective
+from specguard.train.perturbed import AWP
 from specguard.train.settings import Training, Validation
 from specguard.train.state import TrainingState
 
@@ -118,7 +120,10 @@ class Loop:
         model, training = self.state.model, self.training
         for group in self.state.optimizer.param_groups:
             group["lr"] = self.rate(self.state.step)
-        values = self.gradients(images, targets)
+        if training.awp is not None:
+            values = self.gradients_at_worse_weights(training.awp, images, targets)
+        else:
+            values = self.gradients(images, targets)
         if training.sam is not None:
             with training.sam.ascend(model):
                 self.gradients(images, targets)
@@ -128,11 +133,25 @@ class Loop:
         self.state.update_average()
         return values
 
-    def gradients(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Set every .grad to the gradient of objective plus penalties over the whole batch."""
+    def gradients_at_worse_weights(self, awp: AWP, images: Tensor, targets: Tensor) -> Tensor:
+        """Set every .grad to that at the weights of AWP; the loss is that at the weights themselves."""
+        examples: dict[int, Tensor] = {}
+        loss, _ = self.gradients(images, targets, examples, penalized=False)
+        with awp.ascend(self.state.model):
+            _, penalty = self.gradients(images, targets, examples)
+        return torch.stack([loss, penalty])
+
+    def gradients(
+        self, images: Tensor, targets: Tensor, examples: dict[int, Tensor] | None = None, penalized: bool = True
+    ) -> Tensor:
+        """Set every .grad to the gradient of objective plus penalties over the whole batch; the two values.
+
+        `examples` keeps the adversarial examples of every part of the batch: what it holds is not searched again.
+        """
         state, training = self.state, self.training
         state.optimizer.zero_grad(set_to_none=True)
-        loss, penalty = torch.zeros((), device=self.device), self.penalty()
+        loss = torch.zeros((), device=self.device)
+        penalty = self.penalty() if penalized else torch.zeros_like(loss)
         parts = zip(
             images.tensor_split(training.accumulate), targets.tensor_split(training.accumulate), strict=True
         )
@@ -145,7 +164,7 @@ class Loop:
             torch.compiler.cudagraph_mark_step_begin()  # earlier outputs of CUDA graphs may be overwritten
             with self.distributed.sync_context(self.forward, last=part + 1 == training.accumulate):
                 with torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext():
-                    value = training.objective(self.forward, some_images[own], some_targets[own], context)
+                    value = self.loss(part, some_images[own], some_targets[own], context, examples)
                 value = value * ((own.stop - own.start) / len(images))
                 loss += value.detach()
                 value = value * self.distributed.count  # DistributedDataParallel averages; this makes it a sum
@@ -153,6 +172,17 @@ class Loop:
                     value = value + penalty  # the whole penalty in every process
                 value.backward()
         return torch.stack([self.distributed.total(loss), penalty.detach()])
+
+    def loss(
+        self, part: int, images: Tensor, targets: Tensor, context: StepContext, examples: dict[int, Tensor] | None
+    ) -> Tensor:
+        """The objective's value for a part of the batch, at the examples that are known or that it finds."""
+        objective = self.training.objective
+        if examples is None or not isinstance(objective, AdversarialObjective):
+            return objective(self.forward, images, targets, context)
+        if part not in examples:
+            examples[part] = objective.examples(self.forward, images, targets, context)
+        return objective.loss(self.forward, images, examples[part], targets)
 
     def penalty(self) -> Tensor:
         """The sum of all penalties, whose power iterations advance by one step."""

@@ -4,8 +4,6 @@ A schedule is a pure function of the step, so a resumed run needs no scheduler s
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,53 +75,6 @@ class AdamW:
 
     def build(self, model: nn.Module, fused: bool) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameter_groups(model, self.weight_decay), self.lr, self.betas, fused=fused)
-
-
-@dataclass(frozen=True)
-class SAM:
-    """Sharpness-aware minimization (Foret et al. 2021): the gradient at an approximate maximum within rho.
-
-    Cost: two gradients per step.
-
-    Args:
-        rho: l2 distance of the weights
-        adaptive: measure the distance relative to the size of each weight (Kwon et al. 2021)
-
-    Example:
-        >>> from specguard.train import SAM, Training
-        >>> Training(sam=SAM(rho=0.05)).sam
-        SAM(rho=0.05, adaptive=False)
-    """
-
-    rho: float = 0.05
-    adaptive: bool = False
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.rho) and self.rho > 0):
-            raise ConfigError(f"SAM's rho must be positive, not {self.rho}")
-
-    @contextmanager
-    def ascend(self, model: nn.Module) -> Iterator[None]:
-        """Move the weights w to w + rho e / ||e||, e from the current gradients; at the end, restore w exactly.
-
-        BatchNorm's running statistics are not updated inside, because a step must count each batch once.
-        """
-        pairs = [(p.detach(), p.grad) for p in model.parameters() if p.grad is not None]
-        weights, gradients = [p for p, _ in pairs], [g for _, g in pairs]
-        saved = torch._foreach_mul(weights, 1.0)  # copies; one kernel for all weights, here and below
-        scaled = torch._foreach_mul(gradients, torch._foreach_abs(weights)) if self.adaptive else gradients
-        length = torch.nn.utils.get_total_norm(scaled)
-        ascent = torch._foreach_mul(scaled, torch._foreach_abs(weights)) if self.adaptive else gradients
-        torch._foreach_add_(weights, torch._foreach_mul(ascent, torch.where(length > 0, self.rho / length, 0.0)))
-        tracking = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d) and m.track_running_stats]
-        for layer in tracking:
-            layer.track_running_stats = False
-        try:
-            yield
-        finally:
-            for layer in tracking:
-                layer.track_running_stats = True
-            torch._foreach_copy_(weights, saved)
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ from specguard.records.training import (
 from specguard.train.distributed import ALONE, Distributed
 from specguard.train.loop import Loop, Watcher
 from specguard.train.objectives.margins import InputGradient
+from specguard.train.objectives.noise import Consistency, NoiseTraining
 from specguard.train.settings import Training
 from specguard.train.state import TrainingState
 
@@ -165,6 +166,7 @@ def _check_data(data: object) -> None:
 
 
 def _check_fit(model: Classifier, data: AnyData, training: Training) -> None:
+    len(data.train)  # data without training images is refused before anything is written
     if isinstance(data, Text) != isinstance(model, TextEncoder):
         taken = "sentences" if isinstance(model, TextEncoder) else "images"
         raise ConfigError(f"the model takes {taken}, and {data.name} has none")
@@ -186,6 +188,8 @@ def _check_text(model: TextEncoder, data: Text, training: Training) -> None:
         raise ConfigError(f"the model was made for another vocabulary than that of {data.name}")
     if isinstance(training.objective, InputGradient):
         raise ConfigError("a penalty on the input gradient needs pixels, and sentences have none")
+    if isinstance(training.objective, NoiseTraining | Consistency):
+        raise ConfigError("noise is added to pixels, and sentences have none")
     if any(hasattr(part, "ball") for part in (training.objective, training.validation)):
         raise ConfigError("inner attacks and validation by attack perturb pixels, and sentences have none")
 

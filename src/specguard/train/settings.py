@@ -11,7 +11,9 @@ from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.penalties import SingularValuePenalty
 from specguard.train.objectives.base import CrossEntropy, Objective
-from specguard.train.optimizers import SAM, SGD, AdamW, Cosine, OneCycle
+from specguard.train.objectives.search import AdversarialObjective
+from specguard.train.optimizers import SGD, AdamW, Cosine, OneCycle
+from specguard.train.perturbed import AWP, SAM
 
 Precision = Literal["float32", "bfloat16"]
 Compile = Literal["default", "reduce-overhead", "max-autotune"]
@@ -52,6 +54,7 @@ class Training:
         optimizer: SGD or AdamW, with the peak learning rate
         schedule: of the learning rate
         sam: sharpness-aware minimization, by default none
+        awp: adversarial weight perturbation, by default none
         augmentation: of the training images, by default none
         objective: the loss, by default cross-entropy
         penalties: terms on the singular values of the weights that are added to the loss
@@ -77,6 +80,7 @@ class Training:
     optimizer: SGD | AdamW = AdamW()
     schedule: Cosine | OneCycle = Cosine()
     sam: SAM | None = None
+    awp: AWP | None = None
     augmentation: Augmentation = Augmentation()
     objective: Objective = CrossEntropy()
     penalties: tuple[SingularValuePenalty, ...] = ()
@@ -93,6 +97,11 @@ class Training:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
+        if self.awp is not None and not isinstance(self.objective, AdversarialObjective):
+            name = type(self.objective).__name__
+            raise ConfigError(f"AWP moves weights by the loss at adversarial examples, and {name} has none")
+        if self.awp is not None and self.sam is not None:
+            raise ConfigError("SAM and AWP both choose the weights at which a step takes its gradient; use one")
         if self.accumulate > self.batch:
             raise ConfigError(f"a batch of {self.batch} cannot be divided into {self.accumulate} parts")
         if self.ema is not None and not 0 <= self.ema < 1:

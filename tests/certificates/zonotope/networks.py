@@ -12,6 +12,7 @@ from specguard.nn import (
     ClassAndMean,
     ClassToken,
     CoreAttention,
+    CyclicShift,
     FirstTokens,
     GatedUnit,
     HeadNorm,
@@ -78,6 +79,14 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
             PatchEmbedding(1, 2, 6), ClassToken(6), Positions(5, 6),
             SkipAttention(6, 2, 0.3, position_bias=True, tokens=5),
             nn.Linear(6, 6), MaxMin(), block(SkipAttention(6, 3, 0.6)), FirstTokens(2), nn.Linear(12, 3),
+        ),
+        PATCHES,
+    ),
+    "shifts": (
+        lambda: nn.Sequential(
+            PatchEmbedding(1, 2, 6), CyclicShift(2, ((0, 1), (1, 0), (1, 1))), nn.Linear(6, 6), nn.GELU(),
+            Residual(nn.Sequential(nn.Linear(6, 4), nn.GELU(), CyclicShift(2, ((1, 0), (0, 1))), nn.Linear(4, 6))),
+            CyclicShift(2, ((1, 1),)), MeanPool(1), nn.Linear(6, 3),
         ),
         PATCHES,
     ),

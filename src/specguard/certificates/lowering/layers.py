@@ -13,6 +13,7 @@ from torch.nn.utils import skip_init
 from specguard.errors import ConfigError
 from specguard.nn import (
     Attention,
+    CyclicShift,
     FirstTokens,
     GatedPositionalAttention,
     GatedUnit,
@@ -27,6 +28,7 @@ from specguard.nn import (
     TokenBatchNorm,
     TokenConvolution,
 )
+from specguard.nn.shift import check_grid, grid_steps
 
 Function = Callable[[Tensor], Tensor]
 
@@ -114,6 +116,23 @@ class PrependTokens(nn.Module):
 def first_tokens(layer: FirstTokens, x: Tensor) -> Function:
     count, dim = layer.count, x.shape[2]
     return lambda x: x[:, :count].reshape(1, count * dim)
+
+
+class CyclicShifts(nn.Module):
+    """CyclicShift as one permutation matrix per group of channels."""
+
+    def __init__(self, layer: CyclicShift, x: Tensor) -> None:
+        super().__init__()
+        side, steps = grid_steps(layer)
+        check_grid(side, steps, tuple(x.shape[1:]))
+        self.width = x.shape[2] // len(steps)
+        grid = torch.eye(side**2, dtype=x.dtype).unflatten(1, (side, side))
+        self.maps = nn.ModuleList(linear_map(grid.roll(step, (1, 2)).flatten(1).mT.contiguous()) for step in steps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, w = x.transpose(1, 2), self.width
+        groups = [move(x[:, i * w : (i + 1) * w]) for i, move in enumerate(self.maps)]
+        return torch.cat(groups, 1).transpose(1, 2)
 
 
 def batch_norm(layer: TokenBatchNorm, x: Tensor) -> nn.Module:

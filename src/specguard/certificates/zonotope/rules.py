@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import unfold
 
 from specguard.certificates.attention.rule import mixture_of
-from specguard.certificates.layers import curves, sll
+from specguard.certificates.layers import curves, shift, sll
 from specguard.certificates.layers.affine import batch_norm_terms, interpolation
 from specguard.certificates.layers.convolution import windows
 from specguard.certificates.node import up
@@ -28,6 +28,7 @@ from specguard.nn import (
     ClassPool,
     ClassToken,
     CoreAttention,
+    CyclicShift,
     FirstTokens,
     GatedPositionalAttention,
     GatedUnit,
@@ -48,6 +49,7 @@ from specguard.nn import (
     TokenConvolution,
 )
 from specguard.nn.settings import bias_of, patch_side, positive
+from specguard.nn.shift import grid_steps
 
 Reads = Literal["each token alone", "all tokens"] | int  # or only so many of the first tokens
 
@@ -158,6 +160,12 @@ def class_token(layer: ClassToken) -> Enclosure:
 def positions(layer: Positions) -> Enclosure:
     """A vector added to every token."""
     return _mixing(lambda z: maps.shifted(z, layer.table.detach()))
+
+
+def cyclic_shift(layer: CyclicShift) -> Enclosure:
+    """Groups of channels moved over the grid of tokens."""
+    side, steps = grid_steps(layer)
+    return _mixing(lambda z: rearrange(mixed(z), lambda x: shift.shifted(x, side, steps)))
 
 
 def flatten(layer: nn.Flatten) -> Enclosure:
@@ -374,6 +382,7 @@ ENCLOSURES: dict[type[nn.Module], Maker] = {
     PatchEmbedding: patch_embedding,
     ClassToken: class_token,
     Positions: positions,
+    CyclicShift: cyclic_shift,
     ClassPool: class_pool,
     MeanPool: mean_pool,
     FirstTokens: first_tokens,

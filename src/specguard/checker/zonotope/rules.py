@@ -14,6 +14,7 @@ from torch import nn
 from specguard import nn as own
 from specguard.checker import weights
 from specguard.checker.enclosure import Array, Box
+from specguard.checker.layers import shift
 from specguard.checker.layers.affine import interpolation
 from specguard.checker.layers.sll import second_map
 from specguard.checker.zonotope import lines, maps, norms
@@ -22,6 +23,7 @@ from specguard.checker.zonotope.form import Form, add, lift, share
 from specguard.checker.zonotope.region import Region
 from specguard.errors import ConfigError
 from specguard.nn.settings import choice, count, heads_and_dim, patch_side, positive
+from specguard.nn.shift import grid_steps
 
 Reads = Literal["each token alone", "all tokens"] | int
 
@@ -130,6 +132,11 @@ def _class_token(layer: own.ClassToken) -> Rule:
 def _positions(layer: own.Positions) -> Rule:
     table = weights.shared_tokens(layer.table)
     return _mixing(lambda z: maps.shifted(z, table))
+
+
+def _cyclic_shift(layer: own.CyclicShift) -> Rule:
+    side, steps = grid_steps(layer)
+    return _mixing(lambda z: share(lift(z)).map(shift.sources(side, steps, z.shape).moved))
 
 
 def _mean(layer: Any, with_first: bool) -> Rule:
@@ -275,6 +282,7 @@ ENCLOSURES: dict[type[nn.Module], Callable[[Any], Rule]] = {
     own.PatchEmbedding: lambda layer: _patches(layer, Box.exact(0.0), Box.exact(np.ones((1, 1, 1)))),
     own.ClassToken: _class_token,
     own.Positions: _positions,
+    own.CyclicShift: _cyclic_shift,
     own.ClassPool: lambda layer: _mixing(lambda z: z.map(lambda x: x[0]), reads=1),
     own.MeanPool: lambda layer: _mean(layer, with_first=False),
     own.FirstTokens: lambda layer: _mixing(_row(count("count", layer.count, 1)), reads=layer.count),

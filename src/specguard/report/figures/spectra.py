@@ -10,24 +10,35 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+from matplotlib.mlab import GaussianKDE
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from specguard.records.spectrum import SpectrumRecord
-from specguard.report.figures.style import RUN_COLOURS, plain
+from specguard.report.figures.style import plain, run_color
+
+_ROW, _WIDEST, _POINTS = 64, 14.0, 80  # violins in a row, inches of its width, and points of a violin's outline
+_TITLES = {
+    "sigma": r"$\sigma_{\max}(J_F)$",
+    "step": r"$\sigma_{\max}(I + J_F)$, or of $J$ without a skip connection",
+}
 
 
 def violin_figure(
-    runs: Mapping[str, Sequence[SpectrumRecord]], groups: Sequence[str] = ("embedding", "block", "head")
+    runs: Mapping[str, Sequence[SpectrumRecord]],
+    groups: Sequence[str] = ("embedding", "block", "head"),
+    titles: Mapping[str, str] = _TITLES,
 ) -> Figure:
     """Plot the distribution over images of each part's largest singular value, several runs side by side.
 
     The upper panel shows sigma_max(J_F), the quantity of the theorem; the lower one sigma_max(I + J_F), that of
-    the whole part. A run that lacks a part leaves its place empty.
+    the whole part. A run that lacks a part leaves its place empty. Densities are of logarithms, as the axis is,
+    and are drawn to where they vanish. Where there are many runs and parts, further parts follow in rows below.
 
     Args:
         runs: the records of one spectrum study per run, by label.
         groups: the groups of parts to show; by default the embedding, the blocks and the head.
+        titles: of both panels, `sigma` and `step`.
 
     Returns:
         A matplotlib figure.
@@ -44,28 +55,38 @@ def violin_figure(
     parts = _part_names(runs, groups)
     if not parts:
         raise ValueError(f"the records hold no part of the groups {', '.join(groups)}")
-    width = min(max(6.4, 1.5 + 0.35 * len(parts) * len(runs)), 24.0)
+    most = max(1, _ROW // len(runs))
+    each = math.ceil(len(parts) / math.ceil(len(parts) / most))  # parts in a row of the figure
+    rows = [parts[begin : begin + each] for begin in range(0, len(parts), each)]
+    width = min(max(6.4, 1.5 + 0.35 * len(rows[0]) * len(runs)), _WIDEST)
     columns = max(1, int(15 * width / (6 + max(len(label) for label in runs))))  # of the legend; 15 letters an inch
-    figure = Figure(figsize=(width, 5.2 + 0.2 * math.ceil(len(runs) / columns)), layout="constrained")
-    axes = figure.subplots(2, 1, sharex=True)
-    colors = [RUN_COLOURS[number % len(RUN_COLOURS)] for number in range(len(runs))]
-    for axis, key, title in (
-        (axes[0], "sigma", r"$\sigma_{\max}(J_F)$"),
-        (axes[1], "step", r"$\sigma_{\max}(I + J_F)$, or of $J$ without a skip connection"),
-    ):
-        for number, records in enumerate(runs.values()):
-            _violins(axis, [_values(records, part, key) for part in parts], number, len(runs), colors[number])
-        axis.set_title(title, fontsize=10, loc="left")
-        axis.set_yscale("log")
-        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.yaxis.set_major_formatter(ScalarFormatter())
-        axis.yaxis.set_minor_formatter(NullFormatter())
-        axis.grid(axis="y", linewidth=0.4, alpha=0.5)
-        axis.spines[["top", "right"]].set_visible(False)
-    names, turned = [plain(part) for part in parts], 60 if len(parts) > 10 else 20
-    axes[1].set_xticks(range(len(parts)), names, rotation=turned, ha="right", fontsize=8, parse_math=False)
+    height = 5.2 * len(rows) + 0.2 * math.ceil(len(runs) / columns)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(2 * len(rows), 1)
+    colors = [run_color(number) for number in range(len(runs))]
+    for place, row in enumerate(rows):
+        for axis, (key, title) in zip(axes[2 * place : 2 * place + 2], titles.items(), strict=True):
+            for number, records in enumerate(runs.values()):
+                _violins(axis, [_values(records, part, key) for part in row], number, len(runs), colors[number])
+            axis.set_title(title, fontsize=10, loc="left")
+            _finish(axis, row)
+        axes[2 * place].tick_params(labelbottom=False)
     _add_legend(figure, dict(zip(runs, colors, strict=True)), columns)
     return figure
+
+
+def _finish(axis: Any, parts: Sequence[str]) -> None:
+    """A logarithmic axis of values, and the names of the parts below."""
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.grid(axis="y", linewidth=0.4, alpha=0.5)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_xlim(-0.6, len(parts) - 0.4)
+    names, turned = [plain(part) for part in parts], 60 if len(parts) > 10 else 20
+    axis.set_xticks(range(len(parts)), names, rotation=turned, ha="right", fontsize=8, parse_math=False)
 
 
 def direction_figure(
@@ -151,12 +172,24 @@ def _violins(axis: Any, values: list[list[float]], number: int, runs: int, color
     drawn = {i + (number - (runs - 1) / 2) * width: found for i, found in enumerate(values) if found}
     if not drawn:
         return
-    bodies = axis.violinplot(
-        list(drawn.values()), list(drawn), points=60, widths=0.9 * width, showextrema=False, showmedians=True
-    )
+    shapes = [_density(found) for found in drawn.values()]
+    bodies = axis.violin(shapes, list(drawn), widths=0.9 * width, showextrema=False, showmedians=True)
     for place, body in enumerate(bodies["bodies"]):
         body.set(facecolor=color, alpha=0.55, linewidth=0, gid=f"run-{number}-body-{id_of(axis)}-{place}")
     bodies["cmedians"].set(color=color, linewidth=1.6, gid=f"run-{number}-median-{id_of(axis)}")
+
+
+def _density(values: Sequence[float]) -> dict[str, Any]:
+    """The shape of a violin: a kernel density of the logarithms, to three bandwidths beyond the ends."""
+    found = np.sort(np.log(values))
+    mean, median = float(np.mean(values)), float(np.median(values))
+    known = {"mean": mean, "median": median, "min": min(values), "max": max(values)}
+    if found[-1] - found[0] < 1e-6:
+        return known | {"coords": np.array([median]), "vals": np.array([1.0])}
+    kernels = GaussianKDE(found)
+    reach = 3 * math.sqrt(np.asarray(kernels.covariance).item())
+    places = np.linspace(found[0] - reach, found[-1] + reach, _POINTS)
+    return known | {"coords": np.exp(places), "vals": kernels.evaluate(places)}
 
 
 def id_of(axis: Any) -> int:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from specguard.records.spectrum import WeightNorms, WeightSpectra
-from specguard.report.figures.style import RUN_COLOURS
+from specguard.report.figures.style import run_color
 
 KINDS = {"q": "queries", "k": "keys", "v": "values"}
 
@@ -32,7 +32,7 @@ def weights_figure(runs: Mapping[int, WeightSpectra]) -> Figure:
     axes = figure.subplots(1, 3, sharey=True)
     for axis, (kind, name) in zip(axes, KINDS.items(), strict=True):
         for number, weights in runs.items():
-            color = RUN_COLOURS[number % len(RUN_COLOURS)]
+            color = run_color(number)
             _draw(axis, _of_kind(weights.before or (), kind), color, f"run-{number}-{kind}-before", before=True)
             _draw(axis, _of_kind(weights.after, kind), color, f"run-{number}-{kind}-after")
         axis.set_title(name, fontsize=9.5, loc="left")

@@ -1,6 +1,6 @@
 """The contents of the page as plain values: all decisions are made here, all HTML is in the template."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specguard.records.accuracy import Accuracy
@@ -12,7 +12,16 @@ from specguard.records.sensitivity import SensitivitySummary
 from specguard.records.smoothing import SmoothSummary
 from specguard.records.spectrum import SpectrumSummary
 from specguard.records.training import TrainingSummary
+from specguard.report.accuracies import (
+    ball_text,
+    certificate_accuracies,
+    clean_accuracy,
+    is_stratified,
+    robust_accuracies,
+    thin_out,
+)
 from specguard.report.export import WORST_CASE, class_rows
+from specguard.report.images import image_sets, images_of, on_images
 from specguard.report.run import FoundAttack, FoundCertificates, FoundSpectrum, Run
 
 _STAGES = {
@@ -24,8 +33,7 @@ _STAGES = {
     SmoothSummary: "smoothing",
     CheckSummary: "independent check",
 }
-_BALLS, _CLASSES, _COMMANDS = 4, 100, 20  # the largest number of each that is shown
-_Found = tuple[tuple[str, float], Accuracy, FoundAttack | FoundCertificates]
+_CLASSES, _COMMANDS = 100, 20  # the largest number of each that is shown
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,14 @@ class Bar:
     kind: str  # clean, attacked or certified: its color
     name: str
     accuracy: Accuracy
+
+
+@dataclass(frozen=True)
+class Bars:
+    """The accuracies of a run on the same images."""
+
+    images: str
+    bars: tuple[Bar, ...]
 
 
 @dataclass(frozen=True)
@@ -55,66 +71,22 @@ class ClassTable:
     omitted: int
 
 
-def radius_text(radius: float) -> str:
-    """The radius as a multiple of 1/255 where it is one, else in a few digits."""
-    steps = round(255 * radius)
-    return f"{steps}/255" if steps > 0 and abs(255 * radius - steps) < 1e-6 else f"{radius:.4g}"
-
-
-def ball_text(norm: str, radius: float) -> str:
-    return f"{norm} {radius_text(radius)}"
-
-
-def clean_accuracy(run: Run) -> Accuracy | None:
-    """The clean accuracy on most images; among equals, that on a stratified subset."""
-    studies: list[FoundAttack | FoundCertificates] = [*run.attacks, *run.certificates]
-    found = [study.summary.clean for study in sorted(studies, key=_stratified, reverse=True)]
-    if run.training is not None:
-        found.append(run.training.summary.test_accuracy)
-    return max(found, key=lambda accuracy: accuracy.n, default=None)
-
-
-def robust_accuracies(run: Run) -> dict[tuple[str, float], Accuracy]:
-    """Robust accuracy under all attacks tried, by ball; of several evaluations, the one on most images."""
-    rows: list[_Found] = [
-        ((row.norm, row.radius), row.accuracy, study) for study in run.attacks for row in study.summary.worst_case
+def bars(run: Run) -> list[Bars]:
+    """Clean, robust and certified accuracy, the latter two at a few balls, apart for different images."""
+    trained = () if run.training is None else (images_of(run.training),)
+    return [
+        Bars(images.named, tuple(_bars(on_images(run, images))))
+        for images in dict.fromkeys((*image_sets(run), *trained))
     ]
-    rows += [((study.norm, row.radius), row.robust, study) for study in run.certificates for row in study.rows]
-    return _select(rows, lambda accuracy: -accuracy.count)
 
 
-def certificate_accuracies(run: Run) -> dict[tuple[str, float], Accuracy]:
-    """Certified accuracy by ball; of several studies, the one on most images."""
-    rows: list[_Found] = [((s.norm, row.radius), row.certified, s) for s in run.certificates for row in s.rows]
-    return _select(rows, lambda accuracy: accuracy.count)
-
-
-def _select(rows: list[_Found], preference: Callable[[Accuracy], int]) -> dict[tuple[str, float], Accuracy]:
-    """By ball, the accuracy on most images; among equals, that on a stratified subset, then the preferred one."""
-    ordered = sorted(rows, key=lambda row: (row[1].n, _stratified(row[2]), preference(row[1])))
-    return dict(sorted({ball: accuracy for ball, accuracy, _ in ordered}.items()))
-
-
-def _stratified(study: FoundAttack | FoundCertificates) -> bool:
-    return study.subset_of is not None
-
-
-def bars(run: Run) -> list[Bar]:
-    """Clean, robust and certified accuracy, the latter two at a few balls."""
+def _bars(run: Run) -> list[Bar]:
     clean = clean_accuracy(run)
     found = [] if clean is None else [Bar("clean", "clean accuracy", clean)]
     for kind, known in (("attacked", robust_accuracies(run)), ("certified", certificate_accuracies(run))):
         name = "robust accuracy" if kind == "attacked" else "certified accuracy"
         found += [Bar(kind, f"{name}, {ball_text(*ball)}", known[ball]) for ball in thin_out(list(known))]
     return found
-
-
-def thin_out(balls: Sequence[tuple[str, float]], most: int = _BALLS) -> list[tuple[str, float]]:
-    """At most `most` of the balls, evenly spaced, the first and the last among them."""
-    if len(balls) <= most:
-        return list(balls)
-    step = (len(balls) - 1) / (most - 1)
-    return [balls[round(i * step)] for i in range(most)]
 
 
 def verdict(run: Run) -> str:
@@ -128,7 +100,7 @@ def verdict(run: Run) -> str:
             f"Of {robust.n:,} images, {robust.count:,} are classified correctly under every attack tried at "
             f"{ball_text(*ball)}. None has been certified."
         )
-    study = max(run.certificates, key=lambda study: (study.summary.n, _stratified(study)))
+    study = max(run.certificates, key=lambda study: (study.summary.n, is_stratified(study)))
     n = study.summary.n
     proved = [row for row in study.rows if row.certified.count]
     row = proved[-1] if proved else study.rows[0]
@@ -145,12 +117,6 @@ def verdict(run: Run) -> str:
     )
 
 
-def images_text(study: FoundAttack | FoundCertificates | FoundSpectrum) -> str:
-    """The number of images of a study, and of which set they are a stratified subset, if they are."""
-    of = study.subset_of
-    return f"{study.summary.n:,} images" + ("" if of is None else f", a subset of {of:,} stratified by class")
-
-
 def subsets(run: Run) -> list[str]:
     """One sentence for each stratified subset, naming the studies that use it."""
     places: dict[str, list[str]] = {}
@@ -161,21 +127,8 @@ def subsets(run: Run) -> list[str]:
     ]
     for study in studies:
         if study.subset_of is not None:
-            places.setdefault(images_text(study), []).append(study.place)
+            places.setdefault(images_of(study).text, []).append(study.place)
     return [f"In {' and '.join(at)}: {text}." for text, at in places.items()]
-
-
-def median_radius(run: Run) -> tuple[str, float] | None:
-    """The largest median certified l2 radius over the correctly classified images, and its method."""
-    known = [
-        (found.median, method)
-        for study in run.certificates
-        if study.summary.study.settings.search
-        for method, found in study.summary.largest.items()
-        if found.median is not None and study.summary.radius_norm(method) == "l2"
-    ]
-    best = max(known, default=None)
-    return None if best is None else (best[1], best[0])
 
 
 def stages(run: Run) -> list[Stage]:

@@ -5,27 +5,31 @@ radius linearly over the first `ramp` epochs: training from scratch at the full 
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from specguard.attacks.model import Precision, QueriedModel
-from specguard.attacks.pgd import ascent_step, check_counts, check_step_size, step_size
+from specguard.attacks.pgd import step_size
 from specguard.errors import ConfigError
 from specguard.geometry import Ball
 from specguard.inputs import eval_mode
-from specguard.rng import Noise
-from specguard.train.objectives.base import Images, Model, StepContext, Targets, check_smoothing, unwrapped
-
-Scalar = Float[Tensor, ""]
+from specguard.train.objectives.base import Images, Model, StepContext, Targets, unwrapped
+from specguard.train.objectives.search import (
+    AdversarialObjective,
+    Scalar,
+    ascent,
+    check_search,
+    queried,
+    ramped_ball,
+    sample_rng,
+    soft_cross_entropy,
+)
 
 
 @dataclass(frozen=True)
-class PGDTraining:
+class PGDTraining(AdversarialObjective):
     """Cross-entropy at adversarial examples found by PGD (Madry et al. 2018).
 
     Args:
@@ -41,7 +45,7 @@ class PGDTraining:
         >>> from specguard import Ball
         >>> from specguard.train import PGDTraining, StepContext
         >>> context = StepContext(step=0, steps=10, steps_per_epoch=5, generator=torch.Generator().manual_seed(0))
-        >>> brightness = lambda x: torch.stack([0.5 - x.mean((1, 2, 3)), x.mean((1, 2, 3)) - 0.5], 1)
+        >>> brightness = lambda x: torch.stack([1 - x.mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
         >>> images, targets = torch.full((2, 1, 2, 2), 0.45), torch.eye(2)[[0, 0]]
         >>> round(PGDTraining(Ball("linf", 0.1), steps=3)(brightness, images, targets, context).item(), 3)
         0.744
@@ -55,24 +59,26 @@ class PGDTraining:
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_search(self)
         if not 0 <= self.clean < 1:
             raise ConfigError(f"the fraction of clean images must lie in [0, 1), not {self.clean}")
 
-    def __call__(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Scalar:
+    def examples(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Images:
         unperturbed = round(self.clean * (context.before + len(images) + context.after))
         kept = min(max(unperturbed - context.before, 0), len(images))
         center, rest = images[kept:], targets[kept:]
-        ball = _ramped_ball(self.ball, self.ramp, context)
-        rng = _rng(len(center), context, unperturbed)
+        ball = ramped_ball(self.ball, self.ramp, context)
+        rng = sample_rng(len(center), context, unperturbed)
         start, size = ball.sample(center, rng), step_size(self.step_size, self.steps, ball)
-        x = _ascent(model, start, center, ball, size, self.steps, _soft_cross_entropy(rest))
-        x = torch.cat([images[:kept], x])
-        return cross_entropy(model(x).float(), targets, label_smoothing=self.label_smoothing)
+        x = ascent(model, start, center, ball, size, self.steps, soft_cross_entropy(rest))
+        return torch.cat([images[:kept], x])
+
+    def loss(self, model: Model, images: Images, perturbed: Images, targets: Targets) -> Scalar:
+        return cross_entropy(model(perturbed).float(), targets, label_smoothing=self.label_smoothing)
 
 
 @dataclass(frozen=True)
-class TRADES:
+class TRADES(AdversarialObjective):
     """Cross-entropy plus `beta` times the KL divergence of the worst perturbed prediction (Zhang et al. 2019).
 
     Args:
@@ -88,7 +94,7 @@ class TRADES:
         >>> from specguard import Ball
         >>> from specguard.train import TRADES, StepContext
         >>> context = StepContext(step=0, steps=10, steps_per_epoch=5, generator=torch.Generator().manual_seed(0))
-        >>> brightness = lambda x: torch.stack([0.5 - x.mean((1, 2, 3)), x.mean((1, 2, 3)) - 0.5], 1)
+        >>> brightness = lambda x: torch.stack([1 - x.mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
         >>> images, targets = torch.full((2, 1, 2, 2), 0.45), torch.eye(2)[[0, 0]]
         >>> round(TRADES(Ball("linf", 0.1), steps=3)(brightness, images, targets, context).item(), 3)
         0.674
@@ -102,29 +108,101 @@ class TRADES:
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_search(self)
         if not (math.isfinite(self.beta) and self.beta >= 0):
             raise ConfigError(f"the beta of TRADES must be finite and not negative, not {self.beta}")
 
-    def __call__(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Scalar:
-        ball = _ramped_ball(self.ball, self.ramp, context)
+    def examples(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Images:
+        ball = ramped_ball(self.ball, self.ramp, context)
         with eval_mode(unwrapped(model)):
-            clean_log_p = log_softmax(_queried(model, images).search_logits(images), 1)
+            clean_log_p = log_softmax(queried(model, images).search_logits(images), 1)
         # A random start, because the divergence has no gradient at the image itself.
-        noise = _rng(len(images), context).normal(images.shape[1:], images.dtype)
+        noise = sample_rng(len(images), context).normal(images.shape[1:], images.dtype)
         start, size = ball.project(images + 1e-3 * noise, images), step_size(self.step_size, self.steps, ball)
 
         def divergence(logits: Tensor) -> Tensor:
             return kl_div(log_softmax(logits, 1), clean_log_p, log_target=True, reduction="none").sum(1)
 
-        x = _ascent(model, start, images, ball, size, self.steps, divergence)
-        clean, perturbed = model(torch.cat([images, x])).float().chunk(2)
-        distance = kl_div(log_softmax(perturbed, 1), log_softmax(clean, 1), log_target=True, reduction="batchmean")
+        return ascent(model, start, images, ball, size, self.steps, divergence)
+
+    def loss(self, model: Model, images: Images, perturbed: Images, targets: Targets) -> Scalar:
+        clean, moved = model(torch.cat([images, perturbed])).float().chunk(2)
+        distance = kl_div(log_softmax(moved, 1), log_softmax(clean, 1), log_target=True, reduction="batchmean")
         return cross_entropy(clean, targets, label_smoothing=self.label_smoothing) + self.beta * distance
 
 
 @dataclass(frozen=True)
-class NFGSM:
+class MART(AdversarialObjective):
+    """Misclassification-aware adversarial training (Wang et al. 2020), for labels y.
+
+    `-log p'_y - log(1 - max_{k != y} p'_k) + beta (1 - p_y) KL(p || p')`, with p at the image and p' at the
+    adversarial example that PGD finds: the divergence counts most where the image itself is misclassified.
+    For mixed targets, `-log(1 - max)` and `1 - p_y` are the means over the labels.
+
+    Args:
+        ball: the perturbations
+        beta: weight of the divergence
+        steps: of PGD, from a random start
+        step_size: of PGD in pixels, by default 2.5 radius / steps
+        ramp: epochs over which the radius grows linearly
+        label_smoothing: probability that is spread over all classes, in `-log p'_y`
+
+    Example:
+        >>> import torch
+        >>> from specguard import Ball
+        >>> from specguard.train import MART, StepContext
+        >>> context = StepContext(step=0, steps=10, steps_per_epoch=5, generator=torch.Generator().manual_seed(0))
+        >>> brightness = lambda x: torch.stack([1 - x.mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
+        >>> images, targets = torch.full((2, 1, 2, 2), 0.45), torch.eye(2)[[0, 0]]
+        >>> round(MART(Ball("linf", 0.1), steps=3)(brightness, images, targets, context).item(), 3)
+        1.501
+    """
+
+    ball: Ball
+    beta: float = 5.0
+    steps: int = 10
+    step_size: float | None = None
+    ramp: float = 0.0
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_search(self)
+        if not (math.isfinite(self.beta) and self.beta >= 0):
+            raise ConfigError(f"the beta of MART must be finite and not negative, not {self.beta}")
+
+    def examples(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Images:
+        ball = ramped_ball(self.ball, self.ramp, context)
+        start, size = (
+            ball.sample(images, sample_rng(len(images), context)),
+            step_size(self.step_size, self.steps, ball),
+        )
+        return ascent(model, start, images, ball, size, self.steps, soft_cross_entropy(targets))
+
+    def loss(self, model: Model, images: Images, perturbed: Images, targets: Targets) -> Scalar:
+        clean, moved = model(torch.cat([images, perturbed])).float().chunk(2)
+        targets = targets.float()
+        boosted = -(targets * _log_without_worst_other(moved)).sum(1).mean()
+        log_p = log_softmax(clean, 1)
+        distance = kl_div(log_softmax(moved, 1), log_p, log_target=True, reduction="none").sum(1)
+        doubt = (targets * -torch.expm1(log_p)).sum(1)
+        fit = cross_entropy(moved, targets, label_smoothing=self.label_smoothing)
+        return fit + boosted + self.beta * (doubt * distance).mean()
+
+
+def _log_without_worst_other(logits: Tensor) -> Tensor:
+    """`log(1 - max_{k != c} p_k)` for every class c, of probabilities p, without cancellation.
+
+    Only two classes can be the worst other one: the first for all c but itself, and for that the second.
+    """
+    best = logits.detach().topk(2, dim=1).indices
+    whole = logits.logsumexp(1, keepdim=True)
+    without = [logits.scatter(1, best[:, i : i + 1], -torch.inf).logsumexp(1, keepdim=True) - whole for i in (0, 1)]
+    others = without[0].expand_as(logits)
+    return others.scatter(1, best[:, :1], without[1])
+
+
+@dataclass(frozen=True)
+class NFGSM(AdversarialObjective):
     """Single-step adversarial training from a wide random start, without projection (de Jorge et al. 2022).
 
     The wide, unclipped noise prevents the collapse of single-step training.
@@ -142,7 +220,7 @@ class NFGSM:
         >>> from specguard import Ball
         >>> from specguard.train import NFGSM, StepContext
         >>> context = StepContext(step=0, steps=10, steps_per_epoch=5, generator=torch.Generator().manual_seed(0))
-        >>> brightness = lambda x: torch.stack([0.5 - x.mean((1, 2, 3)), x.mean((1, 2, 3)) - 0.5], 1)
+        >>> brightness = lambda x: torch.stack([1 - x.mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
         >>> images, targets = torch.full((2, 1, 2, 2), 0.45), torch.eye(2)[[0, 0]]
         >>> round(NFGSM(Ball("linf", 0.1), noise=0.0)(brightness, images, targets, context).item(), 3)
         0.744
@@ -154,67 +232,16 @@ class NFGSM:
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_search(self)
         if not (math.isfinite(self.noise) and self.noise >= 0):
             raise ConfigError(f"the noise of N-FGSM must be finite and not negative, not {self.noise}")
 
-    def __call__(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Scalar:
-        ball = _ramped_ball(self.ball, self.ramp, context)
+    def examples(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Images:
+        ball = ramped_ball(self.ball, self.ramp, context)
         wide = replace(ball, radius=self.noise * ball.radius)
-        start = wide.sample(images, _rng(len(images), context))
+        start = wide.sample(images, sample_rng(len(images), context))
         reachable = replace(ball, radius=(self.noise + 1) * ball.radius)  # contains every step
-        x = _ascent(model, start, images, reachable, ball.radius, 1, _soft_cross_entropy(targets))
-        return cross_entropy(model(x).float(), targets, label_smoothing=self.label_smoothing)
+        return ascent(model, start, images, reachable, ball.radius, 1, soft_cross_entropy(targets))
 
-
-def _ascent(
-    model: Model,
-    x: Images,
-    center: Images,
-    ball: Ball,
-    size: float,
-    steps: int,
-    loss: Callable[[Tensor], Tensor],
-) -> Images:
-    """PGD for training: all images take all steps, without synchronizing host and device."""
-    queried = _queried(model, x)
-    with torch.no_grad(), eval_mode(unwrapped(model)):
-        for _ in range(steps):
-            gradient, _, _ = queried.gradient(x, loss)
-            x = ascent_step(x, gradient, center, ball, size)
-    if x.is_cuda:
-        torch.compiler.cudagraph_mark_step_begin()  # for the training step that follows
-    return x
-
-
-def _queried(model: Model, x: Tensor) -> QueriedModel:
-    """The unwrapped model, in the precision of the training step."""
-    precision: Precision = "bfloat16" if torch.is_autocast_enabled(x.device.type) else "full"
-    return QueriedModel(unwrapped(model), precision, checked=False)
-
-
-def _ramped_ball(ball: Ball, ramp: float, context: StepContext) -> Ball:
-    """The ball at this step: its radius grows linearly over the first `ramp` epochs."""
-    factor = min((context.epoch + 1 / context.steps_per_epoch) / ramp, 1.0) if ramp > 0 else 1.0
-    return replace(ball, radius=factor * ball.radius)
-
-
-def _rng(count: int, context: StepContext, unperturbed: int = 0) -> Noise:
-    """The random numbers of `count` images, of a batch whose first `unperturbed` images need none."""
-    before, device = max(context.before - unperturbed, 0), context.generator.device
-    keys = torch.randint(2**62, (before + count + context.after,), generator=context.generator, device=device)
-    return Noise(keys[before : before + count])
-
-
-def _soft_cross_entropy(targets: Targets) -> Callable[[Tensor], Tensor]:
-    return lambda logits: cross_entropy(logits, targets, reduction="none")
-
-
-def _check(objective: PGDTraining | TRADES | NFGSM) -> None:
-    """Raise ConfigError for invalid settings of any of the three."""
-    if not (math.isfinite(objective.ramp) and objective.ramp >= 0):
-        raise ConfigError(f"the ramp must be a finite number of epochs, not {objective.ramp}")
-    check_smoothing(objective.label_smoothing)
-    if not isinstance(objective, NFGSM):
-        check_counts(objective, "steps")
-        check_step_size(objective.step_size)
+    def loss(self, model: Model, images: Images, perturbed: Images, targets: Targets) -> Scalar:
+        return cross_entropy(model(perturbed).float(), targets, label_smoothing=self.label_smoothing)

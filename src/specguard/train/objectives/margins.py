@@ -18,9 +18,9 @@ from torch.nn.functional import cross_entropy, log_softmax
 
 from specguard.errors import ConfigError
 from specguard.nn import Attention, CoreAttention, GatedPositionalAttention, SkipAttention
-from specguard.train.objectives.adversarial import NFGSM, TRADES, PGDTraining
 from specguard.train.objectives.base import CrossEntropy, Images, Model, Objective, StepContext, Targets, unwrapped
 from specguard.train.objectives.feature_radius import estimate_feature_radius
+from specguard.train.objectives.search import AdversarialObjective
 
 Scalar = Float[Tensor, ""]
 _FUSED = (Attention, GatedPositionalAttention, SkipAttention, CoreAttention)
@@ -213,7 +213,7 @@ class InputGradient:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.weight) and self.weight >= 0):
             raise ConfigError(f"the weight of a penalty must be finite and not negative, not {self.weight}")
-        if isinstance(self.inner, PGDTraining | TRADES | NFGSM):
+        if isinstance(self.inner, AdversarialObjective):
             name = type(self.inner).__name__
             raise ConfigError(
                 f"the loss of {name} is taken at images of its own and has no gradient at those given"

@@ -1,5 +1,5 @@
 "use strict";
-// Sorting by any column, and hiding runs. The page is complete without it.
+// Sorting by any column, hiding runs, and saying which tables are wider than the page. It is complete without them.
 for (const table of document.querySelectorAll("table.sortable")) {
   table.querySelectorAll("thead th").forEach((head, column) => {
     const button = head.querySelector("button");
@@ -28,6 +28,12 @@ for (const box of document.querySelectorAll(".chooser input")) {
   box.addEventListener("change", show);
   show(); // a browser may remember boxes over a reload
 }
+const measure = () => {
+  for (const table of document.querySelectorAll(".scroll")) table.classList.toggle("wide", table.scrollWidth > table.clientWidth + 1);
+};
+addEventListener("resize", measure);
+document.addEventListener("toggle", measure, true); // of what was folded
+measure();
 addEventListener("beforeprint", () => {
   for (const folded of document.querySelectorAll("details:not(.long)")) folded.open = true;
 });

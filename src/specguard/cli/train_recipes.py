@@ -1,0 +1,72 @@
+"""`specguard train --recipe NAME`: options for a purpose, of which those given on the command line take precedence.
+
+A recipe names only what differs from the defaults, so that options which belong to its objective can be exchanged
+with it. What it set is stored with the run like everything else, and a resumed run does not ask the recipe again.
+"""
+
+from typing import Any
+
+from specguard.cli.options import Given, Option
+from specguard.errors import ConfigError, suggestion
+
+RECIPES: dict[str, dict[str, Any]] = {
+    # A trained model, made robust against attacks: a small learning rate, and the epoch that resists best.
+    "robust-finetune": {
+        "objective": "pgd",
+        "awp": 0.005,
+        "inner_steps": 5,
+        "ramp": 2.0,
+        "epochs": 15,
+        "lr": 2e-4,
+        "warmup": 1.0,
+        "ema": 0.99,
+        "validate": 200,
+    },
+    # A network of known norms, trained for margins that a proof can use.
+    "certifiable": {
+        "model": "certifiable_patch4_32",
+        "objective": "emma",
+        "norm": "l2",
+        "radius": "0.2",
+        "lipschitz": "local",
+        "ramp": 40.0,
+        "epochs": 120,
+        "batch": 64,
+        "lr": 3e-3,
+    },
+    # A model that predicts the same under noise, for `specguard smooth`.
+    "smoothing": {"objective": "consistency", "epochs": 60, "batch": 64},
+}
+_CERTIFIABLE = {"digits": "certifiable_digits"}  # by data set, where the images need another model
+
+
+def with_recipe(options: dict[str, Any], given: Given) -> tuple[dict[str, Any], Given]:
+    """The options under those of the recipe that they name, without those given; and which ones it set."""
+    name = options["recipe"]
+    if name is None:
+        return options, frozenset()
+    if name not in RECIPES:
+        *most, last = RECIPES
+        raise ConfigError(
+            f"recipe {name!r} is unknown; choose {', '.join(most)} or {last}{suggestion(name, RECIPES)}"
+        )
+    chosen = {key: value for key, value in RECIPES[name].items() if key not in given}
+    if "model" in chosen:
+        chosen["model"] = _CERTIFIABLE.get(options["data"], chosen["model"])
+        if "weights" in given:  # of a run, which has its model
+            del chosen["model"]
+    return options | chosen, frozenset(chosen)
+
+
+def recipe_lines(options: dict[str, Any], chosen: Given, known: tuple[dict[str, Option], ...]) -> tuple[str, ...]:
+    """What to print of a recipe: one line for every option that it set, as it would be given by hand."""
+    if not chosen:
+        return ()
+    flags = {name: option.flags[0].partition("/")[0] for group in known for name, option in group.items()}
+    order = [name for name in RECIPES[options["recipe"]] if name in chosen]
+    lines = (f"  {flags[name]} {_word(options[name])}".rstrip() for name in order)
+    return (f"--recipe {options['recipe']} sets", *lines)
+
+
+def _word(value: object) -> str:
+    return "" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
