@@ -179,7 +179,7 @@ def test_proofs_that_fail_lead_to_smoothing_and_then_to_training_for_certificate
     assert judge(attack, certificates=(failed,)).command == "specguard smooth runs/mine --sigma 0.25"
     after = judge(attack, certificates=(failed,), smoothing=(smoothed(50),))
     assert after.command is not None
-    assert "--objective emma" in after.command
+    assert after.command.startswith("specguard train --recipe certifiable --data digits --run ")
     assert "the smoothed classifier, another function, keeps 50.0 %" in after.sentences[1]
 
 
@@ -280,7 +280,7 @@ def test_the_command_names_the_model_as_the_study_did():
     assert told is not None
     assert told.command is not None
     assert told.command.startswith(
-        "specguard train timm:vit_tiny --weights 'my weights.pt' --data cifar10 --data-root d --objective"
+        "specguard train timm:vit_tiny --weights 'my weights.pt' --data cifar10 --data-root d --recipe robust-finetune"
     )
     assert "--minutes" not in told.command
 
