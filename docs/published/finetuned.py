@@ -27,8 +27,8 @@ def timm_finetune() -> str:
     clean = compared["clean_in_timm"]["robust"]
     seconds = read(RECIPE / "result.json")["seconds"]
     sentence = (
-        f"Fine-tuning took {seconds:.0f} seconds on one busy core. Loaded in timm, the exported checkpoint classifies "
-        f"{percent(clean)} of the images correctly, and its logits differ from the run's by "
+        f"Fine-tuning took {seconds:.0f} seconds on one busy core. Loaded in timm, the exported checkpoint "
+        f"classifies {percent(clean)} of the images correctly, and its logits differ from the run's by "
         f"{compared['logits_apart']:.1g} in float64."
     )
     return "\n".join((*rows, "", sentence))

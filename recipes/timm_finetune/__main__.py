@@ -34,6 +34,7 @@ def begin(data: Path, runs: Path) -> None:
         )
     cifar = cifar10(data)
     for split, images in (("train", cifar.train), ("val", cifar.test)):
+        assert isinstance(images.images, torch.Tensor)
         for index in range(COUNTS[split]):
             folder = runs / "photos" / split / cifar.classes[int(images.labels[index])]
             folder.mkdir(parents=True, exist_ok=True)
