@@ -226,7 +226,7 @@ def test_radii_below_the_customary_ones_leave_the_question_open():
 def test_too_few_images_leave_the_question_open():
     found = judge(attacked({("linf", 4 / 255): 4}, clean=8, n=10))
     assert found.headline.startswith("Open: 40.0 % [16.8, 68.7], n = 10")
-    assert found.command == "specguard diagnose runs/mine --images 40"
+    assert found.command == "specguard diagnose runs/mine --images 40 --minutes 60"
 
 
 def test_success_beyond_the_customary_radius_does_not_decide():
