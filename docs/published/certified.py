@@ -34,7 +34,8 @@ def digits_shift() -> str:
     """The mean of the seeds, and the least and the largest, by what mixes the tokens."""
     rows = []
     for mixing, label in MIXING.items():
-        records = digits_shift_records(mixing)
+        if not (records := digits_shift_records(mixing)):
+            continue
         certified = zip(*([row["certified"] for row in record["radii"]] for record in records), strict=True)
         robust = zip(*([row["robust"] for row in record["radii"]] for record in records), strict=True)
         clean = _spread([record["clean"] for record in records])
@@ -44,10 +45,10 @@ def digits_shift() -> str:
     linear = read(SHIFT / "linear.json")
     rows.append(linear_row(linear))
     checked = [read(path) for path in sorted(SHIFT.glob("*/checked.json"))]
-    claims, images = (sum(record[key] for record in checked) for key in ("claims", "attacked"))
+    n, claims, images = (sum(record[key] for record in checked) for key in ("n", "claims", "attacked"))
     said = (
         f"Means over seeds, with the least and the largest, of {linear['n']} images each. The independent checker\n"
-        f"proved all {claims:,} claims of {len(checked)} networks again and attacked {images:,} certified images;\n"
+        f"proved all {claims:,} claims of {n:,} records again and attacked {images:,} certified images;\n"
         "none was misclassified."
     )
     return "\n".join([*table(curve_head(row["radius"] for row in linear["radii"]), rows), "", said])

@@ -19,7 +19,7 @@ resume=$([ -e "$runs/robust/run.json" ] && echo --resume || true)
 specguard train --run "$runs/robust" $resume --model timm:vit_tiny_patch16_224 "${vit[@]}" \
     --weights "$runs/checkpoint.safetensors" --data "$runs/photos" --recipe robust-finetune --radius 2/255 --epochs 6 \
     --flip --crop 4 --device cpu
-specguard attack "$runs/robust" "${attack[@]}" --out after
+specguard attack "$runs/robust" "${attack[@]}" --out "$runs/after"
 rm -f "$runs/robust.safetensors"
 specguard export "$runs/robust" --to timm "$runs/robust.safetensors"
 recipe compare "$runs" "$runs/compared.json"

@@ -23,7 +23,7 @@ from specguard.records.files import check_below
 from specguard.records.io import each_record
 from specguard.records.store import derived_seed
 from specguard.records.study import Progress as Piece
-from specguard.report import certificate_verdict, write_report
+from specguard.report import read_run, verdict, write_report
 from specguard.studies import about_study, linear_baseline, run_attack, run_certify, write_gallery
 from specguard.train import EMMA, AdamW, PGDTraining, Progress, Training, train
 
@@ -91,8 +91,9 @@ def demo(run: Path, epochs: int, out: Console, bar: Bar, study_bar: StudyBar) ->
     out.print(_table(outcomes, linear_baseline(data, data.test, _RADII)))
     for line in (*_ties(run, outcomes), *_zonotope_lines(outcomes)):
         out.print(line, soft_wrap=True)
-    for line in certificate_verdict(outcomes["certified"].proved):
-        out.print(f"certified: {line}", soft_wrap=True)
+    for name in outcomes:
+        if (judged := verdict(read_run(run / name, name))) is not None:
+            out.print(f"\n{name}: {judged}", markup=False, soft_wrap=True)
     written = write_report({name: run / name for name in outcomes}, run / "report.html")
     out.print(f"everything is in {run}", markup=False, soft_wrap=True)
     out.print(f"report in {written}", markup=False, soft_wrap=True)

@@ -57,16 +57,16 @@ def test_a_recipe_is_collected_without_a_problem_and_shows_the_numbers_its_json_
         for row, known in zip(study.summary.radii, record["radii"], strict=True):
             assert (row.radius, row.robust.count, row.certified.count, row.broken, row.unknown) == (
                 known["radius"],
-                known["attacked"]["count"],
+                known["robust" if "kind" in record else "attacked"]["count"],  # earlier versions said attacked
                 known["certified"]["count"],
                 known["broken"],
                 known["unknown"],
             )
             assert {method: by.count for method, by in row.by.items()} == {
-                method: by["count"] for method, by in known["by"].items()
+                method: by["count"] for method, by in known.get("by", {}).items()
             }
         assert {name: each.median for name, each in study.summary.largest.items()} == {
-            name: each["median"] for name, each in record["largest"].items()
+            name: each["median"] for name, each in record.get("largest", {}).items()
         }
         for method, seconds in record.get("seconds_per_image", {}).items():
             assert study.summary.seconds.get(method, 0.0) == pytest.approx(
@@ -81,7 +81,7 @@ def test_a_recipe_is_collected_without_a_problem_and_shows_the_numbers_its_json_
             record["claims"],
             record["attacked"],
         )
-        assert check.summary.study.records == record["settings"]["records"]
+        assert check.summary.study.records == record["study" if "kind" in record else "settings"]["records"]
     for looked in found.spectra:
         record = stored.pop(looked.place)
         assert [part.sigma[0].mean for part in looked.summary.parts] == [

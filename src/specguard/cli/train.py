@@ -76,8 +76,6 @@ def train_command(
         options, given = options | {"model": name}, given | {"model"}
     options, given = run_as_weights(options, given)
     of_recipe: Given = frozenset()
-    if not run.resume:
-        options, of_recipe = with_recipe(options, given)
     if run.resume:
         options = _resumed(run.run, options, given)
         if "model" not in given and is_import_path(options["model"]):
@@ -86,7 +84,11 @@ def train_command(
     elif (start := earlier_run(options)) is not None:
         path = start / "arguments.json"
         stored = _stored(path) if os.path.lexists(path) else {}
-        options, given = inherited(start, stored, options, given), given - set(options_of(ModelOptions))
+        options = inherited(start, stored, options, given)
+        options, of_recipe = with_recipe(options, given | {"model"})  # which is that of the run
+        given -= set(options_of(ModelOptions))
+    else:
+        options, of_recipe = with_recipe(options, given)
     check_options(options, given, of_recipe)
     notes = recipe_lines(options, of_recipe, tuple(options_of(group) for group in _GROUPS))
 
