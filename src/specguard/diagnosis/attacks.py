@@ -75,8 +75,8 @@ def decide_attack(subject: Subject, measured: Measured, allotted: float, fractio
         )
     else:
         reason = (
-            f"radii around {radius_text(edge)}, at which a short PGD changes the class of half of {measured.probed} images, "
-            f"and the customary {radius_text(ATTACKED[norm])}"
+            f"radii around {radius_text(edge)}, at which a short PGD changes the class of half of "
+            f"{measured.probed} images, and the customary {radius_text(ATTACKED[norm])}"
         )
     suite: SuiteChoice = "black box" if measured.gradient is None else "thorough"
     most = subject.most
