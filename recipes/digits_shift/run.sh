@@ -12,9 +12,9 @@ rows=("${@:2}")
 [ ${#rows[@]} = 0 ] && rows=({shift,none,attention}-{0,1,2})
 for row in "${rows[@]}"; do
     run=$runs/$row mixing=${row%-*} seed=${row#*-}
-    model=certifiable_digits_shift change=()
+    model=digits_shift change=()
     [ "$mixing" = none ] && change=(--set mixing=none)
-    [ "$mixing" = attention ] && model=certifiable_digits_attention
+    [ "$mixing" = attention ] && model=digits_attention
     resume=$([ -e "$run/run.json" ] && echo --resume || true)
     specguard train --run "$run" $resume --model "$model" "${change[@]}" --data digits --epochs 120 --batch 256 \
         --optimizer adamw --lr 1e-2 --weight-decay 0 --objective emma --norm l2 --radius 0.2 --ramp 40 --lipschitz 1 \

@@ -69,7 +69,7 @@ def parts(epochs: int) -> tuple[Part, ...]:
         return ViT(preset("tiny"), generator)
 
     def shifting(generator: torch.Generator) -> Classifier:
-        return certifiable(CERTIFIABLE["certifiable_digits_shift"], generator)
+        return certifiable(CERTIFIABLE["digits_shift"], generator)
 
     plain = Training(epochs=epochs, batch=64, optimizer=AdamW(lr=1e-3))
     adversarial = Training(epochs=epochs, batch=64, optimizer=AdamW(lr=1e-3), objective=worst)

@@ -131,11 +131,9 @@ _SHIFTS = CertifiableConfig(
 CERTIFIABLE: MappingProxyType[str, CertifiableConfig] = MappingProxyType(
     {
         "certifiable_digits": CertifiableConfig(image=8, patch=2, channels=1, dim=32, mean=(0.305,), std=(1.0,)),
-        "certifiable_digits_shift": _SHIFTS,
+        "digits_shift": _SHIFTS,
         # A bias of 8 gives a neighbor 99.5 % of the attention; tokens of digits are shorter than the radius.
-        "certifiable_digits_attention": replace(
-            _SHIFTS, mixing="skip", mix=1.0, neighbor_bias=8.0, query_norm=0.1, radius=8.0
-        ),
+        "digits_attention": replace(_SHIFTS, mixing="skip", mix=1.0, neighbor_bias=8.0, query_norm=0.1, radius=8.0),
         "certifiable_patch4_32": CertifiableConfig(radius=8.0, own_bias=6.0, query_norm=0.5),
         "certifiable_patch8_32": CertifiableConfig(radius=8.0, own_bias=6.0, query_norm=0.5, patch=8),
     }
