@@ -100,7 +100,9 @@ def demo(run: Path, epochs: int, out: Console, bar: Bar, study_bar: StudyBar) ->
         out.print(line, soft_wrap=True)
     for name in outcomes:
         if (judged := verdict(read_run(run / name, name))) is not None:
-            out.print(f"\n{name}: {judged}", markup=False, soft_wrap=True)
+            out.print()
+            for line in f"{name}: {judged}".splitlines():
+                out.print(line, markup=False, soft_wrap=True)
     written = write_report({name: run / name for name in outcomes}, run / "report.html")
     out.print(f"everything is in {run}", markup=False, soft_wrap=True)
     out.print(f"report in {written}", markup=False, soft_wrap=True)
