@@ -38,6 +38,7 @@ tables: .venv/.dev
 	$(BIN)/python docs/tables.py
 	$(BIN)/python docs/formats.py
 	$(BIN)/python docs/models.py
+	$(BIN)/python docs/zoo.py
 
 # PIP_CONSTRAINT reaches the isolated build environment too.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt

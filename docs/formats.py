@@ -20,6 +20,7 @@ from specguard.records import (
     smoothing,
     spectrum,
     training,
+    zoo,
 )
 from specguard.records.base import Environment
 from specguard.records.study import Timing
@@ -90,6 +91,7 @@ OTHERS: dict[str, Any] = {
     "`timing.jsonl` of a training, a line": training.EpochTiming,
     "`result.json` of a training": training.TrainingSummary,
     "metadata `specguard` of an exported file": export.ExportRecord,
+    "`card.json` of a model of the zoo": zoo.Card,
 }
 
 

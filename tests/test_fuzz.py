@@ -66,6 +66,7 @@ from specguard.records.smoothing import SmoothRecord
 from specguard.records.spectrum import SpectrumRecord
 from specguard.records.study import Timing
 from specguard.records.training import EpochRecord
+from specguard.records.zoo import Card, zoo_folder
 from specguard.studies import checked_study, run_check
 from specguard.train.state import TrainingState
 
@@ -464,6 +465,11 @@ READERS: dict[str, Reader] = {
     ),
     "study.json, continued": Reader(
         lambda: document(ORIGINALS / "attack" / "study.json"), "study.json", continued("attack", ())
+    ),
+    "a card of the zoo": Reader(
+        lambda: changed_json([json.loads((zoo_folder("digits-certified") / "card.json").read_text())]),
+        "card.json",
+        lambda folder: written_again(read_record(folder / "card.json", Card)),
     ),
     "the plan of a diagnosis": Reader(
         lambda: lines(ORIGINALS / PLAN),

@@ -28,7 +28,7 @@ def timm_finetune() -> str:
     seconds = read(RECIPE / "result.json")["seconds"]
     sentence = (
         f"Fine-tuning took {seconds:.0f} seconds on one busy core. Loaded in timm, the exported checkpoint "
-        f"classifies {percent(clean)} of the images correctly, and its logits differ from the run's by "
+        f"classifies {percent(clean)} of the images correctly, and its logits differ from the run's by at most "
         f"{compared['logits_apart']:.1g} in float64."
     )
     return "\n".join((*rows, "", sentence))

@@ -152,10 +152,10 @@ def _finetuning() -> Iterable[Headline]:
 
 
 def _smoothing() -> Iterable[Headline]:
-    found = {name: certified_at(record, 0.25) for name, record in smoothing_records().items()}
+    found = {name: certified_at(record, 0.5) for name, record in smoothing_records().items()}
     yield Headline(
         "digits_smoothing",
-        "Digits, noise and consistency, smoothed classifier certified at l2 0.25, probabilistic",
+        "Digits, noise and consistency, smoothed classifier at l2 0.5, probabilistic",
         interval(found["consistency"]),
         f"noise alone {percent(found['noise'])}, standard training {percent(found['plain'])}",
     )

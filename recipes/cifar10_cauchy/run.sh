@@ -6,16 +6,16 @@
 # DATA_ROOT holds cifar-10-batches-py. Rows may run side by side. PYTHON names the interpreter that has specguard.
 # Killed, it continues where it was when started again. It wants a GPU; EPOCHS=2 COMPILE= tries a row on a CPU.
 set -euo pipefail
-data=${1:?usage: run.sh DATA_ROOT [RUNS [ROW...]]} runs=${2:-runs/cifar10_cauchy}
+. "$(dirname "$0")/../common.sh"
+data=$1 runs=${2:-runs/cifar10_cauchy}
 rows=("${@:3}")
-here=$(dirname "$0") compile=${COMPILE-reduce-overhead}
+compile=${COMPILE-reduce-overhead}
 if [ ${#rows[@]} = 0 ]; then
     for seed in 0 1; do
         for net in vit_t1 vit_t2 vit_t3 vit_t4 covit_t1 covit_t2 covit_t3 covit_t4; do rows+=("${net}_patch4_32-$seed"); done
     done
     rows+=(vit_t3_patch16_224-0 covit_t3_patch16_224-0)
 fi
-specguard() { "${PYTHON:-python3}" -m specguard "$@"; }
 for row in "${rows[@]}"; do
     run=$runs/$row epochs=${EPOCHS:-100}
     case $row in *_224-*) epochs=${EPOCHS:-30} ;; esac
@@ -29,5 +29,5 @@ for row in "${rows[@]}"; do
     specguard spectrum "$run" --data-root "$data" --images 500 --batch 500 --directions 4 --out spectrum
 done
 if [ $# -lt 3 ]; then
-    PYTHONPATH="$here/..${PYTHONPATH:+:$PYTHONPATH}" "${PYTHON:-python3}" -m cauchy.claims "$runs" "*_32-*"
+    python -m cauchy.claims "$runs" "*_32-*"
 fi

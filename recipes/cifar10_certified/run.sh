@@ -5,11 +5,10 @@
 # Usage: run.sh DATA_ROOT [RUNS [ROW...]]     a ROW is attention or none; none given: both.
 # DATA_ROOT holds cifar-10-batches-py. PYTHON names the interpreter that has specguard. Killed, it continues.
 set -euo pipefail
-data=${1:?usage: run.sh DATA_ROOT [RUNS [ROW...]]} runs=${2:-runs/cifar10_certified}
+. "$(dirname "$0")/../common.sh"
+data=$1 runs=${2:-runs/cifar10_certified}
 rows=("${@:3}")
 [ ${#rows[@]} = 0 ] && rows=(attention none)
-here=$(dirname "$0")
-specguard() { "${PYTHON:-python3}" -m specguard "$@"; }
 for row in "${rows[@]}"; do
     run=$runs/$row
     mixing=$([ "$row" = none ] && echo none || echo skip)
@@ -22,6 +21,6 @@ for row in "${rows[@]}"; do
     again=$([ -e "$run/checked/records.jsonl" ] && echo --resume || true)
     specguard check "$run/proofs" --model "$run" --data-root "$data" --out "$run/checked" $again
 done
-if [ -e "$runs/attention/result.json" ]; then
-    "${PYTHON:-python3}" "$here/attention_use.py" "$runs/attention" "$data" "$runs/mean_attention"
+if [[ -e $runs/attention/result.json || (-n $dry && " ${rows[*]} " = *" attention "*) ]]; then
+    python "$here/attention_use.py" "$runs/attention" "$data" "$runs/mean_attention"
 fi

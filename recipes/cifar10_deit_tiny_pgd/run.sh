@@ -4,9 +4,9 @@
 # Usage: run.sh DATA_ROOT [RUNS [ROW...]]     DATA_ROOT holds cifar-10-batches-py.
 # PYTHON names the interpreter that has specguard. Killed, it continues where it was when started again.
 set -euo pipefail
-data=${1:?usage: run.sh DATA_ROOT [RUNS [ROW...]]} runs=${2:-runs/cifar10_deit_tiny_pgd}
+. "$(dirname "$0")/../common.sh"
+data=$1 runs=${2:-runs/cifar10_deit_tiny_pgd}
 rows=("${@:3}")
-specguard() { "${PYTHON:-python3}" -m specguard "$@"; }
 for row in "${rows[@]:-plain msvp}"; do for row in $row; do
     resume=$([ -e "$runs/$row/run.json" ] && echo --resume || true)
     penalty=$([ "$row" = msvp ] && echo "--penalty msvp --lambda-q 1e-4 --lambda-k 1e-4 --lambda-v 1e-4" || true)

@@ -4,10 +4,10 @@
 # methods on the same weights, first 1,000 test images of CIFAR-10. The adjoint, which takes longest, comes last.
 # Usage: run.sh DATA_ROOT [RUNS [LAYERS...]]     DATA_ROOT holds cifar-10-batches-py. Killed, it continues.
 set -euo pipefail
-data=${1:?usage: run.sh DATA_ROOT [RUNS [LAYERS...]]} runs=${2:-runs/cifar10_lofast}
+. "$(dirname "$0")/../common.sh"
+data=$1 runs=${2:-runs/cifar10_lofast}
 layers=("${@:3}")
 [ ${#layers[@]} = 0 ] && layers=(3 4 5)
-specguard() { "${PYTHON:-python3}" -m specguard "$@"; }
 certify() { # RUN METHODS OUT
     specguard certify "$1" --data-root "$data" --curve 0.02,0.05,0.1,36/255 --methods "$2" --no-search \
         --images 1000 --batch 100 --out "$3"

@@ -5,15 +5,14 @@
 # Usage: run.sh [RUNS [ROW...]]     a ROW is MODEL-SEED, such as vit_t1-0; none: all of them, and then the claims.
 # Rows may run side by side. PYTHON names the interpreter that has specguard. Killed, it continues.
 set -euo pipefail
+. "$(dirname "$0")/../common.sh"
 runs=${1:-runs/digits_cauchy}
 rows=("${@:2}")
-here=$(dirname "$0")
 if [ ${#rows[@]} = 0 ]; then
     for seed in 0 1; do
         for net in vit_t1 vit_t2 vit_t3 vit_t4 covit_t1 covit_t2 covit_t3 covit_t4; do rows+=("$net-$seed"); done
     done
 fi
-specguard() { "${PYTHON:-python3}" -m specguard "$@"; }
 for row in "${rows[@]}"; do
     run=$runs/$row
     resume=$([ -e "$run/run.json" ] && echo --resume || true)
@@ -24,5 +23,5 @@ for row in "${rows[@]}"; do
     specguard spectrum "$run" --images 360 --batch 120 --device cpu --out spectrum
 done
 if [ $# -lt 2 ]; then
-    PYTHONPATH="$here/..${PYTHONPATH:+:$PYTHONPATH}" "${PYTHON:-python3}" -m cauchy.claims "$runs"
+    python -m cauchy.claims "$runs"
 fi

@@ -5,10 +5,9 @@
 # most of them the checker's.
 # Usage: run.sh [RUNS]     PYTHON names the interpreter that has specguard.
 set -euo pipefail
+. "$(dirname "$0")/../common.sh"
 runs=${1:-runs/digits_certified}
-here=$(dirname "$0")
 curve=0.01,0.02,0.035,0.05,0.075,0.1,0.125,0.15,0.2,0.25
-specguard() { "${PYTHON:-python3}" -m specguard "$@"; }
 for row in weak strong; do
     resume=$([ -e "$runs/$row/run.json" ] && echo --resume || true)
     spectral=$([ "$row" = weak ] && echo 0.03 || echo 0.1)
@@ -18,4 +17,4 @@ for row in weak strong; do
     again=$([ -e "$runs/$row/checked/records.jsonl" ] && echo --resume || true)
     specguard check "$runs/$row/proofs" --model "$runs/$row" --device cpu --out "$runs/$row/checked" $again
 done
-"${PYTHON:-python3}" "$here/linear.py" "$curve" "$runs/linear.json"
+python "$here/linear.py" "$curve" "$runs/linear.json"

@@ -3,8 +3,8 @@
 # suite on all 360 test images. A few minutes on two cores.
 # Usage: run.sh [RUNS]     PYTHON names the interpreter that has specguard.
 set -euo pipefail
+. "$(dirname "$0")/../common.sh"
 runs=${1:-runs/digits_pgd}
-specguard() { "${PYTHON:-python3}" -m specguard "$@"; }
 for row in plain pgd; do
     resume=$([ -e "$runs/$row/run.json" ] && echo --resume || true)
     objective=$([ "$row" = pgd ] && echo "--objective pgd --radius 0.1 --inner-steps 5 --ramp 10 --validate 100" || true)

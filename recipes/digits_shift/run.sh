@@ -6,10 +6,10 @@
 # Usage: run.sh [RUNS [ROW...]]     a ROW is MIXING-SEED, such as shift-0; MIXING is none, shift or attention; none: all.
 # PYTHON names the interpreter that has specguard. Killed, it continues.
 set -euo pipefail
+. "$(dirname "$0")/../common.sh"
 runs=${1:-runs/digits_shift}
 rows=("${@:2}")
 [ ${#rows[@]} = 0 ] && rows=({shift,none,attention}-{0,1,2})
-specguard() { "${PYTHON:-python3}" -m specguard "$@"; }
 for row in "${rows[@]}"; do
     run=$runs/$row mixing=${row%-*} seed=${row#*-}
     model=digits_shift change=()

@@ -4,8 +4,8 @@
 # Some ten minutes on two cores.
 # Usage: run.sh [RUNS]     PYTHON names the interpreter that has specguard.
 set -euo pipefail
+. "$(dirname "$0")/../common.sh"
 runs=${1:-runs/digits_smoothing}
-specguard() { "${PYTHON:-python3}" -m specguard "$@"; }
 for row in plain noise consistency; do
     resume=$([ -e "$runs/$row/run.json" ] && echo --resume || true)
     objective=$([ "$row" = plain ] && echo "--objective standard" || echo "--objective $row --sigma 0.25")

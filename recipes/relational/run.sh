@@ -10,9 +10,9 @@
 # DATA holds cifar-10-batches-py, the files of MNIST in mnist, pgd_2_3_16.onnx of VNN-COMP 2023's ViT benchmark, and
 # DeepT's weights for MNIST as mnist_transformer.safetensors. PYTHON names the interpreter that has specguard.
 set -euo pipefail
-data=${1:?usage: run.sh DATA [RUNS [ROW...]]} runs=${2:-runs/relational}
+. "$(dirname "$0")/../common.sh"
+data=$1 runs=${2:-runs/relational}
 rows=("${@:3}")
-here=$(cd "$(dirname "$0")" && pwd)
 [ ${#rows[@]} -gt 0 ] || rows=(pgd_2_3_16 deept digits-plain digits-adversarial timm-trained timm-initial
     huggingface-trained huggingface-initial digits-weak digits-strong cifar10-l2 cifar10-linf)
 for row in "${rows[@]}"; do
@@ -20,6 +20,6 @@ for row in "${rows[@]}"; do
         digits-weak | digits-strong | cifar10-*) study=added ;;
         *) study=measure ;;
     esac
-    PYTHONPATH="$here/..${PYTHONPATH:+:$PYTHONPATH}" "${PYTHON:-python3}" -m "relational.$study" "$row" "$data" "$runs"
-    cp "$runs/$row/summary.json" "$here/$row.json"
+    python -m "relational.$study" "$row" "$data" "$runs"
+    run cp "$runs/$row/summary.json" "$here/$row.json"
 done

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from specguard.diagnosis import diagnose
     from specguard.evaluation import AttackResult, Evaluation, attack, evaluate
     from specguard.geometry import Ball
-    from specguard.models import from_run
+    from specguard.models import from_run, from_zoo
     from specguard.nn import ViT, ViTConfig, preset
     from specguard.penalties import MSVP, SpectralNorm
 
@@ -40,10 +40,11 @@ __all__ = [
     "diagnose",
     "evaluate",
     "from_run",
+    "from_zoo",
     "preset",
 ]
 _HOMES = {
-    "models": ("from_run",),
+    "models": ("from_run", "from_zoo"),
     "attacks": ("APGD", "CWL2", "FAB", "FGSM", "PGD", "AutoAttack", "Square"),
     "certificates": ("Certificate", "certify"),
     "diagnosis": ("diagnose",),

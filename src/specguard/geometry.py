@@ -138,7 +138,8 @@ def as_norm(name: Any) -> Norm:
     for norm in get_args(Norm):
         if isinstance(name, str) and name.lower() == norm:
             return norm
-    raise ConfigError(f"norm {name!r} is unknown; choose one of {', '.join(get_args(Norm))}")
+    said = repr(name) if isinstance(name, str | float) else f"of a {type(name).__name__}"
+    raise ConfigError(f"norm {said} is unknown; choose one of {', '.join(get_args(Norm))}")
 
 
 def _as_radius(value: Any) -> float:

@@ -1,13 +1,22 @@
 """`specguard diagnose`: what it prints and leaves, that it continues, and what is one sentence and exit code 2."""
 
 import json
+import shlex
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from specguard.cli import app
+from specguard.records.base import Environment
+from specguard.records.training import ModelRecord
+from specguard.report.examples import example_run
+from specguard.report.next_command import Commands
 
+GROUP: Any = typer.main.get_command(app)
 FEW = ("--device", "cpu", "--images", "2", "--norm", "l2", "--radius", "0.1", "--minutes", "0.02")
 
 
@@ -64,3 +73,34 @@ def test_what_makes_no_sense_is_one_sentence(specguard, run, options, words):
 def test_a_folder_that_is_no_run_and_a_model_without_data_are_refused(specguard, tmp_path):
     specguard("diagnose", tmp_path).refuses("is no training run")
     specguard("diagnose", "timm:deit_tiny_patch16_224").refuses("--data")
+
+
+TIMM = "specguard attack timm:vit_tiny_patch16_224 --weights w.pt --image-size 32 --data cifar10 --data-root d"
+
+
+@pytest.mark.parametrize("recorded", [None, TIMM])
+def test_every_command_of_a_verdict_is_one_that_the_command_line_parses(recorded):
+    known = example_run()
+    if recorded is None:
+        record = ModelRecord(config={}, fingerprint="a", weights="raw", classes=())
+        known = replace(known, path=Path("runs/mine"), model=record)
+    else:
+        known = replace(known, attacks=(replace(known.attacks[0], environments=(Environment(command=recorded),)),))
+    commands = Commands(known)
+    found = [
+        commands.diagnose("--minutes", "30"),
+        commands.attack("linf", 4 / 255, "full"),
+        commands.certify("l2", 36 / 255),
+        commands.smooth(),
+        commands.check("certificates/one"),
+        commands.export(),
+        commands.train_longer(),
+        commands.finetune("linf", 4 / 255),
+        commands.train_for_certificates(),
+    ]
+    assert found.count(None) == (0 if recorded is None else 2)
+    for text in filter(None, found):
+        program, verb, *words = shlex.split(text)
+        assert program == "specguard"
+        _, command, _ = GROUP.resolve_command(typer.Context(GROUP), [verb])
+        command.make_context(verb, words)  # which parses, and runs nothing

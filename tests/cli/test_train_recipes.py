@@ -7,7 +7,7 @@ import pytest
 
 from specguard.cli.options import options_of
 from specguard.cli.train import _GROUPS
-from specguard.cli.train_recipes import RECIPES
+from specguard.cli.train_recipes import RECIPES, recipe_settings
 from specguard.records.io import read_json
 
 SMALL = ("--set", "dim=8", "--set", "depth=1", "--device", "cpu")
@@ -34,8 +34,9 @@ def words_of(name: str, value: Any) -> str:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_names_options_that_exist_at_values_that_are_no_defaults(recipe):
-    for name, value in RECIPES[recipe].items():
+@pytest.mark.parametrize("data", ["digits", "cifar10"])
+def test_a_recipe_names_options_that_exist_at_values_that_are_no_defaults(recipe, data):
+    for name, value in recipe_settings(recipe, data).items():
         assert value == OPTIONS[name].value(value)
         assert value != OPTIONS[name].default
     assert recipe in OPTIONS["recipe"].help
@@ -47,9 +48,7 @@ def test_a_recipe_prints_what_it_sets_and_gives_way_to_what_is_given(specguard, 
     ended.succeeds()
     assert f"--recipe {recipe} sets" in ended.err
     given = {"epochs": 1, "batch": 600, "lr": 0.01}
-    wanted = {name: value for name, value in RECIPES[recipe].items() if name not in given}
-    if "model" in wanted:
-        wanted["model"] = "certifiable_digits"
+    wanted = {name: value for name, value in recipe_settings(recipe, "digits").items() if name not in given}
     assert printed(ended.err) == [words_of(name, value) for name, value in wanted.items()]
     stored = read_json(tmp_path / "run" / "arguments.json")
     assert stored["recipe"] == recipe

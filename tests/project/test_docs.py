@@ -58,7 +58,8 @@ def test_theory_pages_show_every_row_of_the_ledger_and_refuse_others():
 
 def test_every_page_is_in_the_navigation():
     listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
-    assert {str(path.relative_to(ROOT / "docs")) for path in PAGES} == listed
+    notebooks = {f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert {str(path.relative_to(ROOT / "docs")) for path in PAGES} | notebooks == listed
 
 
 def test_the_page_of_formats_is_that_of_the_types():

@@ -103,7 +103,9 @@ def test_every_study_of_a_recipe_says_where_and_how_it_was_made(path):
     result = json.loads((path.parent / "result.json").read_text())
     assert record["environment"]["hardware"]
     assert re.fullmatch(r"[0-9a-f]{40}\+?", record["environment"]["commit"])
-    assert record["settings"]["model"] == result["fingerprint"], "the model that was trained is the one studied"
-    assert record["settings"]["seed"] is not None
+    study = record.get("study", {})  # earlier versions had all of it in the settings
+    about, settings = study.get("about", record.get("settings")), study.get("settings", record.get("settings"))
+    assert about["model"] == result["fingerprint"], "the model that was trained is the one studied"
+    assert settings["seed"] is not None
     assert record["n"] == record.get("clean", record)["n"] > 0
     assert record["n"] == sum(row["n"] for row in record.get("per_class", [{"n": record["n"]}]))

@@ -22,11 +22,12 @@ BROWSER = pytest.mark.skipif(
 )
 # Modules whose public names the reference documents, and names that are constants or aliases of types.
 DOCUMENTED = ("specguard", *(f"specguard.{name}" for name in (
-    "attacks", "certificates", "checker", "data", "linalg", "models", "nn", "report", "spectrum", "studies",
-    "train",
+    "attacks", "certificates", "checker", "data", "evaluation", "inputs", "linalg", "models", "nn",
+    "report", "spectrum", "studies", "train",
 )))  # fmt: skip
 PLAIN = {
-    "__version__", "AnyData", "CERTIFIABLE", "Classifier", "METHODS", "PRESETS", "Split", "TEXT_PRESETS", "UNIT",
+    "__version__", "AnyData", "BallLike", "CERTIFIABLE", "Classifier", "ImagesLike", "LabelsLike", "METHODS",
+    "PRESETS", "Split", "TEXT_PRESETS", "UNIT",
 }  # fmt: skip
 
 

@@ -82,6 +82,7 @@ def test_the_wheel_holds_every_module_and_nothing_else(wheel):
     files = [
         *source.rglob("*.py"),
         *(path for path in source.glob("report/html/templates/**/*") if path.is_file()),
+        *source.glob("zoo/*/*"),
         source / "py.typed",
         source / "cli" / "models.json",
     ]
@@ -89,6 +90,9 @@ def test_the_wheel_holds_every_module_and_nothing_else(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {name for name in names if not name.startswith(f"specguard-{__version__}.dist-info/")} == expected
     assert any(name.endswith("LICENSE") for name in names)
+    weights = [item for item in zipfile.ZipFile(wheel).infolist() if item.filename.endswith(".safetensors")]
+    assert len(weights) == len(list((source / "zoo").iterdir())) >= 2
+    assert sum(item.file_size for item in weights) < 10e6
 
 
 @pytest.mark.slow
@@ -107,6 +111,13 @@ def test_the_installed_wheel_is_itself_typed_and_declares_all_it_imports(install
     names = set(output(installed / "python", "-c", code, cwd=tmp_path).split())
     assert names > {"specguard", "torch", "numpy"}
     assert not {"pytest", "beartype", "timm"} & names
+
+
+@pytest.mark.slow
+def test_the_installed_wheel_has_the_zoo(installed, tmp_path):
+    assert "cifar10-certified" in output(installed / "specguard", "zoo", cwd=tmp_path)
+    code = "from specguard.models import from_zoo; print(from_zoo('digits-certified').classes)"
+    assert output(installed / "python", "-c", code, cwd=tmp_path) == "10\n"
 
 
 @pytest.mark.slow

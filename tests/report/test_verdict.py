@@ -179,7 +179,7 @@ def test_proofs_that_fail_lead_to_smoothing_and_then_to_training_for_certificate
     assert judge(attack, certificates=(failed,)).command == "specguard smooth runs/mine --sigma 0.25"
     after = judge(attack, certificates=(failed,), smoothing=(smoothed(50),))
     assert after.command is not None
-    assert "--objective emma" in after.command
+    assert after.command.startswith("specguard train --recipe certifiable --data digits --run ")
     assert "the smoothed classifier, another function, keeps 50.0 %" in after.sentences[1]
 
 
@@ -226,7 +226,7 @@ def test_radii_below_the_customary_ones_leave_the_question_open():
 def test_too_few_images_leave_the_question_open():
     found = judge(attacked({("linf", 4 / 255): 4}, clean=8, n=10))
     assert found.headline.startswith("Open: 40.0 % [16.8, 68.7], n = 10")
-    assert found.command == "specguard diagnose runs/mine --images 40"
+    assert found.command == "specguard diagnose runs/mine --images 40 --minutes 60"
 
 
 def test_success_beyond_the_customary_radius_does_not_decide():
@@ -280,7 +280,7 @@ def test_the_command_names_the_model_as_the_study_did():
     assert told is not None
     assert told.command is not None
     assert told.command.startswith(
-        "specguard train timm:vit_tiny --weights 'my weights.pt' --data cifar10 --data-root d --objective"
+        "specguard train timm:vit_tiny --weights 'my weights.pt' --data cifar10 --data-root d --recipe robust-"
     )
     assert "--minutes" not in told.command
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
@@ -145,7 +146,7 @@ class Attack(ABC):
         """
         from specguard.attacks.state import AttackState  # which builds the `Adversarial` above
 
-        self._check_call(model, labels, unknown)
+        self._check_call(model, images, labels, unknown)
         if labels is None:
             raise DataError("labels are missing: an attack is called as attack(model, images, labels, ball)")
         ball = as_ball(ball)
@@ -174,14 +175,15 @@ class Attack(ABC):
                 self.search(state)
             return state.result()
 
-    def _check_call(self, model: object, labels: object, unknown: Mapping[str, Any]) -> None:
+    def _check_call(self, model: object, images: object, labels: object, unknown: Mapping[str, Any]) -> None:
         """Refuse the calls of other libraries, in a sentence with the call of this one."""
         name = type(self).__name__
         call = f'{name}()(model, images, labels, Ball("linf", 8 / 255))'
         refuse_unknown(name, unknown, ("model", "images", "labels", "ball", "targets", "ids", "seed", "precision"))
         if not callable(model):
             raise ConfigError(f"a {type(model).__name__} is no model: write {call}")
-        if isinstance(labels, Ball | str):
+        alone = labels is None and not isinstance(images, Tensor | np.ndarray)
+        if alone or isinstance(labels, Ball | str):
             raise ConfigError(
                 f"data with labels go to specguard.attack(model, data, ball, attack={name}()), or {call}"
             )

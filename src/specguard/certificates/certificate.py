@@ -146,6 +146,8 @@ def certify(
         >>> certificate.certified, certificate.radius.round(decimals=2)
         (tensor([True]), tensor([1.], dtype=torch.float64))
     """
+    if isinstance(ball, str) and isinstance(methods, int | float):
+        raise ConfigError(f'norm and radius are one argument here: write Ball("{ball}", {methods:.6g})')
     data, labels, balls, several = _request(images, labels, ball)
     chosen = _resolve_methods(methods)
     if (verifiers or skip is not None) and not stop_early:

@@ -10,6 +10,7 @@ from specguard.cli.groups import OUTPUT
 from specguard.cli.options import Options, command
 from specguard.records.base import setting
 from specguard.records.export import ExportRecord, Layout
+from specguard.records.zoo import run_folder
 
 
 class ExportOptions(Options, frozen=True):
@@ -20,7 +21,7 @@ class ExportOptions(Options, frozen=True):
 
 @command
 def export_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a finished training run")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a finished training run, or zoo:NAME")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="the .safetensors file, which must not exist")],
     options: Annotated[ExportOptions, OUTPUT],
 ) -> None:
@@ -28,7 +29,7 @@ def export_command(
     from specguard.models import export  # which imports torch
 
     with interruptible("nothing was written"), plain_warnings():
-        record = export(run, file, options.to).record
+        record = export(run_folder(run), file, options.to).record
     out.print(f"weights in {file}", soft_wrap=True)
     for line in export_lines(record, file):
         out.print(line, soft_wrap=True)

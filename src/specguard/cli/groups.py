@@ -11,8 +11,8 @@ from specguard.records.base import setting
 DATA = ("digits", "cifar10", "cifar100", "svhn", "mnist", "fashion_mnist", "folder", "sst2")
 DATA_HELP = f"data set: {', '.join(DATA)}, or a folder of images itself, with `val` (and `train`, for training)"
 RUN_HELP = (
-    "directory of a finished training run, or a model: timm:NAME, torchvision:NAME, hf:FOLDER, a name from "
-    "`specguard models` with --weights, a file that `specguard export` wrote, or package.module:function"
+    "directory of a finished training run, or a model: zoo:NAME, timm:NAME, torchvision:NAME, hf:FOLDER, a name "
+    "from `specguard models` with --weights, a file that `specguard export` wrote, or package.module:function"
 )
 IMAGES, DEVICE, OUTPUT, ELSEWHERE = "Images", "Computation", "Output", "Models from elsewhere"
 

@@ -1,4 +1,4 @@
-"""What a word on the command line names: a run, a model of a library or of this package, a file, a function."""
+"""What a word on the command line names: a run, a model of the zoo or a library, a preset, a file, a function."""
 
 import os
 import re
@@ -7,9 +7,10 @@ from typing import Literal, cast, get_args
 
 from specguard.cli.models import model_table
 from specguard.errors import ConfigError, suggestion
+from specguard.records.zoo import zoo_name
 
 Kind = Literal["timm", "torchvision", "hf"]  # of libraries that models come from
-Form = Literal["run", "library", "preset", "file", "function"]
+Form = Literal["run", "zoo", "library", "preset", "file", "function"]
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 RUNS_CODE = "which runs the code of that module, and is therefore named on the command line only"
@@ -28,6 +29,8 @@ def preset_names() -> tuple[str, ...]:
 
 def form_of(name: str) -> Form:
     """What kind of thing a name is of; a folder is a run, whatever it is called, and so is an unknown word."""
+    if zoo_name(name) is not None:
+        return "zoo"
     if source_kind(name) is not None:
         return "library"
     if os.path.isdir(name):
@@ -41,7 +44,7 @@ def form_of(name: str) -> Form:
 
 def is_import_path(name: object) -> bool:
     """Whether a name has the form package.module:function, which no file and no library's model has."""
-    if not isinstance(name, str) or ":" not in name or source_kind(name) is not None:
+    if not isinstance(name, str) or ":" not in name or source_kind(name) is not None or zoo_name(name) is not None:
         return False
     return _FUNCTION.fullmatch(name) is not None
 
@@ -55,7 +58,7 @@ def check_import_path(name: str) -> None:
 def near_name(name: str) -> str:
     """The end of a message about an unknown name of a model."""
     prefix, colon, rest = name.partition(":")
-    if colon and (near := suggestion(prefix, get_args(Kind))):
+    if colon and (near := suggestion(prefix, (*get_args(Kind), "zoo"))):
         return near.replace("'?", f":{rest}'?")
     folders = [entry.name for entry in Path().iterdir() if entry.is_dir()] if os.sep not in name else []
     return suggestion(name, (*preset_names(), *folders))

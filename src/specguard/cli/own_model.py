@@ -18,7 +18,7 @@ from specguard.models.weight_file import WeightFile, model_of_file, read_weight_
 from specguard.nn import CERTIFIABLE, TEXT_PRESETS, Classifier, Network, TextEncoder, ViT, preset
 from specguard.records.export import TimmModel
 
-_LARGEST = 2**14  # classes, and pixels along a side, that a file may ask for
+_LARGEST, _MOST_CLASSES = 2**12, 2**16  # pixels along a side, and classes, that a file may ask for
 _FROM_DATA = ("classes", "channels", "mean", "std")  # fields that the file holds
 
 
@@ -54,7 +54,10 @@ def _timm_model(file: WeightFile, timm: TimmModel, data: DataOptions) -> tuple[s
     sizes = dict(timm.options)
     image = sizes.pop("img_size", None)
     classes, _ = sizes.pop("num_classes", None), sizes.pop("in_chans", None)
-    if not all(size is None or (type(size) is int and 0 < size <= _LARGEST) for size in (image, classes)):
+    if not all(
+        size is None or (type(size) is int and 0 < size <= most)
+        for size, most in ((image, _LARGEST), (classes, _MOST_CLASSES))
+    ):
         raise RunError(f"{file.path} says something malformed about itself: {timm.name} of {classes!r} classes")
     options = ModelOptions(
         weights=file.path,

@@ -20,10 +20,11 @@ from specguard.cli.names import folder_within, run_data
 from specguard.cli.own_model import file_model, preset_model
 from specguard.data import AnyData, Data, Text
 from specguard.errors import ConfigError, RunError
-from specguard.models import Wrapped, from_run
+from specguard.models import Wrapped, from_run, from_zoo
 from specguard.nn import Classifier, Network, TextEncoder, ViT, weights_fingerprint
 from specguard.records import io
 from specguard.records.files import check_below, checks_beside
+from specguard.records.zoo import PREFIX, zoo_card, zoo_folder
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,10 @@ def any_folder(chosen: str) -> Path:
 
 
 def load_source(name: str, options: ModelOptions, data: DataOptions) -> Source:
-    """The model of a run or from elsewhere, in eval mode, with its data."""
+    """The model of a run, of the zoo or from elsewhere, in eval mode, with its data."""
     form = form_of(name)
+    if form == "zoo":
+        return _of_zoo(name.removeprefix(PREFIX), options, data)
     if form == "run":
         return _of_run(name, options, data)
     if form == "function" and options.weights is not None and os.path.isdir(options.weights):
@@ -124,13 +127,22 @@ def _of_run(name: str, options: ModelOptions, data: DataOptions) -> Source:
     _refuse(options, "a run directory")
     if not any(os.path.lexists(run / file) for file in ("model.json", "run.json", "model.safetensors")):
         raise RunError(
-            f"{name} is no training run: it has no model.json; other models are named timm:NAME, "
+            f"{name} is no training run: it has no model.json; other models are named zoo:NAME, timm:NAME, "
             f"torchvision:NAME, hf:FOLDER or package.module:function{near_name(name)}"
         )
     check_named(run)
     model = from_run(run)
     loaded = run_data(run, model, data.data, data.data_root, data.verify_data)
     return Source(run.resolve().name, _trained_name(run), model, loaded, run, run)
+
+
+def _of_zoo(name: str, options: ModelOptions, data: DataOptions) -> Source:
+    """A model of the zoo with the data of its card, or other data."""
+    card = zoo_card(name)
+    _refuse(options, "a model of the zoo")
+    model = from_zoo(name)
+    loaded = run_data(zoo_folder(name), model, data.data or card.data, data.data_root, data.verify_data)
+    return _from_elsewhere(f"{PREFIX}{name}", card.architecture, f"zoo-{name}", model, loaded)
 
 
 def _from_elsewhere(name: str, architecture: str, place: str, model: Classifier | Wrapped, data: AnyData) -> Source:

@@ -22,7 +22,7 @@ from specguard.cli.train_options import (
     RunOptions,
 )
 from specguard.cli.train_recipes import recipe_lines, with_recipe
-from specguard.cli.warm_start import earlier_run, inherited, run_as_weights
+from specguard.cli.warm_start import earlier_run, inherited, of_zoo, run_as_weights
 from specguard.errors import ConfigError, RunError
 from specguard.records import io
 
@@ -44,7 +44,8 @@ def train_command(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL|RUN]", help="the model, instead of --model, or a finished run to train further"
+            metavar="[MODEL|RUN]",
+            help="the model, instead of --model, or a finished run or zoo:NAME to train further",
         ),
     ] = None,
     *,
@@ -76,8 +77,6 @@ def train_command(
         options, given = options | {"model": name}, given | {"model"}
     options, given = run_as_weights(options, given)
     of_recipe: Given = frozenset()
-    if not run.resume:
-        options, of_recipe = with_recipe(options, given)
     if run.resume:
         options = _resumed(run.run, options, given)
         if "model" not in given and is_import_path(options["model"]):
@@ -85,8 +84,12 @@ def train_command(
             raise RunError(f"{named}: write --model {options['model']} again")
     elif (start := earlier_run(options)) is not None:
         path = start / "arguments.json"
-        stored = _stored(path) if os.path.lexists(path) else {}
-        options, given = inherited(start, stored, options, given), given - set(options_of(ModelOptions))
+        stored = _stored(path) if os.path.lexists(path) else of_zoo(start)
+        options = inherited(start, stored, options, given)
+        options, of_recipe = with_recipe(options, given | {"model"})  # which is that of the run
+        given -= set(options_of(ModelOptions))
+    else:
+        options, of_recipe = with_recipe(options, given)
     check_options(options, given, of_recipe)
     notes = recipe_lines(options, of_recipe, tuple(options_of(group) for group in _GROUPS))
 

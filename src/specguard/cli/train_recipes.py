@@ -29,32 +29,46 @@ RECIPES: dict[str, dict[str, Any]] = {
         "norm": "l2",
         "radius": "0.2",
         "lipschitz": "local",
-        "ramp": 40.0,
-        "epochs": 120,
-        "batch": 64,
-        "lr": 3e-3,
+        "ramp": 15.0,
+        "epochs": 30,
+        "batch": 256,
+        "lr": 2e-3,
+        "weight_decay": 0.0,
     },
     # A model that predicts the same under noise, for `specguard smooth`.
     "smoothing": {"objective": "consistency", "epochs": 60, "batch": 64},
 }
-_CERTIFIABLE = {"digits": "certifiable_digits"}  # by data set, where the images need another model
+_ON_DIGITS: dict[str, dict[str, Any]] = {
+    "certifiable": {
+        "model": "certifiable_digits_shift",
+        "objective": "emma",
+        "norm": "l2",
+        "radius": "0.2",
+        "ramp": 40.0,
+        "epochs": 120,
+        "batch": 256,
+        "lr": 1e-2,
+        "weight_decay": 0.0,
+    },
+}
 
 
-def with_recipe(options: dict[str, Any], given: Given) -> tuple[dict[str, Any], Given]:
-    """The options under those of the recipe that they name, without those given; and which ones it set."""
-    name = options["recipe"]
-    if name is None:
-        return options, frozenset()
+def recipe_settings(name: str, data: str) -> dict[str, Any]:
+    """What a recipe sets for a data set."""
     if name not in RECIPES:
         *most, last = RECIPES
         raise ConfigError(
             f"recipe {name!r} is unknown; choose {', '.join(most)} or {last}{suggestion(name, RECIPES)}"
         )
-    chosen = {key: value for key, value in RECIPES[name].items() if key not in given}
-    if "model" in chosen:
-        chosen["model"] = _CERTIFIABLE.get(options["data"], chosen["model"])
-        if "weights" in given:  # of a run, which has its model
-            del chosen["model"]
+    return _ON_DIGITS.get(name, RECIPES[name]) if data == "digits" else RECIPES[name]
+
+
+def with_recipe(options: dict[str, Any], given: Given) -> tuple[dict[str, Any], Given]:
+    """The options under those of the recipe that they name, without those given; and which ones it set."""
+    if options["recipe"] is None:
+        return options, frozenset()
+    settings = recipe_settings(options["recipe"], options["data"])
+    chosen = {key: value for key, value in settings.items() if key not in given}
     return options | chosen, frozenset(chosen)
 
 
@@ -63,7 +77,7 @@ def recipe_lines(options: dict[str, Any], chosen: Given, known: tuple[dict[str, 
     if not chosen:
         return ()
     flags = {name: option.flags[0].partition("/")[0] for group in known for name, option in group.items()}
-    order = [name for name in RECIPES[options["recipe"]] if name in chosen]
+    order = [name for name in recipe_settings(options["recipe"], options["data"]) if name in chosen]
     lines = (f"  {flags[name]} {_word(options[name])}".rstrip() for name in order)
     return (f"--recipe {options['recipe']} sets", *lines)
 

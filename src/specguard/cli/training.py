@@ -40,6 +40,7 @@ from specguard.penalties import MSVP, SingularValuePenalty, SpectralNorm
 from specguard.records.io import read_record
 from specguard.records.store import checkpoint_steps, derived_seed
 from specguard.records.training import Origin, TrainingSettings
+from specguard.records.zoo import run_folder
 from specguard.train import AWP, SAM, SGD, AdamW, Cosine, EventFile, OneCycle, Progress, Training, train
 from specguard.train.distributed import ALONE, joined
 
@@ -96,7 +97,7 @@ def _beginning(o: dict[str, Any], seed: int, run: Path, resume: bool) -> tuple[C
     if origin is not None and checkpoint_steps(run):
         model, place = begun_model(run), run
     elif origin is not None or earlier_run(o) is not None:
-        place = Path(o["weights"] or run)
+        place = run_folder(Path(o["weights"] or run))
         start = warm_start(place)
         model, origin = start.model, start.origin
     else:

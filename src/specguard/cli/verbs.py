@@ -74,6 +74,12 @@ VERBS = {
         shared=False,
     ),
     "models": Verb("models", "List the models that can be trained by name.", "specguard models"),
+    "zoo": Verb(
+        "zoo",
+        "List the trained models that come with the package.",
+        "specguard zoo cifar10-certified",
+        shared=False,
+    ),
 }
 # Spellings of version 0.2, which still work in this version.
 OLD_VERBS = {"verify-certificates": "check"}

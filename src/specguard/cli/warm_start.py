@@ -7,6 +7,7 @@ from typing import Any
 from specguard.cli.model_name import RUNS_CODE, form_of, is_import_path, preset_names, source_kind
 from specguard.cli.options import Given
 from specguard.errors import ConfigError, RunError
+from specguard.records.zoo import run_folder, zoo_card, zoo_name
 
 _OF_MODEL = ("model", "set_", "model_arg", "classes", "image_size", "mean", "std")
 _OF_DATA = ("data", "data_root", "verify_data")
@@ -27,12 +28,19 @@ def earlier_run(options: dict[str, Any]) -> Path | None:
     run: Path | None = options["weights"]
     if run is None or os.path.isfile(run):
         return None
-    if form_of(options["model"]) in ("library", "function") and not os.path.isdir(run):
+    folder = run_folder(run)
+    if form_of(options["model"]) in ("library", "function") and not os.path.isdir(folder):
         return None  # a file that is missing
-    if not os.path.lexists(run / "model.json"):
+    if not os.path.lexists(folder / "model.json"):
         begun = "is not finished" if os.path.lexists(run / "run.json") else "is no training run"
         raise RunError(f"{run} {begun}: it has no model.json, and so no trained model to begin with")
     return run
+
+
+def of_zoo(run: Path) -> dict[str, Any]:
+    """The options of the training of a model of the zoo, as far as its card says them; none for any other run."""
+    name = zoo_name(run)
+    return {} if name is None else {"model": zoo_card(name).architecture, "data": zoo_card(name).data}
 
 
 def inherited(run: Path, stored: dict[str, Any], options: dict[str, Any], given: Given) -> dict[str, Any]:
@@ -57,6 +65,8 @@ def inherited(run: Path, stored: dict[str, Any], options: dict[str, Any], given:
 
 def _is_run(name: str) -> bool:
     """Whether the name of a model means a run: it is no known name, and a folder or written as a path."""
+    if zoo_name(name) is not None:
+        return True
     if source_kind(name) is not None or name in preset_names() or is_import_path(name):
         return False
     return os.path.isdir(name) or (os.sep in name and not os.path.isfile(name))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specguard.data.dataset import Data, Dataset
+from specguard.data.root import found_in
 from specguard.errors import DataError
 from specguard.records.files import read_file, reading
 
@@ -123,7 +124,8 @@ def _read(files: _Files, name: str, axes: int) -> tuple[Path, Tensor]:
             content = read_file(path, _LARGEST)
         except FileNotFoundError:
             raise DataError(
-                f"the data file {path} does not exist, nor its .gz; {files.source} holds the files"
+                f"the data file {path} does not exist, nor its .gz: {found_in(files.folder)}; "
+                f"{files.source} holds the files"
             ) from None
     if path.suffix == ".gz":
         content = _unpack(path, content)

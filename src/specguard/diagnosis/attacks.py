@@ -9,6 +9,7 @@ from specguard.nn import Network, ViT
 from specguard.records.attack import AttackSettings
 from specguard.records.diagnosis import Decision, Measured, SuiteChoice
 from specguard.records.study import Watcher
+from specguard.report.evidence import radius_text
 from specguard.report.verdict import ATTACKED
 from specguard.studies import run_attack, write_gallery
 
@@ -74,8 +75,8 @@ def decide_attack(subject: Subject, measured: Measured, allotted: float, fractio
         )
     else:
         reason = (
-            f"radii around {edge:.3g}, at which a short PGD changes the class of half of {measured.probed} images, "
-            f"and the customary {ATTACKED[norm]:.3g}"
+            f"radii around {radius_text(edge)}, at which a short PGD changes the class of half of "
+            f"{measured.probed} images, and the customary {radius_text(ATTACKED[norm])}"
         )
     suite: SuiteChoice = "black box" if measured.gradient is None else "thorough"
     most = subject.most

@@ -97,10 +97,13 @@ def images_within(allotted: float, per_image: float, most: int) -> int:
 
 @dataclass(frozen=True)
 class TooSlow:
-    """Why a stage is skipped, in a sentence without its end, and the minutes that would be enough."""
+    """Why something is skipped, in a sentence without its end, and the minutes that would be enough.
+
+    They are None where time is not the reason.
+    """
 
     text: str
-    minutes: int
+    minutes: int | None = None
 
 
 def too_slow(what: str, allotted: float, per_image: float, minutes: float, share: float) -> TooSlow:

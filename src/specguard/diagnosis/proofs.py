@@ -11,13 +11,13 @@ from specguard.certificates import program
 from specguard.certificates.methods import ZonotopeMethod
 from specguard.certificates.rules import Program
 from specguard.data import Dataset
-from specguard.diagnosis.plan import images_within, too_slow
+from specguard.diagnosis.plan import TooSlow, images_within, too_slow
 from specguard.diagnosis.probe import probe
 from specguard.diagnosis.radii import limited, proof_radii
 from specguard.diagnosis.subject import Subject
 from specguard.errors import ConfigError
 from specguard.geometry import Norm
-from specguard.records.certificate import CertificateSummary, CertifySettings, MethodName
+from specguard.records.certificate import VACUOUS, CertificateSummary, CertifySettings, MethodName
 from specguard.records.diagnosis import Decision, Measured
 from specguard.records.study import Watcher
 from specguard.report.verdict import PROVED
@@ -53,19 +53,26 @@ def decide_proofs(subject: Subject, measured: Measured, allotted: float, fractio
     except ConfigError as error:
         return refused(reason=f"no method applies: {error}")
     trials: list[Trial] = []
-    reasons: list[str] = []
+    failed: list[TooSlow] = []
     for method in METHODS[norm]:
         gone = max(0.0, subject.clock() - begun)
-        left, before = allotted / 3 - gone, gone / (1 + len(trials))  # trials take at most about a third
+        hopeless = bool(trials) and max(trial.reach for trial in trials) < VACUOUS
+        part = 0.8 if method == "zonotope" and hopeless else 1 / 3  # of the time, for trials
+        left, before = part * allotted - gone, gone / (1 + len(trials))
         found = _tried(subject, measured, network, few, method, norm, allotted, left, before, fraction)
         if isinstance(found, Trial):
             trials.append(found)
         else:
-            reasons.append(found)
+            failed.append(found)
     spent = max(0.0, subject.clock() - begun)
+    reasons = [each.text for each in failed]
+    minutes = max((each.minutes for each in failed if each.minutes is not None), default=None)
     if not trials:
-        return refused(reason="; ".join(reasons), seconds=spent)
+        return refused(reason="; ".join(reasons), minutes=minutes, seconds=spent)
     reach = max(trial.reach for trial in trials)
+    if reach < VACUOUS and not subject.settings.radii:
+        small = f"proofs are vacuous: at the first images they reach {reach:.1g}, less than the rounding of a pixel"
+        return refused(reason="; ".join((small, *reasons)), minutes=minutes, seconds=spent)
     radii = subject.settings.radii or limited(proof_radii(norm, reach), norm, subject.pixels)
     methods, cost, count = _fitting(trials, len(radii), measured, allotted - spent, subject.most)
     reasons += [
@@ -78,8 +85,7 @@ def decide_proofs(subject: Subject, measured: Measured, allotted: float, fractio
         return refused(reason="; ".join((why.text, *reasons)), minutes=why.minutes, per_image=cost, seconds=spent)
     best = max(trials, key=lambda trial: trial.reach)
     around = f"radii around {reach:.3g}, which {best.method} certifies at the first images"
-    nothing = f"no method certifies the first images at any radius above {_least(norm):.1g}"
-    reason = "the radii given" if subject.settings.radii else around if reach else nothing
+    reason = "the radii given" if subject.settings.radii else around
     return Decision(
         stage=f"certificates-{norm}",
         run=True,
@@ -91,10 +97,6 @@ def decide_proofs(subject: Subject, measured: Measured, allotted: float, fractio
         per_image=cost,
         seconds=spent,
     )
-
-
-def _least(norm: Norm) -> float:
-    return proof_radii(norm, 0.0)[0]
 
 
 def _fitting(
@@ -130,15 +132,18 @@ def _tried(
     left: float,
     before: float,
     fraction: float,
-) -> Trial | str:
+) -> Trial | TooSlow:
     """A method at the first images, with its search for the largest radius; or why it is not applied.
 
     It takes at least as long as the cheaper one `before` it, in seconds.
     """
-    if method == "zonotope" and (why := _refusal(subject, measured, network, few, norm, left)) is not None:
-        return why
+    minutes = subject.settings.minutes
+    if method == "zonotope":
+        if (why := _refusal(subject, network, few, norm)) is not None:
+            return TooSlow(f"zonotope is not applied: {why}")
+        before = max(before, _least_seconds(subject, measured, network, few, norm))
     if before > left:
-        return f"{method} is not tried, as {max(left, 0.0):.2g} s are left for it"
+        return too_slow(f"{method} is not tried: it", left, before, minutes, fraction / 3)
     radius = PROVED[norm] / 2**6
     reaches: list[float] = []
     seconds: list[float] = []
@@ -152,17 +157,16 @@ def _tried(
         try:
             found, spent = probe(subject.clock, lambda folder, study=study: study(folder))  # type: ignore[misc]
         except ConfigError as error:
-            return f"{method} is not applied: {error}"
+            return TooSlow(f"{method} is not applied: {error}")
         left -= spent
         seconds.append(spent)
         if found.failures:
-            return f"{method} is not applied: {found.failures[0].reason}"
+            return TooSlow(f"{method} is not applied: {found.failures[0].reason}")
         if search:
             reaches.append(_reach(found, method, norm, subject.pixels))
     if not reaches:
         needed = seconds[0] * (_SEARCH if method == "zonotope" else 1)
-        slow = too_slow("a search", allotted, needed, subject.settings.minutes, fraction)
-        return f"{method} is left out: {slow.text}"
+        return too_slow(f"{method} is left out: a search", left, needed, minutes, fraction / 3)
     return Trial(method, statistics.median(reaches), statistics.median(seconds[len(first) :]))
 
 
@@ -173,21 +177,17 @@ def _reach(summary: CertificateSummary, method: MethodName, norm: Norm, pixels: 
     return radius / math.sqrt(pixels) if norm == "linf" and summary.radius_norm(method) == "l2" else radius
 
 
-def _refusal(
-    subject: Subject, measured: Measured, network: Program, few: Dataset, norm: Norm, left: float
-) -> str | None:
-    """Why zonotopes are not even tried: no rule, no memory, or surely no time."""
+def _refusal(subject: Subject, network: Program, few: Dataset, norm: Norm) -> str | None:
+    """Why zonotopes are not even tried: there is no rule, or no memory."""
     image = few.batch(slice(0, 1))[0].to(subject.device)
-    method = ZonotopeMethod(memory=_bytes(subject))
-    if (why := method.refusal(network, image, norm)) is not None:
-        return f"zonotope is not applied: {why}"
-    symbols = (method.chosen_symbols(network, image, norm) or 0) + subject.pixels
-    least = 2 * symbols * measured.forward  # each symbol goes through the network, in float64
-    if least > left:
-        return (
-            f"zonotope is left out: one takes {least:.2g} s or more, and {max(left, 0.0):.2g} s are left to try it"
-        )
-    return None
+    return ZonotopeMethod(memory=_bytes(subject)).refusal(network, image, norm)
+
+
+def _least_seconds(subject: Subject, measured: Measured, network: Program, few: Dataset, norm: Norm) -> float:
+    """Seconds that one enclosure surely takes: each symbol goes through the network, in float64."""
+    image = few.batch(slice(0, 1))[0].to(subject.device)
+    symbols = ZonotopeMethod(memory=_bytes(subject)).chosen_symbols(network, image, norm) or 0
+    return 2 * (symbols + subject.pixels) * measured.forward
 
 
 def _bytes(subject: Subject) -> int | None:

@@ -81,7 +81,7 @@ def proof_radii(norm: Norm, reach: float) -> tuple[float, ...]:
         reach: the largest radius at which a first image was certified.
 
     Returns:
-        Radii in ascending order; the three smallest of the grid where nothing was certified.
+        Radii in ascending order.
 
     Example:
         >>> [round(255 * radius, 3) for radius in proof_radii("linf", 3 / 255)]
@@ -89,7 +89,7 @@ def proof_radii(norm: Norm, reach: float) -> tuple[float, ...]:
     """
     customary = PROVED[norm]
     steps = [k for k in _PROOF_STEPS if customary * 2.0**k <= reach]
-    place = steps[-1] if steps else _PROOF_STEPS[1]
+    place = steps[-1] if steps else _PROOF_STEPS[0]
     found = {customary * 2.0**k for k in (place - 1, place, place + 1)}
     if steps and place >= -3:
         found.add(customary)

@@ -44,6 +44,8 @@ def as_ball(ball: Any, radius: float | None = None) -> Ball:
         if radius is not None:
             raise ConfigError(f"the radius is stated twice: the ball has {ball.radius:g}, beside {radius!r}")
         return ball
+    if isinstance(radius, Ball):
+        raise ConfigError("images and labels are one argument here: write (images, labels), and then the ball")
     if isinstance(ball, tuple | list) and len(ball) == 2 and radius is None:
         ball, radius = ball
     if radius is not None:

@@ -9,6 +9,7 @@ from specguard.models.convert import check_equal, convert, register_converter
 from specguard.models.equality import Pair, View
 from specguard.models.export import Exported, export
 from specguard.models.huggingface import from_huggingface
+from specguard.models.packaged import from_zoo
 from specguard.models.qkv import attention_weights
 from specguard.models.run import from_run, untrained
 from specguard.models.source import ModelSource
@@ -36,6 +37,7 @@ __all__ = [
     "from_run",
     "from_timm",
     "from_torchvision",
+    "from_zoo",
     "load_weights",
     "model_of_file",
     "read_weight_file",

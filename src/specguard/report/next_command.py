@@ -68,23 +68,21 @@ class Commands:
         return _joined("export", self.words[0], f"{self.words[0]}.safetensors", "--to", "state_dict")
 
     def train_longer(self) -> str:
-        """The same objective again, where it is one that is trained for certificates."""
-        return self._train("longer", *(_CERTIFIED if self.is_certifiable else ()), "--epochs", "40")
+        """More epochs, for certificates where the architecture is one that is trained for them."""
+        return self._train("longer", *(_CERTIFIABLE if self.is_certifiable else ("--epochs", "40")))
 
     def finetune(self, norm: Norm, radius: float) -> str:
         """Adversarial training that begins with the weights there are."""
         if self.is_certifiable:
             return self.train_longer()
         ball = ("--norm", norm, "--radius", radius_text(radius))
-        return self._train("robust", "--objective", "pgd", *ball, "--epochs", "10", "--lr", "1e-4")
+        return self._train("robust", "--recipe", "robust-finetune", *ball)
 
     def train_for_certificates(self) -> str:
         """Training of a network whose Lipschitz constants are known, or more of it."""
         if self.is_certifiable:
             return self.train_longer()
-        data, dataset = self._data(), self._dataset()
-        name = "certifiable_digits" if dataset == "digits" else "certifiable_patch4_32"
-        return _joined("train", name, *data, *_CERTIFIED, "--epochs", "60", "--run", "runs/certifiable")
+        return _joined("train", *_CERTIFIABLE, *self._data(), "--run", "runs/certifiable")
 
     def _train(self, suffix: str, *settings: str) -> str:
         place = self.words[0] if self.is_run else f"runs/{self.words[0].partition(':')[2] or 'model'}"
@@ -102,7 +100,7 @@ class Commands:
         return ("--data", dataset) if dataset == "digits" else ("--data", dataset, "--data-root", "DATA_ROOT")
 
 
-_CERTIFIED = ("--objective", "emma", "--norm", "l2", "--radius", "0.2", "--lipschitz", "local", "--ramp", "15")
+_CERTIFIABLE = ("--recipe", "certifiable")
 
 
 def _joined(*words: str) -> str:

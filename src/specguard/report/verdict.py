@@ -201,7 +201,7 @@ def _open(found: Evidence, clean: Accuracy, commands: Commands) -> tuple[str, st
     text = f"Open: {point.accuracy}, remain under attack at {point.ball}, which does not decide at this radius."
     if point.falls:  # beyond the customary radius, where nothing was attacked
         return text, commands.attack(point.norm, ATTACKED[point.norm], "full")
-    return text, commands.diagnose("--images", str(4 * point.accuracy.n))
+    return text, commands.diagnose("--images", str(4 * point.accuracy.n), "--minutes", "60")
 
 
 # Sentences --------------------------------------------------------------------------------------------------------
