@@ -7,7 +7,6 @@
 # PYTHON names the interpreter that has specguard. Killed, it continues.
 set -euo pipefail
 . "$(dirname "$0")/../common.sh"
-. "$(dirname "$0")/../common.sh"
 runs=${1:-runs/digits_shift}
 rows=("${@:2}")
 [ ${#rows[@]} = 0 ] && rows=({shift,none,attention}-{0,1,2})
