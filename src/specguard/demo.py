@@ -25,7 +25,7 @@ from specguard.records.store import derived_seed
 from specguard.records.study import Progress as Piece
 from specguard.report import read_run, verdict, write_report
 from specguard.studies import about_study, linear_baseline, run_attack, run_certify, write_gallery
-from specguard.train import EMMA, AdamW, PGDTraining, Progress, Training, train
+from specguard.train import EMMA, AdamW, OneCycle, PGDTraining, Progress, Training, train
 
 _RADII = (0.1, 0.15, 0.3)  # l2, in pixels of [0, 1]
 _BALLS = tuple(Ball("l2", radius) for radius in _RADII)
@@ -73,7 +73,14 @@ def parts(epochs: int) -> tuple[Part, ...]:
 
     plain = Training(epochs=epochs, batch=64, optimizer=AdamW(lr=1e-3))
     adversarial = Training(epochs=epochs, batch=64, optimizer=AdamW(lr=1e-3), objective=worst)
-    provable = Training(epochs=4 * epochs, batch=256, optimizer=AdamW(lr=1e-2, weight_decay=0.0), objective=margins)
+    provable = Training(
+        epochs=3 * epochs,
+        batch=128,
+        optimizer=AdamW(lr=1e-2, weight_decay=0.0),
+        schedule=OneCycle(),
+        objective=margins,
+        clip=None,
+    )
     return (
         Part("plain", tiny, plain, ordinary, _FEW),
         Part("adversarial", tiny, adversarial, ordinary, _FEW),
@@ -93,7 +100,9 @@ def demo(run: Path, epochs: int, out: Console, bar: Bar, study_bar: StudyBar) ->
         out.print(line, soft_wrap=True)
     for name in outcomes:
         if (judged := verdict(read_run(run / name, name))) is not None:
-            out.print(f"\n{name}: {judged}", markup=False, soft_wrap=True)
+            out.print()
+            for line in f"{name}: {judged}".splitlines():
+                out.print(line, markup=False, soft_wrap=True)
     written = write_report({name: run / name for name in outcomes}, run / "report.html")
     out.print(f"everything is in {run}", markup=False, soft_wrap=True)
     out.print(f"report in {written}", markup=False, soft_wrap=True)
