@@ -1,6 +1,8 @@
 """The next command for a model, ready to be pasted: made from the run, or from the command that studied it."""
 
 import shlex
+import sys
+from pathlib import PurePath
 from typing import Any
 
 from specguard.records.base import Norm
@@ -8,7 +10,12 @@ from specguard.report.evidence import radius_text
 from specguard.report.run import Run
 
 _KINDS = ("timm:", "torchvision:", "hf:", "zoo:")
-_KEPT = ("--weights", "--data", "--data-root", "--classes", "--image-size", "--mean", "--std", "--model-arg")
+_KEPT = (
+    *("--weights", "--data", "--data-root", "--classes", "--image-size", "--mean", "--std", "--model-arg"),
+    "--config",
+)
+_NAMED = ("digits", "cifar10", "cifar100", "svhn", "mnist", "fashion_mnist", "sst2")  # data that --data names
+_VERBS = ("diagnose", "attack", "certify", "smooth", "spectrum", "sensitivity")  # which are followed by a model
 _UNKNOWN = ("MODEL", "--data", "DATA")  # of a model that no command line named
 
 
@@ -29,7 +36,7 @@ class Commands:
     def __init__(self, run: Run) -> None:
         self.run = run
         trained = run.model is not None and run.path is not None
-        self.words = (str(run.path),) if trained else _recorded_words(run) or _UNKNOWN
+        self.words = _trained_words(run) if trained else _recorded_words(run) or _UNKNOWN
 
     @property
     def is_run(self) -> bool:
@@ -67,37 +74,43 @@ class Commands:
             return None
         return _joined("export", self.words[0], f"{self.words[0]}.safetensors", "--to", "state_dict")
 
-    def train_longer(self) -> str:
+    def train_longer(self) -> str | None:
         """More epochs, for certificates where the architecture is one that is trained for them."""
         return self._train("longer", *(_CERTIFIABLE if self.is_certifiable else ("--epochs", "40")))
 
-    def finetune(self, norm: Norm, radius: float) -> str:
+    def finetune(self, norm: Norm, radius: float) -> str | None:
         """Adversarial training that begins with the weights there are."""
         if self.is_certifiable:
             return self.train_longer()
         ball = ("--norm", norm, "--radius", radius_text(radius))
         return self._train("robust", "--recipe", "robust-finetune", *ball)
 
-    def train_for_certificates(self) -> str:
+    def train_for_certificates(self) -> str | None:
         """Training of a network whose Lipschitz constants are known, or more of it."""
         if self.is_certifiable:
             return self.train_longer()
         return _joined("train", *_CERTIFIABLE, *self._data(), "--run", "runs/certifiable")
 
-    def _train(self, suffix: str, *settings: str) -> str:
-        place = self.words[0] if self.is_run else f"runs/{self.words[0].partition(':')[2] or 'model'}"
-        return _joined("train", *self.words, *settings, "--run", f"{place.rstrip('/')}-{suffix}")
+    def _train(self, suffix: str, *settings: str) -> str | None:
+        if not self.is_run and self.run.model is not None:
+            return None  # of a model that a function makes, runs are not trained further
+        kind, _, rest = self.words[0].partition(":")
+        name = PurePath(rest or kind).name.removesuffix(".safetensors")
+        place = self.words[0].rstrip("/") if self.is_run else f"runs/{name if name != 'MODEL' else 'model'}"
+        return _joined("train", *self.words, *settings, "--run", f"{place}-{suffix}")
 
     def _dataset(self) -> str | None:
         return next((s.about.dataset for s in self.run.studies if s.about is not None), None)
 
     def _data(self) -> tuple[str, ...]:
-        """The options that name the data."""
-        words = list(self.words)
-        found = [w for flag in ("--data", "--data-root") if flag in words for w in _option(words, flag)]
-        if found or (dataset := self._dataset()) is None:
-            return tuple(found)
-        return ("--data", dataset) if dataset == "digits" else ("--data", dataset, "--data-root", "DATA_ROOT")
+        """The options that name the data: those of the model, else of a recorded command of the run."""
+        for words in (list(self.words), *_recorded_commands(self.run)):
+            if found := [w for flag in ("--data", "--data-root") if flag in words for w in _option(words, flag)]:
+                return tuple(found)
+        dataset = self._dataset()
+        if dataset is None or dataset == "digits":
+            return () if dataset is None else ("--data", dataset)
+        return ("--data", dataset, "--data-root", "DATA_ROOT") if dataset in _NAMED else ("--data", "DATA")
 
 
 _CERTIFIABLE = ("--recipe", "certifiable")
@@ -113,20 +126,44 @@ def _option(words: list[str], flag: str) -> list[str]:
     return words[place : place + 2]
 
 
-def _recorded_words(run: Run) -> tuple[str, ...]:
-    """The model and its options as the command of a study named them; nothing where none did."""
+def _trained_words(run: Run) -> tuple[str, ...]:
+    """The run itself; of a model that a function of the user makes, the function with the weights of the run."""
+    config = {} if run.model is None else run.model.config
+    name = config.get("name")
+    if isinstance(name, str) and ":" in name and config.get("source", "") is None:
+        return (name if name in sys.argv else "PACKAGE.MODULE:FUNCTION", "--weights", str(run.path))
+    return (str(run.path),)
+
+
+def _recorded_commands(run: Run) -> list[list[str]]:
+    """The words of the commands that made the studies of a run."""
     commands: list[Any] = [e.command for study in run.studies for e in study.environments if e.command]
     commands += [c for s in run.studies if (c := s.summary.environment.command)]
+    found = []
     for command in commands:
         try:
             words = shlex.split(command)
         except ValueError:  # no closing quotation
             continue
+        if words[:1] == ["specguard"] and len(words) > 2:
+            found.append(words)
+    return found
+
+
+def _recorded_words(run: Run) -> tuple[str, ...]:
+    """The model and its options as the command of a study named them; nothing where none did."""
+    for words in _recorded_commands(run):
         names = [word for word in words[2:] if word.startswith(_KINDS)]
-        if words[:1] != ["specguard"] or len(names) != 1:
-            continue
-        return (names[0], *_kept(words))
+        if not names and words[1] in _VERBS and not words[2].startswith("-"):
+            names = [words[2]]
+        if len(names) == 1 and _is_safe(names[0]):
+            return (names[0], *_kept(words))
     return ()
+
+
+def _is_safe(name: str) -> bool:
+    """Whether a recorded name may be repeated: one that runs code is, to the person who has just written it."""
+    return ":" not in name or name.startswith(_KINDS) or name in sys.argv
 
 
 def _kept(words: list[str]) -> list[str]:

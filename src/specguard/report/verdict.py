@@ -176,7 +176,7 @@ def _unclear(found: Evidence, commands: Commands) -> tuple[str, str | None]:
     return text, commands.attack(point.norm, point.radius, stronger)
 
 
-def _toward_proof(found: Evidence, point: Point, commands: Commands, proofs: NotTried | None) -> str:
+def _toward_proof(found: Evidence, point: Point, commands: Commands, proofs: NotTried | None) -> str | None:
     """What to do about a model that attacks leave robust."""
     if proofs is not None and not found.proof_tried:
         if proofs.minutes is None:  # no method applies
