@@ -94,8 +94,10 @@ class Commands:
     def _train(self, suffix: str, *settings: str) -> str | None:
         if not self.is_run and self.run.model is not None:
             return None  # of a model that a function makes, runs are not trained further
+        if not self.is_run and self.words != _UNKNOWN and ":" not in self.words[0]:
+            return None  # the weights of a file are trained further where they are a library's or a run's
         kind, _, rest = self.words[0].partition(":")
-        name = PurePath(rest or kind).name.removesuffix(".safetensors")
+        name = PurePath(rest or kind).name
         place = self.words[0].rstrip("/") if self.is_run else f"runs/{name if name != 'MODEL' else 'model'}"
         return _joined("train", *self.words, *settings, "--run", f"{place}-{suffix}")
 
