@@ -16,9 +16,9 @@ for row in "${rows[@]}"; do
     [ "$mixing" = none ] && change=(--set mixing=none)
     [ "$mixing" = attention ] && model=digits_attention
     resume=$([ -e "$run/run.json" ] && echo --resume || true)
-    specguard train --run "$run" $resume --model "$model" "${change[@]}" --data digits --epochs 120 --batch 256 \
-        --optimizer adamw --lr 1e-2 --weight-decay 0 --objective emma --norm l2 --radius 0.2 --ramp 40 --lipschitz 1 \
-        --device cpu --seed "$seed"
+    specguard train --run "$run" $resume --model "$model" "${change[@]}" --data digits --epochs 90 --batch 128 \
+        --optimizer adamw --lr 1e-2 --weight-decay 0 --schedule onecycle --clip 0 --objective emma --norm l2 \
+        --radius 0.2 --ramp 30 --lipschitz 1 --device cpu --seed "$seed"
     specguard certify "$run" --curve 0.05,0.1,0.15,0.2,0.3 --stop-early --methods lofast,local --baseline linear \
         --device cpu --out proofs
     again=$([ -e "$run/checked/records.jsonl" ] && echo --resume || true)
