@@ -39,9 +39,7 @@ class Commands:
     @property
     def is_certifiable(self) -> bool:
         """Whether the model is of the architecture that is trained for certificates."""
-        config = {} if self.run.model is None else self.run.model.config
-        source = config.get("source")
-        return isinstance(source, dict) and source.get("kind") == "certifiable"
+        return self._source().get("kind") == "certifiable"
 
     def diagnose(self, *more: str) -> str:
         return _joined("diagnose", *self.words, *more)
@@ -69,7 +67,7 @@ class Commands:
 
     def train_longer(self) -> str:
         """More epochs, for certificates where the architecture is one that is trained for them."""
-        return self._train("longer", *(_CERTIFIABLE if self.is_certifiable else ("--epochs", "40")))
+        return self._train("longer", *(self._certifiable() if self.is_certifiable else ("--epochs", "40")))
 
     def finetune(self, norm: Norm, radius: float) -> str:
         """Adversarial training that begins with the weights there are."""
@@ -79,7 +77,10 @@ class Commands:
         return self._train("robust", "--recipe", "robust-finetune", *ball)
 
     def train_for_certificates(self) -> str:
-        """Training of a network whose Lipschitz constants are known, or more of it."""
+        """Training of a network whose Lipschitz constants are known, or more of it.
+
+        What the recipe is depends on the data: on digits, it is the network with shifts.
+        """
         if self.is_certifiable:
             return self.train_longer()
         return _joined("train", *_CERTIFIABLE, *self._data(), "--run", "runs/certifiable")
@@ -88,8 +89,18 @@ class Commands:
         place = self.words[0] if self.is_run else f"runs/{self.words[0].partition(':')[2] or 'model'}"
         return _joined("train", *self.words, *settings, "--run", f"{place.rstrip('/')}-{suffix}")
 
+    def _source(self) -> dict[str, Any]:
+        """What the network was made from, as its record says."""
+        source = None if self.run.model is None else self.run.model.config.get("source")
+        return source if isinstance(source, dict) else {}
+
+    def _certifiable(self) -> tuple[str, ...]:
+        """The recipe, with T1 at every image where there is attention: on digits it takes a constant of 1."""
+        attends = self._source().get("mixing") in ("skip", "residual")
+        return (*_CERTIFIABLE, "--lipschitz", "local") if attends else _CERTIFIABLE
+
     def _dataset(self) -> str | None:
-        return next((s.about.dataset for s in self.run.studies if s.about is not None), None)
+        return next((name for study in self.run.studies if (name := study.dataset) is not None), None)
 
     def _data(self) -> tuple[str, ...]:
         """The options that name the data."""
