@@ -46,3 +46,16 @@ def test_a_new_network_for_certificates_is_trained_on_the_data_of_the_studies(da
     run = Run("x", model=record, path=Path("runs/mine"), attacks=(attacked_on(dataset),))
     wanted = f"specguard train --recipe certifiable{words} --run runs/certifiable"
     assert Commands(run).train_for_certificates() == wanted
+
+
+def test_a_run_that_python_trained_is_named_with_its_data_as_it_does_not_hold_them(tmp_path):
+    record = ModelRecord(config={}, fingerprint="a", weights="raw", classes=())
+    run = Run("x", model=record, path=tmp_path, attacks=(attacked_on("digits"),))
+    (tmp_path / "run.json").touch()
+    named = f"{tmp_path} --data digits"
+    commands = Commands(run)
+    assert commands.smooth() == f"specguard smooth {named} --sigma 0.25"
+    assert commands.check("proofs") == f"specguard check {tmp_path}/proofs --model {named}"
+    assert commands.train_longer() == f"specguard train {named} --epochs 40 --run {tmp_path}-longer"
+    (tmp_path / "arguments.json").touch()
+    assert Commands(run).smooth() == f"specguard smooth {tmp_path} --sigma 0.25"

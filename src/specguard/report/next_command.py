@@ -19,22 +19,19 @@ class Commands:
         run: as `read_run` returns it.
 
     Example:
-        >>> from dataclasses import replace
-        >>> from pathlib import Path
         >>> from specguard.report.examples import example_run
-        >>> Commands(replace(example_run(), path=Path("runs/mine"))).attack("l2", 0.25, "full")
-        'specguard attack runs/mine --norm l2 --radius 0.25 --suite full'
+        >>> from specguard.report.next_command import Commands
+        >>> Commands(example_run()).attack("l2", 0.25, "full")
+        'specguard attack MODEL --data DATA --norm l2 --radius 0.25 --suite full'
     """
+
+    is_run: bool
+    """Whether the model is that of a training run, so that its weights can be exported and trained further."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        trained = run.model is not None and run.path is not None
-        self.words = (str(run.path),) if trained else _recorded_words(run) or _UNKNOWN
-
-    @property
-    def is_run(self) -> bool:
-        """Whether the model is that of a training run, so that its weights can be exported and trained further."""
-        return len(self.words) == 1
+        self.is_run = run.model is not None and run.path is not None
+        self.words = self._of_run() if self.is_run else _recorded_words(run) or _UNKNOWN
 
     @property
     def is_certifiable(self) -> bool:
@@ -57,7 +54,7 @@ class Commands:
         """The independent check of certificates, whose command takes runs."""
         if not self.is_run or self.run.path is None:
             return None
-        return _joined("check", str(self.run.path / place), "--model", self.words[0])
+        return _joined("check", str(self.run.path / place), "--model", *self.words)
 
     def export(self) -> str | None:
         """The export of the weights of a run."""
@@ -99,6 +96,13 @@ class Commands:
         attends = self._source().get("mixing") in ("skip", "residual")
         return (*_CERTIFIABLE, "--lipschitz", "local") if attends else _CERTIFIABLE
 
+    def _of_run(self) -> tuple[str, ...]:
+        """The run, with its data where Python trained it: then only its studies say which data they are."""
+        path = self.run.path
+        assert path is not None
+        silent = (path / "run.json").exists() and not (path / "arguments.json").exists()
+        return (str(path), *(self._named_data() if silent else ()))
+
     def _dataset(self) -> str | None:
         return next((name for study in self.run.studies if (name := study.dataset) is not None), None)
 
@@ -106,8 +110,12 @@ class Commands:
         """The options that name the data."""
         words = list(self.words)
         found = [w for flag in ("--data", "--data-root") if flag in words for w in _option(words, flag)]
-        if found or (dataset := self._dataset()) is None:
-            return tuple(found)
+        return tuple(found) or self._named_data()
+
+    def _named_data(self) -> tuple[str, ...]:
+        """The options for the data of the studies."""
+        if (dataset := self._dataset()) is None:
+            return ()
         return ("--data", dataset) if dataset == "digits" else ("--data", dataset, "--data-root", "DATA_ROOT")
 
 
