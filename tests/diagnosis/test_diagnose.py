@@ -1,5 +1,6 @@
 """Diagnoses of small models: what is done in which time, what is skipped and said, and that they can be resumed."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -272,6 +273,25 @@ def test_a_folder_with_the_diagnosis_of_another_model_is_refused(tmp_path):
         next(other.parameters()).add_(1)
     with pytest.raises(RunError, match=r"another diagnosis \(about.model"):
         diagnosed(out=tmp_path, norm="l2", images=1, model=other)
+
+
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [("gradients", "without a suite of attacks"), ("spectrum", "of a Wrapped"), ("smoothing", "of a Wrapped")],
+)
+def test_a_plan_with_a_decision_that_no_diagnosis_makes_is_refused(tmp_path, stage, words):
+    network = model()
+    diagnosed(out=tmp_path, model=lambda x: network(x), norm="l2", images=1)
+    kept = [
+        record
+        for record in map(json.loads, (tmp_path / PLAN).read_text().splitlines())
+        if not record.get("stage", "").startswith(stage)
+    ]
+    planted = {"kind": "decision", "stage": stage, "run": True, "reason": "", "images": 1, "radii": [0.1]}
+    lines = [*kept, planted]
+    (tmp_path / PLAN).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(RunError, match=rf"plan.jsonl runs {stage} .*{words}"):
+        diagnosed(out=tmp_path, model=lambda x: network(x), norm="l2", images=1)
 
 
 def test_progress_is_of_the_whole_and_never_goes_back():
