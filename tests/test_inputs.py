@@ -450,6 +450,13 @@ def test_bytes_are_divided_in_float32_whatever_the_default_dtype_is():
     assert torch.equal(found, IMAGES)
 
 
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", 3.5])
+def test_a_device_that_is_not_there_is_one_sentence(device):
+    for call in (specguard.attack, specguard.evaluate):
+        with says(ConfigError, f"device '{device}' is "):
+            call(MODEL, DATUM, BALL, device=device)
+
+
 def test_a_mask_of_skipped_images_needs_an_entry_for_each():
     with says(DataError, "skip needs one entry for each image, and has 2"):
         specguard.certify(MODEL, IMAGES, LABELS, L2, ["local"], stop_early=True, skip=torch.tensor([True, False]))
