@@ -218,6 +218,8 @@ def _attacks(found: Evidence) -> str:
     names = ", ".join(sorted({name for point in chosen for name in point.by}))
     flags = "; ".join(f"{flag.name}: {flag.message}" for flag in found.flags)
     after = f"; signs of obfuscated gradients: {flags}" if flags else ""
+    if not found.flags_sought:
+        after = "; signs of obfuscated gradients were not looked for"
     return f"Measured: of {found.clean} clean, attacks ({names}) leave {' and '.join(parts)}{after}."
 
 
