@@ -1,5 +1,6 @@
 """Diagnoses of small models: what is done in which time, what is skipped and said, and that they can be resumed."""
 
+import html
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -223,6 +224,16 @@ def test_the_norm_and_the_radii_can_be_chosen():
     assert [stage.stage for stage in found.stages] == [name for name in STAGES if "linf" not in name]
     assert {stage.radii for stage in found.stages if stage.stage.endswith("-l2")} == {(0.05, 0.3)}
     assert found.stages[0].radii == (0.3,)
+
+
+def test_the_report_has_the_verdict_of_the_diagnosis_also_where_its_reason_is_not_in_any_study(tmp_path):
+    network = model()
+    found = diagnosed(out=tmp_path, model=lambda x: network(x), norm="l2", images=1)
+    assert found.report is not None
+    page = html.unescape(found.report.read_text())
+    assert "as no method applies" in found.verdict.sentences[1]
+    for sentence in (found.verdict.headline, *found.verdict.sentences, found.verdict.command or ""):
+        assert sentence in page
 
 
 def test_nothing_is_kept_without_a_folder():

@@ -154,7 +154,9 @@ def _diagnosed(subject: Subject, run: Path | None, label: str, say: Say, watch: 
         measured.clean,
         decisions,
         None if run is None else subject.folder,
-        None if run is None else write_report({label: place}, subject.folder / "report.html"),
+        None
+        if run is None
+        else write_report({label: place}, subject.folder / "report.html", verdicts={label: judged}),
     )
 
 
