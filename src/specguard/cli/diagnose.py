@@ -51,7 +51,8 @@ def diagnose_command(
     inside = source.run is not None or output.out is None
     keep_freed_memory()
     target = chosen_device(device.device)
-    err.print(f"{run}, {target}, about {settings.minutes:g} minutes, studies in {folder}", soft_wrap=True)
+    minutes = f"{settings.minutes:g} minute{'' if settings.minutes == 1 else 's'}"
+    err.print(f"{run}, {target}, about {minutes}, studies in {folder}", soft_wrap=True)
     with interrupted_studies(), study_bar("of 1,000 parts") as watch:
         found = diagnose(
             network,
