@@ -39,6 +39,8 @@ def test_it_prints_stages_numbers_and_a_verdict_and_started_again_the_same(specg
     assert lines[-2].startswith("next: specguard ")
     assert any(line.startswith("Measured: ") for line in lines)
     assert f"studies in {folder}" in ended.err
+    for stage in ("gradients", "attacks-l2", "spectrum", "certificates-l2", "smoothing"):
+        assert (ended.err + ended.out).count(f"\n{stage}: ") == 1
     assert (folder / "report.html").exists()
     plan = [json.loads(line) for line in (folder / "plan.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in plan[:2]] == ["diagnosis", "measured"]

@@ -42,6 +42,7 @@ def diagnose_command(
     from specguard.cli.names import settings_hash
     from specguard.cli.source import load_source
     from specguard.diagnosis import diagnose
+    from specguard.diagnosis.result import stage_line
     from specguard.studies.memory import keep_freed_memory
 
     source = load_source(run, model, data)
@@ -71,5 +72,7 @@ def diagnose_command(
             say=lambda text: err.print(text, soft_wrap=True),
             watch=watch,
         )
+    told = {stage_line(decision) for decision in found.stages}  # when each stage began
     for line in str(found).splitlines():
-        out.print(line, soft_wrap=True)
+        if line not in told:
+            out.print(line, soft_wrap=True)
