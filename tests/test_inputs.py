@@ -58,6 +58,7 @@ SAID = {
     "bytes": "images of uint8 are divided by 255, in float32",
     "last": r"have their channels last; they are taken as permute\(0, 3, 1, 2\)",
 }
+FIVE = torch.rand(5, 7, 3, generator=torch.Generator().manual_seed(2))
 ACCEPTED = {  # (what is passed, what it is taken as, what is said)
     "a tensor": (IMAGES, IMAGES, ()),
     "a tensor in float64": (IMAGES.double(), IMAGES.double(), ()),
@@ -75,7 +76,9 @@ ACCEPTED = {  # (what is passed, what it is taken as, what is said)
     "a list of tensors": (list(IMAGES), IMAGES, ()),
     "a tuple of arrays": (tuple(array(IMAGES)), IMAGES, ()),
     "nested lists": (IMAGES.double().tolist(), IMAGES.double(), ()),
-    "pictures": ([Image.fromarray(each) for each in array(last(BYTES))], IMAGES, ("bytes", "last")),
+    "pictures": ([Image.fromarray(each) for each in array(last(BYTES))], IMAGES, ("bytes",)),
+    "small pictures": ([Image.fromarray(array(last(BYTES))[0, :3, :3])], IMAGES[:1, :, :3, :3], ("bytes",)),
+    "a list of tensors of five channels": ([FIVE], FIVE[None], ()),
 }
 
 
@@ -419,12 +422,44 @@ def test_one_batch_is_in_memory_at_a_time():
         (3, "a int holds no images with labels; it must be a pair (images, labels), a DataLoader"),
         ([], "the data hold no images"),
         ((IMAGES, LABELS[:2]), "labels must be 6 integers, not of shape (2,)"),
+        ([(IMAGES[:4], LABELS), (IMAGES[4:], LABELS)], "of one length, not 4 images with 6 labels"),
+        ([(IMAGES, None)] * 3, "and these labels are a NoneType, not a tensor, array or list"),
+        ([({"pixels": IMAGES}, LABELS)], "and these images are a dict, not a tensor, array or list"),
     ],
 )
 def test_data_without_images_and_labels_are_refused_in_one_sentence(data, sentence):
     for call in (specguard.attack, specguard.evaluate, specguard.certify):
         with says(DataError, sentence):
             call(MODEL, data, "l2", 0.05)
+
+
+def test_labels_beyond_the_images_of_a_batch_are_not_cut_where_few_images_are_asked_for():
+    with says(DataError, "of one length, not 6 images with 4 labels"):
+        as_samples([(IMAGES, LABELS[:4])], n=3)
+
+
+def test_bytes_are_divided_in_float32_whatever_the_default_dtype_is():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.warns(InputWarning, match="in float32"):
+            found = as_images(BYTES)
+    finally:
+        torch.set_default_dtype(before)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, IMAGES)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", 3.5])
+def test_a_device_that_is_not_there_is_one_sentence(device):
+    for call in (specguard.attack, specguard.evaluate):
+        with says(ConfigError, f"device '{device}' is "):
+            call(MODEL, DATUM, BALL, device=device)
+
+
+def test_a_mask_of_skipped_images_needs_an_entry_for_each():
+    with says(DataError, "skip needs one entry for each image, and has 2"):
+        specguard.certify(MODEL, IMAGES, LABELS, L2, ["local"], stop_early=True, skip=torch.tensor([True, False]))
 
 
 @pytest.mark.parametrize("setting", [{"n": 0}, {"n": 2.5}, {"batch": 0}, {"n": True}])

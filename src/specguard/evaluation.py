@@ -20,9 +20,11 @@ from specguard.certificates.certificate import program_of
 from specguard.certificates.rules import Program
 from specguard.errors import ConfigError, each_warning_once, suggestion
 from specguard.geometry import Ball
-from specguard.inputs import BallLike, Chunk, Stream, as_ball, as_stream, eval_mode
+from specguard.inputs import BallLike, Chunk, Stream, as_ball, as_device, as_stream, eval_mode
 from specguard.records.accuracy import Accuracy
 from specguard.records.attack import AttackName, SuiteName
+
+__all__ = ["AttackResult", "Evaluation", "attack", "evaluate"]
 
 Watcher = Callable[[int, int | None], None]  # the number of images done, and of all, where it is known
 
@@ -366,9 +368,10 @@ def _name(method: Method | str) -> str:
 
 def _on(model: Model, device: torch.device | str | None) -> Model:
     """A copy of the module on another device; the model as it is, if none is named."""
-    if device is None or not isinstance(model, nn.Module):
+    if device is None:
         return model
-    return copy.deepcopy(model).to(device)
+    device = as_device(device)
+    return copy.deepcopy(model).to(device) if isinstance(model, nn.Module) else model
 
 
 def _on_device(stream: Stream, device: torch.device | str | None) -> Iterator[Chunk]:

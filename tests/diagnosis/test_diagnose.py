@@ -1,5 +1,6 @@
 """Diagnoses of small models: what is done in which time, what is skipped and said, and that they can be resumed."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -248,6 +249,11 @@ def test_arrays_and_batches_are_data_and_the_model_is_left_as_it_was():
         ({"minutes": -1}, "minutes must be positive"),
         ({"norm": "l1"}, "norm 'l1' is unknown"),
         ({"radii": 0.1}, "--radius needs --norm"),
+        ({"images": 2.5}, "images must be a whole number, not 2.5"),
+        ({"images": True}, "images must be a whole number, not True"),
+        ({"seed": "a"}, "seed must be a whole number, not 'a'"),
+        ({"memory": "2"}, "memory must be a number, not '2'"),
+        ({"device": "gpu"}, "device 'gpu' is unknown"),
         ({"model": 3}, "a int cannot be called and is no model"),
     ],
 )
@@ -272,6 +278,57 @@ def test_a_folder_with_the_diagnosis_of_another_model_is_refused(tmp_path):
         next(other.parameters()).add_(1)
     with pytest.raises(RunError, match=r"another diagnosis \(about.model"):
         diagnosed(out=tmp_path, norm="l2", images=1, model=other)
+
+
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [("gradients", "without a suite of attacks"), ("spectrum", "of a Wrapped"), ("smoothing", "of a Wrapped")],
+)
+def test_a_plan_with_a_decision_that_no_diagnosis_makes_is_refused(tmp_path, stage, words):
+    network = model()
+    diagnosed(out=tmp_path, model=lambda x: network(x), norm="l2", images=1)
+    kept = [
+        record
+        for record in map(json.loads, (tmp_path / PLAN).read_text().splitlines())
+        if not record.get("stage", "").startswith(stage)
+    ]
+    planted = {"kind": "decision", "stage": stage, "run": True, "reason": "", "images": 1, "radii": [0.1]}
+    lines = [*kept, planted]
+    (tmp_path / PLAN).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(RunError, match=rf"plan.jsonl runs {stage} .*{words}"):
+        diagnosed(out=tmp_path, model=lambda x: network(x), norm="l2", images=1)
+
+
+def test_no_stage_is_written_through_a_link(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "gradients").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match="gradients"):
+        diagnosed(out=tmp_path / "out", norm="l2", images=1)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+class Output(nn.Module):
+    """A model whose output holds logits, as those of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = model()
+
+    def forward(self, x: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.model(x))
+
+
+def test_an_output_with_logits_is_taken_as_these():
+    assert diagnosed(model=Output().eval(), norm="l2").clean == diagnosed(norm="l2").clean
+
+
+def test_proofs_are_not_called_vacuous_where_no_image_is_classified_correctly():
+    split = noise().test
+    images, labels = split.batch(slice(None))
+    found = diagnosed(data=(images, (model()(images).argmax(1) + 1) % 5), norm="l2")
+    assert "none of the first 3 images is classified correctly" in found.verdict.sentences[1]
+    assert "vacuous" not in str(found)
 
 
 def test_progress_is_of_the_whole_and_never_goes_back():

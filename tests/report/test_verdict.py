@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from helpers.sample_runs import MODEL, about, sample_run
@@ -267,8 +268,34 @@ def test_studies_of_another_model_count_for_nothing():
 def test_larger_studies_replace_smaller_ones_and_never_by_a_kinder_number():
     points = evidence(run(attacked({("l2", 0.25): 60}), attacked({("l2", 0.25): 50}))).attacked
     assert [point.accuracy.count for point in points] == [50]
-    more = evidence(run(attacked({("l2", 0.25): 50}), attacked({("l2", 0.25): 700}, clean=800, n=1000))).attacked
+    more = evidence(run(attacked({("l2", 0.25): 50}), attacked({("l2", 0.25): 500}, clean=800, n=1000))).attacked
     assert [point.accuracy.n for point in more] == [1000]
+
+
+def test_a_weak_attack_on_many_images_does_not_hide_a_strong_one_on_fewer():
+    strong = attacked({("linf", 4 / 255): 5}, names=("apgd-ce", "square"))
+    weak = attacked({("linf", 4 / 255): 700}, clean=800, n=1000, names=("fgsm",))
+    for both in ((strong, weak), (weak, strong)):
+        found = judge(*both)
+        assert found.headline.startswith("Not robust: attacks at linf 4/255 leave 5.0 %")
+        assert "apgd-ce, square" in found.sentences[0]
+
+
+def test_the_clean_accuracy_of_the_training_counts_only_beside_studies_of_the_same_data(tmp_path):
+    trained = read_run(sample_run(tmp_path / "run"), "run")
+    assert trained.training is not None
+    own = trained.attacks[0].summary
+    about_other = msgspec.structs.replace(own.study.about, data="elsewhere")
+    study = msgspec.structs.replace(own.study, about=about_other)
+    few = msgspec.structs.replace(own, study=study, clean=Accuracy.of(3, own.n))
+    none = dict.fromkeys(("certificates", "smoothing", "spectra", "sensitivity", "checks"), ())
+    assert evidence(replace(trained, attacks=(FoundAttack("attacks/elsewhere", few),), **none)).clean == few.clean
+
+
+def test_a_check_of_other_images_leaves_the_certificates_to_be_checked():
+    some = (proved({0.25: 60}),)
+    other = example_checks(1000)  # of other certificates
+    assert judge(certificates=some, checks=other).command == judge(certificates=some).command
 
 
 def test_the_command_names_the_model_as_the_study_did():

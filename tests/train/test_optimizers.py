@@ -10,7 +10,7 @@ from torch import nn
 from helpers.registry import SMALL
 from specguard.errors import ConfigError
 from specguard.nn import TokenBatchNorm, ViT
-from specguard.train import SAM, SGD, AdamW, Cosine, OneCycle
+from specguard.train import AWP, SAM, SGD, AdamW, Cosine, OneCycle
 from specguard.train.optimizers import parameter_groups
 
 
@@ -88,6 +88,24 @@ def test_sam_comes_back_when_the_inner_step_fails_and_leaves_weights_without_gra
         look_and_fail()
     for p, w in zip(model.parameters(), before, strict=True):
         assert torch.equal(p, w)
+
+
+@pytest.mark.parametrize("method", [SAM(0.1), AWP(0.1)])
+def test_an_interrupt_in_the_middle_of_the_move_leaves_no_weight_moved(method, monkeypatch):
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    model(torch.rand(4, 3)).sum().backward()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    add = torch._foreach_add_
+
+    def interrupted(weights, moves):
+        add(weights, moves)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "_foreach_add_", interrupted)
+    with pytest.raises(KeyboardInterrupt), method.ascend(model):
+        raise AssertionError("the body must not run")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model[1].track_running_stats
 
 
 def test_sam_counts_every_batch_once_in_batch_norm():

@@ -4,10 +4,11 @@ from specguard.attacks import APGD, PGD, Square, Suite
 from specguard.diagnosis.plan import images_within, skipped, too_slow
 from specguard.diagnosis.radii import attack_radii, limited
 from specguard.diagnosis.subject import Subject
+from specguard.errors import RunError
 from specguard.geometry import Ball, Norm
 from specguard.nn import Network, ViT
 from specguard.records.attack import AttackSettings
-from specguard.records.diagnosis import Decision, Measured, SuiteChoice
+from specguard.records.diagnosis import PLAN, Decision, Measured, SuiteChoice
 from specguard.records.study import Watcher
 from specguard.report.evidence import radius_text
 from specguard.report.verdict import ATTACKED
@@ -119,7 +120,8 @@ def _decided(
 
 def run_attacks(subject: Subject, decision: Decision, watch: Watcher) -> None:
     """Attack the images that were decided on, in an ordinary study."""
-    assert decision.suite is not None
+    if decision.suite is None:
+        raise RunError(f"{subject.folder / PLAN} runs {decision.stage} without a suite of attacks")
     norm: Norm = "linf" if decision.stage.endswith("linf") else "l2"
     if decision.stage == "gradients":
         norm = subject.settings.norms[0]

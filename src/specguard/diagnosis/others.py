@@ -5,11 +5,11 @@ from pathlib import Path
 from specguard.diagnosis.plan import images_within, skipped, too_slow
 from specguard.diagnosis.probe import probe
 from specguard.diagnosis.subject import Subject
-from specguard.errors import ConfigError
+from specguard.errors import ConfigError, RunError
 from specguard.nn import Network, ViT
 from specguard.records.base import BallRecord
 from specguard.records.certificate import CertificateSummary
-from specguard.records.diagnosis import Decision, Measured
+from specguard.records.diagnosis import PLAN, Decision, Measured
 from specguard.records.io import read_record
 from specguard.records.smoothing import Smoothing, SmoothSettings
 from specguard.records.spectrum import SpectrumSettings
@@ -62,7 +62,8 @@ def decide_spectrum(subject: Subject, measured: Measured, allotted: float, fract
 def run_spectra(subject: Subject, decision: Decision, watch: Watcher) -> None:
     """Compute the spectra that were decided on, in an ordinary study."""
     model, split = subject.model, subject.split(decision.images)
-    assert isinstance(model, ViT | Network)
+    if not isinstance(model, ViT | Network):
+        raise RunError(f"{subject.folder / PLAN} runs {decision.stage} of a {type(model).__name__}, which has none")
     folder = subject.folder / decision.stage
     run_spectrum(
         model, split, folder, _spectrum(subject), about=subject.of(split), device=subject.device, watch=watch
@@ -121,7 +122,8 @@ def _proved(path: Path) -> str | None:
 def run_smoothing(subject: Subject, decision: Decision, watch: Watcher) -> None:
     """Smooth the model at the images that were decided on, in an ordinary study."""
     model, split = subject.model, subject.split(decision.images)
-    assert isinstance(model, ViT | Network)
+    if not isinstance(model, ViT | Network):
+        raise RunError(f"{subject.folder / PLAN} runs {decision.stage} of a {type(model).__name__}, which has none")
     settings = SmoothSettings(
         Smoothing(sigma=_SIGMA, n0=_SELECT, n=decision.samples),
         decision.radii,

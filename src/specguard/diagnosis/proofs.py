@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from specguard.attacks import PGD
 from specguard.certificates import program
 from specguard.certificates.methods import ZonotopeMethod
@@ -17,6 +19,7 @@ from specguard.diagnosis.radii import limited, proof_radii
 from specguard.diagnosis.subject import Subject
 from specguard.errors import ConfigError
 from specguard.geometry import Norm
+from specguard.models.wrapped import logits_of
 from specguard.records.certificate import VACUOUS, CertificateSummary, CertifySettings, MethodName
 from specguard.records.diagnosis import Decision, Measured
 from specguard.records.study import Watcher
@@ -52,6 +55,8 @@ def decide_proofs(subject: Subject, measured: Measured, allotted: float, fractio
         network = program(subject.model)
     except ConfigError as error:
         return refused(reason=f"no method applies: {error}")
+    if not _are_correct(subject, few):
+        return refused(reason=f"none of the first {subject.most} images is classified correctly")
     trials: list[Trial] = []
     failed: list[TooSlow] = []
     for method in METHODS[norm]:
@@ -97,6 +102,13 @@ def decide_proofs(subject: Subject, measured: Measured, allotted: float, fractio
         per_image=cost,
         seconds=spent,
     )
+
+
+@torch.no_grad()
+def _are_correct(subject: Subject, few: Dataset) -> bool:
+    """Whether these images are classified correctly, without which there is nothing to prove."""
+    images, labels = few.batch(slice(None))
+    return bool((logits_of(subject.model(images.to(subject.device))).argmax(1).cpu() == labels).all())
 
 
 def _fitting(

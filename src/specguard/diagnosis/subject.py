@@ -81,7 +81,7 @@ class Subject:
         images, labels = self.split(self.most).batch(torch.arange(self.most))
         found: list[Tensor] = []
         for place in torch.arange(len(labels)).split(_CHUNK):
-            right = self.model(images[place].to(self.device)).argmax(1).cpu() == labels[place]
+            right = logits_of(self.model(images[place].to(self.device))).argmax(1).cpu() == labels[place]
             found.append(place[right])
             if sum(map(len, found)) >= count:
                 break
@@ -132,7 +132,7 @@ def _clean(subject: Subject) -> tuple[Accuracy, float]:
     for index in torch.arange(len(split)).split(_CHUNK):
         begun = subject.clock()
         images, labels = split.batch(index)
-        logits = subject.model(images.to(subject.device))
+        logits = logits_of(subject.model(images.to(subject.device)))
         correct += int((logits.argmax(1).cpu() == labels).sum())
         spent = max(0.0, subject.clock() - begun)
         if done:  # the first call also sets up what later ones need

@@ -17,12 +17,12 @@ from specguard.diagnosis.stages import Stage, stages_of
 from specguard.diagnosis.subject import Subject, described, measure
 from specguard.errors import ConfigError
 from specguard.geometry import as_norm
-from specguard.inputs import as_samples, eval_mode, warn_of_normalization, warn_of_train_mode
+from specguard.inputs import as_device, as_samples, eval_mode, warn_of_normalization, warn_of_train_mode
 from specguard.models import Wrapped
 from specguard.models.wrapped import logits_of
 from specguard.nn import TextEncoder
 from specguard.records.diagnosis import Decision, DiagnosisHeader, DiagnosisSettings, Measured, Spent
-from specguard.records.files import locked
+from specguard.records.files import check_below, locked
 from specguard.records.study import Progress, Watcher
 from specguard.report import Verdict, read_run, verdict, write_report
 from specguard.report.evidence import evidence
@@ -98,10 +98,10 @@ def diagnose(
         minutes=_number("minutes", minutes),
         norm=None if norm is None else as_norm(norm),
         radii=_radii(radii),
-        images=images,
+        images=None if images is None else _whole("images", images),
         first=first,
-        memory=memory,
-        seed=seed,
+        memory=None if memory is None else _number("memory", memory),
+        seed=_whole("seed", seed),
     )
     if isinstance(model, TextEncoder):
         raise ConfigError("diagnose takes models of images; attack and certify also take models of text")
@@ -125,6 +125,12 @@ def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{name} must be a number, not {value!r}")
     return float(value)
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} must be a whole number, not {value!r}")
+    return value
 
 
 def _radii(radii: Any) -> tuple[float, ...]:
@@ -169,7 +175,7 @@ def _not_tried(decisions: Sequence[Decision]) -> NotTried | None:
 def _device(model: nn.Module, chosen: torch.device | str | None) -> torch.device:
     """The device that was chosen, or that of the weights."""
     if chosen is not None:
-        return torch.device(chosen)
+        return as_device(chosen)
     tensors = [*model.parameters(), *model.buffers()]
     return tensors[0].device if tensors else torch.device("cpu")
 
@@ -216,6 +222,7 @@ def _run(subject: Subject, plan: Plan, stage: Stage, decision: Decision, watch: 
         isinstance(line, Spent) and line.stage == f"{stage.name}, complete" for line in plan.file.records
     )
     begun, name = subject.clock(), stage.name
+    check_below(subject.folder, subject.folder / stage.name)
     try:
         stage.run(subject, decision, watch)
         name += ", complete"

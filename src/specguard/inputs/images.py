@@ -45,7 +45,7 @@ def as_images(
         >>> as_images([[0.25, 0.75]])
         tensor([[0.2500, 0.7500]], dtype=torch.float64)
     """
-    images = _channels_first(_tensor(value), input_shape(model), isinstance(value, Tensor))
+    images = _channels_first(_tensor(value), input_shape(model), _of_tensors(value))
     if images.ndim < 2:
         raise DataError(f"images need a batch axis: of shape {tuple(images.shape)} write images[None]")
     images = _as_floats(images).detach()
@@ -70,7 +70,7 @@ def _tensor(value: Any) -> Tensor:
             raise DataError(
                 f"a picture of mode {value.mode} has no pixels of one or three channels: write convert('RGB')"
             )
-        return torch.from_numpy(np.array(value).reshape(value.height, value.width, -1))
+        return torch.from_numpy(np.array(value).reshape(value.height, value.width, -1)).permute(2, 0, 1)
     if not (isinstance(value, list | tuple | np.ndarray) or hasattr(value, "__array__")):
         raise DataError(
             f"images must be a tensor, an array or a list, not a {type(value).__name__}; for loaders and data sets "
@@ -82,6 +82,12 @@ def _tensor(value: Any) -> Tensor:
         return torch.from_numpy(array)
     except (TypeError, ValueError):
         raise DataError(f"images must be numbers of one shape, which this {type(value).__name__} is not") from None
+
+
+def _of_tensors(value: Any) -> bool:
+    """Whether these are tensors or pictures, whose channels are not guessed to come last."""
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    return isinstance(first, Tensor | Picture)
 
 
 def _channels_first(images: Tensor, shape: tuple[int, ...] | None, is_tensor: bool) -> Tensor:
@@ -107,7 +113,7 @@ def _as_floats(images: Tensor) -> Tensor:
         return images.float()
     if images.dtype == torch.uint8:
         warn("images of uint8 are divided by 255, in float32")
-        return images / 255
+        return images.float() / 255  # in float32 whatever the default dtype is
     if images.is_complex() or images.dtype == torch.bool:
         raise DataError(f"images must be float32 or float64, not {kind}")
     raise DataError(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specguard.errors import warn
+from specguard.errors import ConfigError, warn
 
 Model = Callable[[Tensor], Any]
 _LIBRARIES = ("timm", "torchvision", "transformers")  # their models take pixels that were normalized before
@@ -99,6 +99,30 @@ def device_of(model: object) -> torch.device | None:
     module = module_of(model)
     devices = set() if module is None else {p.device for p in module.parameters()}
     return devices.pop() if len(devices) == 1 else None
+
+
+def as_device(name: torch.device | str) -> torch.device:
+    """The device of that name, on which tensors can be made.
+
+    Args:
+        name: "cpu", "cuda" or "cuda:1", or a device.
+
+    Returns:
+        The device; one that is unknown or that is not there raises a `ConfigError`.
+
+    Example:
+        >>> as_device("cpu")
+        device(type='cpu')
+    """
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        raise ConfigError(f"device {str(name)!r} is unknown; choose cpu or cuda") from None
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise ConfigError(f"device {str(name)!r} is not available on this machine") from None
+    return device
 
 
 def warn_of_normalization(model: object) -> None:

@@ -104,6 +104,7 @@ def as_stream(
     def chunks() -> Iterator[Chunk]:
         done = 0
         for images, classes, ids in raw():
+            _check_batch(images, classes)
             room = len(images) if n is None else n - done
             for begin in range(0, min(len(images), room), batch):
                 some = slice(begin, min(begin + batch, room))
@@ -230,6 +231,16 @@ def _as_pair(item: Any) -> tuple[Any, Any]:
             f"{_PAIRS}, not a {kind}; write ((batch[KEY], batch[KEY]) for batch in data) to choose them"
         )
     return item[0], item[1]
+
+
+def _check_batch(images: Any, labels: Any) -> None:
+    """Refuse a batch in which not every image has its label, before either is cut."""
+    for name, values in (("images", images), ("labels", labels)):
+        listed = isinstance(values, list | tuple) or hasattr(values, "__array__")
+        if not listed or (not isinstance(values, list | tuple) and np.ndim(values) == 0):
+            raise DataError(f"{_PAIRS}, and these {name} are a {type(values).__name__}, not a tensor, array or list")
+    if len(images) != len(labels):
+        raise DataError(f"{_PAIRS} of one length, not {len(images)} images with {len(labels)} labels")
 
 
 def _is_single(label: Any) -> bool:

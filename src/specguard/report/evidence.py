@@ -117,12 +117,12 @@ def evidence(run: Run) -> Evidence:
         >>> [point.ball for point in evidence(example_run()).proved]
         ['l2 0.05', 'l2 0.1']
     """
-    belongs = _chosen(run)
+    belongs, trained_on_them = _chosen(run)
     attacks = [study.summary for study in run.attacks if belongs(study)]
     proofs = [study.summary for study in run.certificates if belongs(study)]
     smooth = [study.summary for study in run.smoothing if belongs(study)]
     spectra = [study.summary for study in run.spectra if belongs(study)]
-    clean = [] if run.training is None else [run.training.summary.test_accuracy]
+    clean = [run.training.summary.test_accuracy] if run.training is not None and trained_on_them else []
     clean += [summary.clean for summary in attacks]
     clean += [summary.clean for summary in proofs]
     attacked = [
@@ -155,14 +155,14 @@ def evidence(run: Run) -> Evidence:
     )
 
 
-def _chosen(run: Run) -> Any:
-    """Which studies are of the model of the run and of one data set."""
+def _chosen(run: Run) -> tuple[Any, bool]:
+    """Which studies are of the model of the run and of one data set, and whether it was trained on that."""
     weights = None if run.model is None else run.model.weights_fingerprint
     own = [study for study in run.studies if study.is_about(run.fingerprint, weights)]
     keys = Counter((s.about.model, s.about.data) for s in own if s.about is not None and s.about.n > 0)
     data = None if run.training is None else run.training.summary.settings.data.fingerprint
     if not keys:
-        return lambda study: False
+        return lambda study: False, True
     key = max(keys, key=lambda key: (key[1] == data, keys[key]))
 
     def belongs(study: FoundStudy[Any]) -> bool:
@@ -171,7 +171,7 @@ def _chosen(run: Run) -> Any:
         known = run.fingerprint is not None or study.about.model == key[0]
         return known and study.about.data == key[1]
 
-    return belongs
+    return belongs, key[1] == data
 
 
 def _proof(summary: CertificateSummary, number: int) -> Point:
@@ -187,16 +187,21 @@ def _attack_name(summary: CertificateSummary) -> str:
 
 
 def _one_each(points: Iterable[Point], *, highest: bool = False) -> tuple[Point, ...]:
-    """One point per ball, of the most images, by norm and radius; among those the lowest accuracy.
+    """One point per ball, by norm and radius: what is least surely robust, since a weak attack proves little.
 
-    Of proofs it is the highest, since all of them hold.
+    That has the lowest upper end of the 95 % interval, relative to the clean accuracy of the same images: stronger
+    attacks, and more images of the same attack, lower it. Of proofs, which all hold, it is the highest accuracy of
+    the most images.
     """
     found: dict[tuple[str, str], Point] = {}
-    sign = 1 if highest else -1
+
+    def rank(point: Point) -> tuple[float, int]:
+        accuracy = point.accuracy
+        if highest:
+            return accuracy.n, accuracy.count
+        return -accuracy.interval95[1] / (point.clean.value or 1.0), accuracy.n
+
     for point in points:
         key = (point.norm, f"{point.radius:.9g}")
-        found[key] = max(
-            [point, *([found[key]] if key in found else [])],
-            key=lambda each: (each.accuracy.n, sign * each.accuracy.count),
-        )
+        found[key] = max([point, *([found[key]] if key in found else [])], key=rank)
     return tuple(sorted(found.values(), key=lambda point: (point.norm, point.radius)))

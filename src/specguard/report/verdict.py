@@ -157,8 +157,10 @@ def _certified(
 ) -> tuple[str, str | None]:
     tail = "" if fallen is None else f"; at {fallen.ball} attacks leave {_percent(fallen.accuracy)}"
     text = f"Certified: at {proof.ball}, {proof.accuracy} of {_percent(proof.clean)} clean are proved{tail}."
-    places = [s.place for s in run.certificates if any(r.radius == proof.radius for r in s.summary.radii)]
-    checked = any(check.summary.n >= proof.accuracy.n for check in run.checks)
+    studies = [s for s in run.certificates if any(r.radius == proof.radius for r in s.summary.radii)]
+    places = [s.place for s in studies if s.summary.study.settings.norm == proof.norm]
+    abouts = [s.summary.study.about for s in studies if s.place in places]
+    checked = any(check.summary.study.about in abouts for check in run.checks)
     if not checked and places and (command := commands.check(places[-1])) is not None:
         return text, command
     return text, commands.export()

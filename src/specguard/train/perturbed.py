@@ -98,11 +98,11 @@ def _moved(model: nn.Module, weights: list[Tensor], moves: list[Tensor]) -> Iter
     BatchNorm's running statistics are not updated inside, because a step must count each batch once.
     """
     saved = torch._foreach_mul(weights, 1.0)  # copies
-    torch._foreach_add_(weights, moves)
     tracking = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    for layer in tracking:
-        layer.track_running_stats = False
-    try:
+    try:  # which an interrupt in the middle of the move leaves too
+        torch._foreach_add_(weights, moves)
+        for layer in tracking:
+            layer.track_running_stats = False
         yield
     finally:
         for layer in tracking:

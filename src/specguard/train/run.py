@@ -12,6 +12,7 @@ from torch import nn
 from specguard.data import AnyData, Data, Split, Text
 from specguard.errors import ConfigError, RunError
 from specguard.geometry import Ball
+from specguard.inputs import as_device
 from specguard.nn import (
     Classifier,
     TextEncoder,
@@ -99,7 +100,7 @@ def train(
         >>> result.test_accuracy.n
         20
     """
-    run, device = Path(run), torch.device(device)
+    run, device = Path(run), as_device(device)
     _check_data(data)
     _check_fit(model, data, training)
     distributed.check(model, training, data)
