@@ -27,7 +27,12 @@ def digits_certified() -> str:
     return "\n".join([*table(curve_head(shown), rows), "", f"{said}none was misclassified."])
 
 
-MIXING = {"shift": "a shift", "attention": "attention that starts as the shift", "none": "no mixing"}
+MIXING = {
+    "shift": "a shift",
+    "none": "no mixing",
+    "wide": "a shift, 72 channels",
+    "attention": "attention that starts as the shift, 72 channels",
+}
 
 
 def digits_shift() -> str:

@@ -3,7 +3,7 @@
 from published.cells import RECIPES, Record, interval, percent, read, table
 
 RECIPE = RECIPES / "timm_finetune"
-FILES = {"checkpoint": "before.json", "fine-tuned": "after.json"}
+FILES = {"checkpoint": "before.json", "fine-tuned": "robust/after.json"}
 
 
 def checkpoints() -> dict[str, dict[str, Record]]:
@@ -25,7 +25,7 @@ def timm_finetune() -> str:
     head = [f"{ball['norm']} {round(255 * ball['radius'])}/255", *next(iter(found.values()))]
     rows = table(head, ([label, *map(interval, cells.values())] for label, cells in found.items()))
     clean = compared["clean_in_timm"]["robust"]
-    seconds = read(RECIPE / "result.json")["seconds"]
+    seconds = read(RECIPE / "robust" / "result.json")["seconds"]
     sentence = (
         f"Fine-tuning took {seconds:.0f} seconds on one busy core. Loaded in timm, the exported checkpoint "
         f"classifies {percent(clean)} of the images correctly, and its logits differ from the run's by at most "

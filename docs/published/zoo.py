@@ -66,7 +66,7 @@ ENTRIES = {
     ),
     "digits-certified": Entry(
         title="four blocks of orthogonal maps whose tokens exchange channels by shifts, trained for certificates",
-        architecture="certifiable_digits_shift",
+        architecture="digits_shift",
         data=_DIGITS,
         training="recipes/digits_shift/run.sh RUNS shift-0",
         recipe="recipes/digits_shift",

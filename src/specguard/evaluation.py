@@ -24,6 +24,8 @@ from specguard.inputs import BallLike, Chunk, Stream, as_ball, as_device, as_str
 from specguard.records.accuracy import Accuracy
 from specguard.records.attack import AttackName, SuiteName
 
+__all__ = ["AttackResult", "Evaluation", "attack", "evaluate"]
+
 Watcher = Callable[[int, int | None], None]  # the number of images done, and of all, where it is known
 
 

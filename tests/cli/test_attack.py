@@ -570,14 +570,14 @@ NO_EFFECT = {
     "--objective nfgsm --beta 3": "--objective trades",
     "--objective trades --clean-fraction 0.5": "--objective pgd",
     "--clean-fraction 0.5": "--objective pgd",
-    "--inner-steps 3": "--objective pgd or trades",
-    "--objective nfgsm --inner-steps 3": "--objective pgd or trades",
-    "--objective nfgsm --inner-step-size 0.1": "--objective pgd or trades",
-    "--norm l2": "--objective or --validate",
-    "--radius 0.1": "--objective or --validate",
-    "--ramp 3": "--objective pgd, trades, nfgsm, emma or certified",
-    "--validate 30 --ramp 3": "--objective pgd, trades, nfgsm, emma or certified",
-    "--validate 30 --inner-steps 3": "--objective pgd or trades",
+    "--inner-steps 3": "--objective pgd, trades or mart",
+    "--objective nfgsm --inner-steps 3": "--objective pgd, trades or mart",
+    "--objective nfgsm --inner-step-size 0.1": "--objective pgd, trades or mart",
+    "--norm l2": "an --objective that has a ball, or --validate",
+    "--radius 0.1": "an --objective that has a ball, or --validate",
+    "--ramp 3": "--objective pgd, trades, mart, nfgsm, emma or certified",
+    "--validate 30 --ramp 3": "--objective pgd, trades, mart, nfgsm, emma or certified",
+    "--validate 30 --inner-steps 3": "--objective pgd, trades or mart",
 }
 
 

@@ -67,12 +67,12 @@ def test_a_model_of_the_zoo_is_attacked_certified_checked_and_reported(specguard
 def test_a_model_of_the_zoo_is_trained_further_and_resumed(specguard, work):
     ended = specguard("train", DIGITS, "--run", "further", *STEPS)
     ended.succeeds()
-    assert f"certifiable_digits_shift, trained in {DIGITS}, on digits" in ended.err
+    assert f"digits_shift, trained in {DIGITS}, on digits" in ended.err
     settings = json.loads((work / "further/run.json").read_text())
     assert settings["origin"]["fingerprint"] == zoo_card("digits-certified").fingerprint
     arguments = read_json(work / "further/arguments.json")
     assert [arguments[name] for name in ("model", "weights", "data")] == [
-        "certifiable_digits_shift",
+        "digits_shift",
         DIGITS,
         "digits",
     ]

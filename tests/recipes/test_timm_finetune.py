@@ -30,12 +30,12 @@ def test_the_checkpoint_is_the_converted_network_under_the_names_of_timm(timm, t
 def test_fine_tuning_made_it_robust_and_the_exported_checkpoint_is_the_run():
     before, after = (
         json.loads((RESULTS / f"{name}.json").read_text())["worst_case"][0]["accuracy"]
-        for name in ("before", "after")
+        for name in ("before", "robust/after")
     )
     compared = json.loads((RESULTS / "compared.json").read_text())
     clean = {name: found["count"] for name, found in compared["clean_in_timm"].items()}
     assert before["n"] == after["n"] == compared["images"] == 500
     assert after["interval95"][0] > before["interval95"][1]
     assert compared["logits_apart"] < 1e-9
-    assert clean["robust"] == json.loads((RESULTS / "result.json").read_text())["test_accuracy"]["count"]
+    assert clean["robust"] == json.loads((RESULTS / "robust" / "result.json").read_text())["test_accuracy"]["count"]
     assert clean["checkpoint"] == json.loads((RESULTS / "before.json").read_text())["clean"]["count"]

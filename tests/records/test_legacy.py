@@ -34,6 +34,7 @@ from specguard.records.legacy import (
     read_summary,
     study_records,
 )
+from specguard.records.smoothing import SmoothSummary
 from specguard.records.spectrum import SpectrumStudy, SpectrumSummary
 from specguard.records.study import check_summary
 from specguard.records.training import TrainingSummary
@@ -52,14 +53,23 @@ KINDS: dict[str, type[Any]] = {
     "summary": CertificateSummary,
     "checked": CheckSummary,
     "spectrum": SpectrumSummary,
+    "smooth": SmoothSummary,
+    "before": AttackSummary,
+    "after": AttackSummary,
+    "cifar10-timm-attack": AttackSummary,
+    "cifar10-timm-certificates": CertificateSummary,
+    "cifar10-timm-checked": CheckSummary,
 }
 ROWS = {path.stem for path in (RECIPES / "relational").glob("*.json")}  # of a recipe's own type
-OTHERS = {"arguments", "model", "baseline", "certification", "run", "entropy", "linear"} | ROWS  # no summaries
+NO_SUMMARIES = {"arguments", "model", "baseline", "certification", "run", "entropy", "linear", "compared"}
+OTHERS = NO_SUMMARIES | ROWS
 FILES = sorted(path.relative_to(RECIPES).as_posix() for path in RECIPES.rglob("*.json"))
 
 
-def of_kind(*kinds: type[Any]) -> list[str]:
-    return [name for name in FILES if KINDS.get(Path(name).stem) in kinds]
+def of_kind(kind: type[Any]) -> list[str]:
+    """The files of a kind that earlier versions wrote; those of today name their kind."""
+    names = [name for name in FILES if KINDS.get(Path(name).stem) is kind]
+    return [name for name in names if "kind" not in json.loads((RECIPES / name).read_text())]
 
 
 def both(name: str) -> tuple[dict[str, Any], Any]:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,12 +181,13 @@ def test_an_old_study_is_not_continued_but_refused_and_left_alone(tmp_path, name
 
 
 def test_all_committed_recipes_are_read():
-    counts = dict.fromkeys((TrainingSummary, AttackSummary, CertificateSummary, SpectrumSummary, CheckSummary), 0)
+    counts: Counter[type] = Counter()
     apart = ("run.json", "model.json", "arguments.json")
     for path in sorted(RECIPES.rglob("*.json")):
         if path.name not in apart and (found := legacy.read_summary(path)) is not None:
             counts[type(found)] += 1
-    assert all(count >= 4 for count in counts.values())
+    kinds = (TrainingSummary, AttackSummary, CertificateSummary, SpectrumSummary, CheckSummary)
+    assert all(counts[kind] >= 4 for kind in kinds)
 
 
 @pytest.mark.parametrize(

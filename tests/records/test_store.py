@@ -24,7 +24,17 @@ from specguard.models import from_run, untrained
 from specguard.nn import ViT, fingerprint, preset
 from specguard.penalties import MSVP
 from specguard.records import base, files, io, store
-from specguard.train import SAM, SGD, CrossEntropy, OneCycle, Training, Validation, train
+from specguard.train import (
+    AWP,
+    SAM,
+    SGD,
+    CrossEntropy,
+    OneCycle,
+    PGDTraining,
+    Training,
+    Validation,
+    train,
+)
 
 CPU = torch.device("cpu")
 
@@ -437,10 +447,16 @@ OTHER = Training(
 )
 
 
+ADVERSARIAL = Training(objective=PGDTraining(Ball("linf", 0.1)))  # which AWP needs
+
+
 @pytest.mark.parametrize("name", [f.name for f in fields(Training)])
 def test_every_training_setting_is_part_of_the_description_and_named_when_it_differs(name):
-    old = json.loads(json.dumps(store.described(Training())))
-    new = json.loads(json.dumps(store.described(replace(Training(), **{name: getattr(OTHER, name)}))))
+    before = ADVERSARIAL if name == "awp" else Training()
+    after = AWP() if name == "awp" else getattr(OTHER, name)
+    old, new = (
+        json.loads(json.dumps(store.described(each))) for each in (before, replace(before, **{name: after}))
+    )
     assert base.difference(old, old) is None
     found = base.difference({"training": old}, {"training": new})
     assert found is not None

@@ -245,6 +245,7 @@ def test_spectra_alone_give_the_clean_accuracy_no_verdict_and_training_alone_ask
     only = replace(example_run(), attacks=(), certificates=(), smoothing=())
     assert verdict(only) is None
     folder = sample_run(tmp_path / "run")
+    (folder / "arguments.json").write_text("{}")  # of the command line, which knows the data
     trained = read_run(folder, "run")
     found = verdict(replace(trained, attacks=(), certificates=()))
     assert found is not None

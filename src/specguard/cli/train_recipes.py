@@ -40,13 +40,14 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 _ON_DIGITS: dict[str, dict[str, Any]] = {
     "certifiable": {
-        "model": "certifiable_digits_shift",
+        "model": "digits_shift",
         "objective": "emma",
         "norm": "l2",
         "radius": "0.2",
-        "ramp": 40.0,
-        "epochs": 120,
-        "batch": 256,
+        "ramp": 30.0,
+        "epochs": 90,
+        "schedule": "onecycle",
+        "clip": 0.0,
         "lr": 1e-2,
         "weight_decay": 0.0,
     },

@@ -19,29 +19,24 @@ class Commands:
         run: as `read_run` returns it.
 
     Example:
-        >>> from dataclasses import replace
-        >>> from pathlib import Path
         >>> from specguard.report.examples import example_run
-        >>> Commands(replace(example_run(), path=Path("runs/mine"))).attack("l2", 0.25, "full")
-        'specguard attack runs/mine --norm l2 --radius 0.25 --suite full'
+        >>> from specguard.report.next_command import Commands
+        >>> Commands(example_run()).attack("l2", 0.25, "full")
+        'specguard attack MODEL --data DATA --norm l2 --radius 0.25 --suite full'
     """
+
+    is_run: bool
+    """Whether the model is that of a training run, so that its weights can be exported and trained further."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        trained = run.model is not None and run.path is not None
-        self.words = (str(run.path),) if trained else _recorded_words(run) or _UNKNOWN
-
-    @property
-    def is_run(self) -> bool:
-        """Whether the model is that of a training run, so that its weights can be exported and trained further."""
-        return len(self.words) == 1
+        self.is_run = run.model is not None and run.path is not None
+        self.words = self._of_run() if self.is_run else _recorded_words(run) or _UNKNOWN
 
     @property
     def is_certifiable(self) -> bool:
         """Whether the model is of the architecture that is trained for certificates."""
-        config = {} if self.run.model is None else self.run.model.config
-        source = config.get("source")
-        return isinstance(source, dict) and source.get("kind") == "certifiable"
+        return self._source().get("kind") == "certifiable"
 
     def diagnose(self, *more: str) -> str:
         return _joined("diagnose", *self.words, *more)
@@ -59,7 +54,7 @@ class Commands:
         """The independent check of certificates, whose command takes runs."""
         if not self.is_run or self.run.path is None:
             return None
-        return _joined("check", str(self.run.path / place), "--model", self.words[0])
+        return _joined("check", str(self.run.path / place), "--model", *self.words)
 
     def export(self) -> str | None:
         """The export of the weights of a run."""
@@ -69,7 +64,7 @@ class Commands:
 
     def train_longer(self) -> str:
         """More epochs, for certificates where the architecture is one that is trained for them."""
-        return self._train("longer", *(_CERTIFIABLE if self.is_certifiable else ("--epochs", "40")))
+        return self._train("longer", *(self._certifiable() if self.is_certifiable else ("--epochs", "40")))
 
     def finetune(self, norm: Norm, radius: float) -> str:
         """Adversarial training that begins with the weights there are."""
@@ -79,7 +74,10 @@ class Commands:
         return self._train("robust", "--recipe", "robust-finetune", *ball)
 
     def train_for_certificates(self) -> str:
-        """Training of a network whose Lipschitz constants are known, or more of it."""
+        """Training of a network whose Lipschitz constants are known, or more of it.
+
+        What the recipe is depends on the data: on digits, it is the network with shifts.
+        """
         if self.is_certifiable:
             return self.train_longer()
         return _joined("train", *_CERTIFIABLE, *self._data(), "--run", "runs/certifiable")
@@ -88,15 +86,36 @@ class Commands:
         place = self.words[0] if self.is_run else f"runs/{self.words[0].partition(':')[2] or 'model'}"
         return _joined("train", *self.words, *settings, "--run", f"{place.rstrip('/')}-{suffix}")
 
+    def _source(self) -> dict[str, Any]:
+        """What the network was made from, as its record says."""
+        source = None if self.run.model is None else self.run.model.config.get("source")
+        return source if isinstance(source, dict) else {}
+
+    def _certifiable(self) -> tuple[str, ...]:
+        """The recipe, with T1 at every image where there is attention: on digits it takes a constant of 1."""
+        attends = self._source().get("mixing") in ("skip", "residual")
+        return (*_CERTIFIABLE, "--lipschitz", "local") if attends else _CERTIFIABLE
+
+    def _of_run(self) -> tuple[str, ...]:
+        """The run, with its data where Python trained it: then only its studies say which data they are."""
+        path = self.run.path
+        assert path is not None
+        silent = (path / "run.json").exists() and not (path / "arguments.json").exists()
+        return (str(path), *(self._named_data() if silent else ()))
+
     def _dataset(self) -> str | None:
-        return next((s.about.dataset for s in self.run.studies if s.about is not None), None)
+        return next((name for study in self.run.studies if (name := study.dataset) is not None), None)
 
     def _data(self) -> tuple[str, ...]:
         """The options that name the data."""
         words = list(self.words)
         found = [w for flag in ("--data", "--data-root") if flag in words for w in _option(words, flag)]
-        if found or (dataset := self._dataset()) is None:
-            return tuple(found)
+        return tuple(found) or self._named_data()
+
+    def _named_data(self) -> tuple[str, ...]:
+        """The options for the data of the studies."""
+        if (dataset := self._dataset()) is None:
+            return ()
         return ("--data", dataset) if dataset == "digits" else ("--data", dataset, "--data-root", "DATA_ROOT")
 
 

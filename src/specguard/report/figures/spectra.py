@@ -4,7 +4,7 @@ import io
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -72,6 +72,8 @@ def violin_figure(
             _finish(axis, row)
         axes[2 * place].tick_params(labelbottom=False)
     _add_legend(figure, dict(zip(runs, colors, strict=True)), columns)
+    _draw(figure, "svg")
+    figure.set_layout_engine("none")  # every drawing would move the axes a little
     return figure
 
 
@@ -140,15 +142,15 @@ def save_figure(figure: Figure) -> dict[str, bytes]:
         >>> sorted(save_figure(Figure()))
         ['png', 'svg']
     """
-    files = {}
+    return {suffix: _draw(figure, suffix) for suffix in ("svg", "png")}
+
+
+def _draw(figure: Figure, suffix: Literal["svg", "png"]) -> bytes:
     fixed = matplotlib.rc_context({"svg.hashsalt": "specguard", "savefig.dpi": 150})
-    with fixed, warnings.catch_warnings():
+    with fixed, warnings.catch_warnings(), io.BytesIO() as buffer:
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # drawn as a box
-        for suffix, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format=suffix, metadata=metadata)
-            files[suffix] = buffer.getvalue()
-    return files
+        figure.savefig(buffer, format=suffix, metadata={"Date" if suffix == "svg" else "Software": None})
+        return buffer.getvalue()
 
 
 def _part_names(runs: Mapping[str, Sequence[SpectrumRecord]], groups: Sequence[str]) -> list[str]:
