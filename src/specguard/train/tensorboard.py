@@ -18,7 +18,8 @@ class EventFile:
     """A `watch` of `train` that copies the metrics of every epoch to the folder `tensorboard` of the run.
 
     The event files of the folder are made anew from metrics.jsonl by every process that trains the run, so that an
-    interrupted run has every epoch once; other files in it are kept. The package `tensorboard` is needed: `pip install 'specguard[tensorboard]'`.
+    interrupted run has every epoch once; other files in it are kept. The package `tensorboard` is needed:
+    `pip install 'specguard[tensorboard]'`.
 
     Args:
         run: directory of the run
