@@ -238,7 +238,9 @@ def _check_batch(images: Any, labels: Any) -> None:
     for name, values in (("images", images), ("labels", labels)):
         listed = isinstance(values, list | tuple) or hasattr(values, "__array__")
         if not listed or (not isinstance(values, list | tuple) and np.ndim(values) == 0):
-            raise DataError(f"{_PAIRS}, and these {name} are a {type(values).__name__}, not a tensor, array or list")
+            raise DataError(
+                f"{_PAIRS}, and these {name} are a {type(values).__name__}, not a tensor, array or list"
+            )
     if len(images) != len(labels):
         raise DataError(f"{_PAIRS} of one length, not {len(images)} images with {len(labels)} labels")
 
