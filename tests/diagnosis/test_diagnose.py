@@ -347,9 +347,24 @@ def test_an_output_with_logits_is_taken_as_these():
     assert diagnosed(model=Output().eval(), norm="l2").clean == diagnosed(norm="l2").clean
 
 
+def test_a_model_of_timm_is_proved_smoothed_and_its_blocks_are_known(timm):
+    given = timm.create_model(
+        "vit_tiny_patch16_224", img_size=8, patch_size=4, num_classes=5, embed_dim=12, depth=1, num_heads=3
+    )
+    images = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    labels = given.eval()(images).argmax(1)
+    with pytest.warns(UserWarning, match="gets pixels in"):
+        found = diagnosed(model=given, data=(images, labels), norm="l2", images=2, radii=1e-4)
+    by_name = {stage.stage: stage for stage in found.stages}
+    assert by_name["spectrum"].run
+    assert by_name["certificates-l2"].methods
+    assert [point.accuracy.count for point in found.evidence.proved] == [2]
+    assert all(parameter.requires_grad for parameter in given.parameters())
+
+
 def test_proofs_are_not_called_vacuous_where_no_image_is_classified_correctly():
     split = noise().test
-    images, _ = split.batch(slice(None))
+    images = split.batch(slice(None))[0]
     found = diagnosed(data=(images, (model()(images).argmax(1) + 1) % 5), norm="l2")
     assert "none of the first 3 images is classified correctly" in found.verdict.sentences[1]
     assert "vacuous" not in str(found)

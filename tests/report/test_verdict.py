@@ -301,6 +301,16 @@ def test_the_clean_accuracy_of_the_training_counts_only_beside_studies_of_the_sa
     assert evidence(replace(trained, attacks=(FoundAttack("attacks/elsewhere", few),), **none)).clean == few.clean
 
 
+def test_an_attack_of_one_step_makes_no_model_robust_but_breaks_one():
+    found = judge(attacked({("linf", 4 / 255): 75}, names=("fgsm",)))
+    assert found.headline == (
+        "Open: 75.0 % [65.7, 82.5], n = 100, remain at linf 4/255 under fgsm, too weak an attack to decide."
+    )
+    assert found.command == "specguard attack runs/mine --norm linf --radius 4/255 --suite full"
+    assert judge(attacked({("linf", 4 / 255): 75}, names=("fgsm", "pgd"))).headline.startswith("Robust")
+    assert judge(attacked({("linf", 4 / 255): 2}, names=("fgsm",))).headline.startswith("Not robust")
+
+
 def test_a_check_of_other_images_leaves_the_certificates_to_be_checked():
     some = (proved({0.25: 60}),)
     other = example_checks(1000)  # of other certificates

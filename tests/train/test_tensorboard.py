@@ -93,6 +93,27 @@ def test_a_link_in_the_place_of_the_folder_is_refused(tmp_path):
     assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["kept"]
 
 
+def test_event_files_are_made_anew_and_what_else_the_folder_holds_is_kept(tmp_path, monkeypatch):
+    class Writer:
+        def __init__(self, folder: str, purge_step: int) -> None:
+            self.file = Path(folder) / "events.out.tfevents.new"
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            self.file.touch()
+
+        def flush(self) -> None: ...
+
+        close = flush
+
+    monkeypatch.setattr("specguard.train.tensorboard._writer_class", lambda: Writer)
+    folder = tmp_path / "run" / "tensorboard"
+    (folder / "notes").mkdir(parents=True)
+    for name in ("events.out.tfevents.old", "mine.txt", "notes/more.txt"):
+        (folder / name).touch()
+    start(tmp_path / "run")
+    assert {path.name for path in folder.rglob("*")} == {"events.out.tfevents.new", "mine.txt", "notes", "more.txt"}
+
+
 def test_without_the_package_one_sentence_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)

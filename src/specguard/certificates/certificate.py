@@ -175,7 +175,7 @@ def certify(
                 order = [method.name for method in METHODS]
                 ordered = tuple(sorted(chosen, key=lambda method: order.index(method.name)))
                 mask = None if skip is None else skip[done : done + len(x)]
-                if mask is not None and len(mask) != len(x):
+                if skip is not None and mask is not None and len(mask) != len(x):
                     raise DataError(f"skip needs one entry for each image, and has {len(skip)}")
                 found.append(
                     tuple(EarlyStop(network, x, y, each).run(ordered, tuple(verifiers), mask) for each in balls)

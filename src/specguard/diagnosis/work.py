@@ -19,8 +19,9 @@ from specguard.diagnosis.stages import Stage, stages_of
 from specguard.diagnosis.subject import Subject, described, measure
 from specguard.errors import ConfigError
 from specguard.geometry import as_norm
-from specguard.inputs import as_device, as_samples, eval_mode, warn_of_normalization, warn_of_train_mode
+from specguard.inputs import as_device, as_samples, dtype_of, eval_mode, warn_of_normalization, warn_of_train_mode
 from specguard.models import Wrapped
+from specguard.models.convert import convert_as_given, is_convertible
 from specguard.models.wrapped import logits_of
 from specguard.nn import TextEncoder
 from specguard.records.diagnosis import Decision, DiagnosisHeader, DiagnosisSettings, Measured, Spent
@@ -63,7 +64,8 @@ def diagnose(
     interrupted, started again with the same `out`, comes to the same result.
 
     Args:
-        model: a classifier of images in [0, 1], or any callable, which can be attacked but not certified.
+        model: a classifier of images in [0, 1]; a model of timm, torchvision or transformers is converted as a
+            function of what it is given, without normalization. Any callable can be attacked but not certified.
         data: a data set, whose test images are taken, or anything that `specguard.inputs.as_samples` takes: a pair
             (images, labels), a DataLoader, an iterable of batches; of these the first 1,000 images.
         labels: of images that are given without them.
@@ -117,6 +119,7 @@ def diagnose(
     with ExitStack() as stack:
         stack.enter_context(eval_mode(network))
         named = data if isinstance(data, Data) else _named(network, data, labels, target)
+        network = _converted(network, named, target, say)
         about = described(network, named)
         folder = stack.enter_context(TemporaryDirectory()) if out is None else out
         subject = Subject(network, named, about, settings, Path(folder), target, clock)
@@ -192,6 +195,23 @@ def _device(model: nn.Module, chosen: torch.device | str | None) -> torch.device
         return as_device(chosen)
     tensors = [*model.parameters(), *model.buffers()]
     return tensors[0].device if tensors else torch.device("cpu")
+
+
+def _converted(model: nn.Module, data: Data, device: torch.device, say: Say) -> nn.Module:
+    """A model of another library as a network of this package, whose proofs, blocks and smoothing are known.
+
+    It is the same function of the images as they are given, which is checked, up to the rounding of combined
+    weights, as of `convert`; attacks and proofs are about it. One that cannot be converted is attacked as it is.
+    """
+    if not is_convertible(model):
+        return model
+    images = data.take(1, first=True).batch(slice(None))[0].to(device)
+    try:
+        network = convert_as_given(model, images)
+    except ConfigError as error:
+        say(f"the {type(model).__name__} is attacked as it is, and nothing is proved: {error}")
+        return model
+    return network.to(dtype_of(model) or torch.float32).eval()
 
 
 @torch.no_grad()

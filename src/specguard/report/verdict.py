@@ -6,8 +6,8 @@ undertrained   the clean accuracy is surely below halfway between guessing and a
 certified      at l2 36/255 or linf 2/255, or beyond, at least half of the clean accuracy is proved
 not robust     at l2 0.25 or linf 4/255, or within, attacks leave less than half of the clean accuracy, in each norm
 unclear        attacks leave more, but there are signs of obfuscated gradients
-unproved       at l2 0.25 or linf 4/255, or beyond, attacks leave at least half, in one norm
-open           anything else: too few images, or no attack at these radii
+unproved       at l2 0.25 or linf 4/255, or beyond, attacks of several steps leave at least half, in one norm
+open           anything else: too few images, or no attack, or one of a single step, at these radii
 """
 
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from specguard.report.run import Run
 ATTACKED: dict[Norm, float] = {"l2": 0.25, "linf": 4 / 255}  # customary radii, at which attacks decide
 PROVED: dict[Norm, float] = {"l2": 36 / 255, "linf": 2 / 255}  # the same of proofs
 NORMS: tuple[Norm, ...] = ("linf", "l2")
+_ONE_STEP = frozenset(("fgsm",))  # whose failure decides nothing
 Judgment = Literal["robust", "not robust", "open"]
 
 
@@ -92,9 +93,14 @@ def judged(points: tuple[Point, ...], norm: Norm) -> Judgment:
     own = [point for point in points if point.norm == norm]
     if any(point.falls and point.within(ATTACKED[norm]) for point in own):
         return "not robust"
-    if any(point.holds and point.beyond(ATTACKED[norm]) for point in own):
+    if any(point.holds and point.beyond(ATTACKED[norm]) and not _is_weak(point) for point in own):
         return "robust"
     return "open"
+
+
+def _is_weak(point: Point) -> bool:
+    """Whether no attack at this point took more than one step."""
+    return bool(point.by) and set(point.by) <= _ONE_STEP
 
 
 def _headline(
@@ -149,7 +155,7 @@ def _fallen(found: Evidence, judgments: dict[Norm, Judgment]) -> Point | None:
 
 def _most_robust(found: Evidence, norm: Norm) -> Point:
     """The largest ball in which attacks leave at least half."""
-    return [point for point in found.attacked if point.norm == norm and point.holds][-1]
+    return [point for point in found.attacked if point.norm == norm and point.holds and not _is_weak(point)][-1]
 
 
 def _certified(
@@ -200,6 +206,10 @@ def _open(found: Evidence, clean: Accuracy, commands: Commands) -> tuple[str, st
         text = f"Open: {point.accuracy}, remain under attack at {point.ball}, and larger radii were not attacked."
         return text, commands.attack(point.norm, ATTACKED[point.norm], "full")
     point = next(point for point in found.attacked if point.beyond(ATTACKED[point.norm]))
+    if _is_weak(point) and not point.falls:
+        names = " and ".join(point.by)
+        text = f"Open: {point.accuracy}, remain at {point.ball} under {names}, too weak an attack to decide."
+        return text, commands.attack(point.norm, ATTACKED[point.norm], "full")
     text = f"Open: {point.accuracy}, remain under attack at {point.ball}, which does not decide at this radius."
     if point.falls:  # beyond the customary radius, where nothing was attacked
         return text, commands.attack(point.norm, ATTACKED[point.norm], "full")

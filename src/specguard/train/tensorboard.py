@@ -1,6 +1,5 @@
 """The metrics of a run as an event file of TensorBoard: a copy of metrics.jsonl, which stays the record."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ FOLDER = "tensorboard"
 class EventFile:
     """A `watch` of `train` that copies the metrics of every epoch to the folder `tensorboard` of the run.
 
-    The folder is made anew from metrics.jsonl by every process that trains the run, so that an interrupted run has
-    every epoch once. The package `tensorboard` is needed: `pip install 'specguard[tensorboard]'`.
+    The event files of the folder are made anew from metrics.jsonl by every process that trains the run, so that an
+    interrupted run has every epoch once; other files in it are kept. The package `tensorboard` is needed:
+    `pip install 'specguard[tensorboard]'`.
 
     Args:
         run: directory of the run
@@ -47,7 +47,8 @@ class EventFile:
         folder = self.run / FOLDER
         with writing(folder):
             if self._open is None:
-                shutil.rmtree(folder_below(self.run, FOLDER))
+                for earlier in folder_below(self.run, FOLDER).glob("events.out.tfevents.*"):
+                    earlier.unlink()
                 # A TensorBoard that has shown an earlier file drops its steps from this one on.
                 self._open = self._writer(str(folder_below(self.run, FOLDER)), purge_step=0)
             for record in found:
