@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from helpers.commandline import contents
@@ -91,6 +91,23 @@ def test_photos_of_a_folder_have_the_size_of_the_model_and_are_not_resized(specg
     images = torch.rand(3, 3, 32, 32, generator=generator)
     with torch.no_grad():
         torch.testing.assert_close(model(2 * images - 1), from_run(place)(images), rtol=1e-4, atol=1e-5)
+    changed_metadata_is_refused(specguard, tmp_path)
+
+
+def changed_metadata_is_refused(specguard, place):
+    """An exported file names its function: what it says of itself may not make it another."""
+    attack = ("--data", place / "photos", "--device", "cpu", "--norm", "linf", "--radius", "0.01")
+    attack += ("--attack", "pgd", "--steps", "1", "--images", "1")
+    specguard("attack", place / "cats.safetensors", *attack, "--mean", "0,0,0", "--std", "1,1,1").refuses("--mean")
+    with safe_open(place / "cats.safetensors", "pt") as file:
+        said = json.loads(file.metadata()["specguard"])
+    for name, change in (("mean", [0.1, 0.1, 0.1]), ("timm", None)):
+        other = said | {name: change}
+        if change is None:
+            other["timm"] = said["timm"] | {"options": said["timm"]["options"] | {"num_heads": 4}}
+        path = place / f"{name}.safetensors"
+        save_file(load_file(place / "cats.safetensors"), path, {"specguard": json.dumps(other)})
+        specguard("attack", path, *attack).refuses("names the fingerprint of another model")
 
 
 def test_a_model_of_this_package_is_written_under_its_own_names(specguard, own, tmp_path):

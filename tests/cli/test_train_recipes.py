@@ -3,7 +3,9 @@
 import re
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from specguard.cli.options import options_of
 from specguard.cli.train import _GROUPS
@@ -129,3 +131,20 @@ def test_a_config_file_goes_before_a_recipe(specguard, tmp_path):
     ended.succeeds()
     assert printed(ended.err) == []
     assert read_json(tmp_path / "run" / "run.json")["training"]["objective"]["type"] == "NoiseTraining"
+
+
+def test_a_recipe_holds_out_fewer_images_where_there_are_few_and_says_so(specguard, tmp_path):
+    """200 of 30 cannot be held out, and the next command of a verdict names the recipe alone."""
+    for split, label in (("train", "a"), ("train", "b"), ("val", "a"), ("val", "b")):
+        folder = tmp_path / "photos" / split / label
+        folder.mkdir(parents=True)
+        for number in range(15 if split == "train" else 1):
+            pixels = np.full((8, 8, 3), 10 * number, dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+    words = ("train", "--run", tmp_path / "run", "--model", "tiny", "--data", tmp_path / "photos", *SMALL)
+    ended = specguard(*words, "--recipe", "robust-finetune", *QUICK)
+    ended.succeeds()
+    assert "--validate 3" in printed(ended.err)
+    assert read_json(tmp_path / "run" / "arguments.json")["validate"] == 3
+    again = ("train", "--run", tmp_path / "given", *words[3:], "--recipe", "robust-finetune", *QUICK)
+    specguard(*again, "--validate", "200").refuses("30 training images; 200 cannot be held out")

@@ -1,5 +1,6 @@
 """Diagnoses of small models: what is done in which time, what is skipped and said, and that they can be resumed."""
 
+import html
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import specguard
 from helpers.studies import data, model, outcome
 from specguard.attacks import PGD, Square, Suite
 from specguard.data import Data, Dataset
+from specguard.data.dataset import AbsentSplit
 from specguard.diagnosis import Diagnosis, attacks, others, proofs
 from specguard.diagnosis.attacks import decide_attack
 from specguard.errors import ConfigError, DataError, RunError
@@ -223,6 +225,28 @@ def test_the_norm_and_the_radii_can_be_chosen():
     assert [stage.stage for stage in found.stages] == [name for name in STAGES if "linf" not in name]
     assert {stage.radii for stage in found.stages if stage.stage.endswith("-l2")} == {(0.05, 0.3)}
     assert found.stages[0].radii == (0.3,)
+
+
+def test_the_report_has_the_verdict_of_the_diagnosis_also_where_its_reason_is_not_in_any_study(tmp_path):
+    network = model()
+    found = diagnosed(out=tmp_path, model=lambda x: network(x), norm="l2", images=1)
+    assert found.report is not None
+    page = html.unescape(found.report.read_text())
+    assert "as no method applies" in found.verdict.sentences[1]
+    for sentence in (found.verdict.headline, *found.verdict.sentences, found.verdict.command or ""):
+        assert sentence in page
+
+
+def test_a_next_command_that_trains_says_that_there_are_no_training_images():
+    split = noise().test
+    wrong = Dataset(split.images, (model()(split.images).argmax(1) + 1) % 5)
+    few = diagnosed(data=Data("photos", wrong, wrong, tuple("abcde")), norm="l2")
+    absent = Data("photos", AbsentSplit("photos/train"), wrong, tuple("abcde"))
+    without = diagnosed(data=absent, norm="l2")
+    assert (few.verdict.command or "").startswith("specguard train ")
+    need = " The next command needs training images, and the folder photos/train does not exist."
+    assert without.verdict.sentences[-1] == few.verdict.sentences[-1] + need
+    assert (without.verdict.headline, without.verdict.command) == (few.verdict.headline, few.verdict.command)
 
 
 def test_nothing_is_kept_without_a_folder():

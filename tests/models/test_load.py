@@ -95,3 +95,12 @@ def test_a_model_without_positions_or_of_another_kind_is_loaded_as_it_is(timm, r
         other = make(timm)
         assert load_into(other, saved(model), resize=True) == Fitted()
         assert all(torch.equal(other.state_dict()[k], v) for k, v in model.state_dict().items())
+
+
+def test_weights_of_another_patch_or_depth_say_what_they_look_like(timm, saved):
+    """A table of other patches is also one of another image size, which alone would mislead."""
+    path = saved(timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, depth=2))
+    looks = "look like those of timm:vit_tiny_patch16_224 --model-arg patch_size=4,depth=2 --image-size 32"
+    for other in ({}, {"img_size": 32, "patch_size": 4, "depth": 1}):
+        with pytest.raises(CheckpointError, match=looks):
+            load_into(timm.create_model("vit_tiny_patch16_224", **other), path)

@@ -47,7 +47,7 @@ def attacked(
         attacks=tuple(NamedAttack(name=name, settings={}) for name in names),
         stop_early=False,
         balls=balls,
-        settings=AttackSettings(),
+        settings=AttackSettings(diagnose=more.pop("diagnose", True)),
     )
     worst = tuple(
         BallAccuracy(norm=norm, radius=radius, accuracy=Accuracy.of(count, n))
@@ -123,6 +123,15 @@ def test_low_clean_accuracy_comes_first():
     assert found.headline.startswith("Undertrained: without any attack only 33.0 % [24.6, 42.7], n = 100")
     assert found.command is not None
     assert found.command.startswith("specguard train runs/mine ")
+
+
+def test_signs_of_obfuscated_gradients_that_nobody_looked_for_are_not_taken_as_absent():
+    """Without them, that attacks left a model robust says less."""
+    alone = attacked({("linf", 4 / 255): 78}, diagnose=False)
+    assert judge(alone).sentences[0].endswith("; signs of obfuscated gradients were not looked for.")
+    looked = attacked({("l2", 0.1): 79})
+    for found in (judge(looked), judge(alone, looked)):
+        assert "were not looked for" not in str(found)
 
 
 def test_few_images_do_not_make_a_model_undertrained():

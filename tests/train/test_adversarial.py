@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -697,6 +698,14 @@ def test_validation_only_chooses_and_does_not_change_training(tmp_path):
     without, _ = read_checkpoint(tmp_path / "without", 12)
     assert without.keys() < with_tensors.keys()
     assert all(torch.equal(tensor, with_tensors[name]) for name, tensor in without.items())
+
+
+def test_validation_says_nothing_of_the_mode_of_the_model_that_is_trained(tmp_path):
+    validation = Validation(20, LINF, PGD(steps=1))
+    training = Training(epochs=1, batch=50, objective=PGDTraining(LINF, steps=1), validation=validation)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(steep().train(), some_digits(), tmp_path / "run", training, device=CPU)
 
 
 @dataclass(frozen=True)

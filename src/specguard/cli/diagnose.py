@@ -42,6 +42,7 @@ def diagnose_command(
     from specguard.cli.names import settings_hash
     from specguard.cli.source import load_source
     from specguard.diagnosis import diagnose
+    from specguard.diagnosis.result import stage_line
     from specguard.studies.memory import keep_freed_memory
 
     source = load_source(run, model, data)
@@ -51,7 +52,8 @@ def diagnose_command(
     inside = source.run is not None or output.out is None
     keep_freed_memory()
     target = chosen_device(device.device)
-    err.print(f"{run}, {target}, about {settings.minutes:g} minutes, studies in {folder}", soft_wrap=True)
+    minutes = f"{settings.minutes:g} minute{'' if settings.minutes == 1 else 's'}"
+    err.print(f"{run}, {target}, about {minutes}, studies in {folder}", soft_wrap=True)
     with interrupted_studies(), study_bar("of 1,000 parts") as watch:
         found = diagnose(
             network,
@@ -70,5 +72,7 @@ def diagnose_command(
             say=lambda text: err.print(text, soft_wrap=True),
             watch=watch,
         )
+    told = {stage_line(decision) for decision in found.stages}  # when each stage began
     for line in str(found).splitlines():
-        out.print(line, soft_wrap=True)
+        if line not in told:
+            out.print(line, soft_wrap=True)

@@ -14,7 +14,7 @@ from specguard.errors import ConfigError, RunError
 from specguard.models.arguments import check_known
 from specguard.models.export import shortest_numbers
 from specguard.models.recognize import recognize
-from specguard.models.weight_file import WeightFile, model_of_file, read_weight_file
+from specguard.models.weight_file import WeightFile, check_fingerprint, model_of_file, read_weight_file
 from specguard.nn import CERTIFIABLE, TEXT_PRESETS, Classifier, Network, TextEncoder, ViT, preset
 from specguard.records.export import TimmModel
 
@@ -37,11 +37,11 @@ def file_model(name: str, options: ModelOptions, data: DataOptions) -> tuple[str
     """The architecture's name, the model of a file that says which one it is, and the data."""
     _refuse(options, "a file that says which model it is", ("weights", "model_arg", "classes", "image_size"))
     file = read_weight_file(Path(name))
-    if file.record is not None and file.record.timm is not None:
-        return _timm_model(file, file.record.timm, data)
-    if file.record is None or file.record.config is None:
+    if file.record is None or (file.record.timm is None and file.record.config is None):
         raise ConfigError(_unnamed(file))
     _refuse(options, "a file that says which model it is", ("mean", "std"))
+    if file.record.timm is not None:
+        return _timm_model(file, file.record.timm, data)
     model, loaded = _with_data(model_of_file(file), file.path, data)
     architecture = model.config.name if isinstance(model, Network) else "ViT"
     return architecture, model, loaded
@@ -67,6 +67,8 @@ def _timm_model(file: WeightFile, timm: TimmModel, data: DataOptions) -> tuple[s
         std=",".join(map(repr, record.std)) or None,
     )
     source, network, loaded = library_model(f"timm:{timm.name}", options, data, sizes)
+    if source.pixels == record.resize is None:  # images of another size than the run's are resized in another way
+        check_fingerprint(network, file)
     return source.name, network, loaded
 
 

@@ -95,7 +95,7 @@ def train_command(
 
     from specguard.cli.training import run_training  # which imports torch
 
-    run_training(run.run, run.resume, options, notes)
+    run_training(run.run, run.resume, options, notes, of_recipe)
 
 
 def _resumed(run: Path, options: dict[str, Any], given: Given) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from specguard.cli.library_model import new_network
 from specguard.cli.model_name import form_of, source_kind
 from specguard.cli.names import named_data, run_data
 from specguard.cli.objectives import named_objective, named_validation
-from specguard.cli.options import options_of
+from specguard.cli.options import Given, options_of
 from specguard.cli.text import changed_fields, new_text
 from specguard.cli.warm_start import earlier_run
 from specguard.data import AnyData, Augmentation
@@ -48,10 +48,17 @@ Config = TypeVar("Config", ViTConfig, CertifiableConfig)
 _FROM_DATA = ("classes", "channels", "mean", "std")
 
 
-def run_training(run: Path, resume: bool, o: dict[str, Any], notes: tuple[str, ...] = ()) -> None:
+def run_training(
+    run: Path, resume: bool, o: dict[str, Any], notes: tuple[str, ...] = (), of_recipe: Given = frozenset()
+) -> None:
     device, launch = own_device(o["device"]), launched()
     training = _training(o)
     model, data, origin = _beginning(o, derived_seed(training.seed, "weights"), run, resume)
+    if "validate" in of_recipe and 2 * o["validate"] > len(data.train):  # what a recipe holds out leaves most
+        fewer = max(1, len(data.train) // 10)
+        notes = tuple(note.replace(f"--validate {o['validate']}", f"--validate {fewer}") for note in notes)
+        o = o | {"validate": fewer}
+        training = replace(training, validation=named_validation(o))
     arguments = {k: str(v) if isinstance(v, Path) else v for k, v in o.items() if k not in ("run", "resume")}
     starter = "specguard train --run" if launch is None else "the same torchrun and -m specguard train --run-dir"
     advice = f"continue with: {starter} {shlex.quote(str(run))} --resume"

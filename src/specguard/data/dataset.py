@@ -185,7 +185,9 @@ class Data:
     def held_out(self, count: int, generator: torch.Generator) -> tuple["Data", Dataset]:
         """The data without `count` random training images, and these as a split."""
         if not 0 < count < len(self.train):
-            raise DataError(f"{self.name} has {len(self.train)} training images; {count} cannot be held out")
+            raise DataError(
+                f"{self.name} has {len(self.train)} training images; {count} cannot be held out for validation"
+            )
         order = torch.randperm(len(self.train), generator=generator)
         chosen, others = order[:count].sort().values, order[count:].sort().values
         train, held = (self.train.select(i) for i in (others, chosen))

@@ -61,7 +61,7 @@ def stage_line(decision: Decision) -> str:
     """
     if not decision.run:
         return f"{decision.stage}: skipped, {decision.reason}"
-    parts = [f"{decision.images} images"]
+    parts = [f"{decision.images} image{'' if decision.images == 1 else 's'}"]
     if decision.radii:
         parts.append(f"at {', '.join(map(radius_text, decision.radii))}")
     if decision.suite is not None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from specguard.data import Data, Dataset
+from specguard.data.dataset import AbsentSplit
 from specguard.diagnosis.plan import Clock, Plan, allotment
 from specguard.diagnosis.result import Diagnosis, stage_line
 from specguard.diagnosis.stages import Stage, stages_of
@@ -151,14 +153,26 @@ def _diagnosed(subject: Subject, run: Path | None, label: str, say: Say, watch: 
     found = read_run(place, label)
     decisions = tuple(plan.decisions.values())
     judged = verdict(found, _not_tried(decisions)) or _without_studies(measured, decisions, Commands(found))
+    judged = _with_needs(judged, subject.data, Commands(found))
     return Diagnosis(
         judged,
         evidence(found),
         measured.clean,
         decisions,
         None if run is None else subject.folder,
-        None if run is None else write_report({label: place}, subject.folder / "report.html"),
+        None
+        if run is None
+        else write_report({label: place}, subject.folder / "report.html", verdicts={label: judged}),
     )
+
+
+def _with_needs(judged: Verdict, data: Data, commands: Commands) -> Verdict:
+    """The verdict, which says of a command that trains on this data that there are no images for it yet."""
+    trains = judged.command is not None and judged.command.startswith("specguard train ")
+    if not trains or commands.is_run or not isinstance(data.train, AbsentSplit):
+        return judged
+    need = f"The next command needs training images, and the folder {data.train.where} does not exist."
+    return replace(judged, sentences=(*judged.sentences[:-1], " ".join((*judged.sentences[-1:], need))))
 
 
 def _without_studies(measured: Measured, decisions: Sequence[Decision], commands: Commands) -> Verdict:

@@ -14,6 +14,7 @@ from specguard.models import timm, torchvision
 from specguard.models.checkpoint import load_weights
 from specguard.models.layers import kind
 from specguard.models.library import library
+from specguard.models.recognize import recognize
 from specguard.nn import check_architecture
 
 _TORCHVISION = {"first_conv": "conv_proj", "classifier": "heads.head"}
@@ -43,8 +44,14 @@ def load_into(model: Any, path: Path, *, new_head: bool = False, resize: bool = 
     _check_channels(tensors, mine, settings.get("first_conv"), path)
     heads = settings.get("classifier") or ()
     new = _heads(tensors, mine, (heads,) if isinstance(heads, str) else tuple(heads), path, new_head)
-    sizes = _positions(tensors, _table(model), path, resize)
-    check_architecture(model, tensors, path)
+    near = recognize(tensors)
+    try:
+        sizes = _positions(tensors, _table(model), path, resize)
+        check_architecture(model, tensors, path)
+    except CheckpointError as error:
+        if near is None or near.name.startswith("hf:"):
+            raise
+        raise CheckpointError(f"{error}; the weights look like those of {near.options}") from None
     model.load_state_dict(tensors)
     return Fitted(new, sizes)
 

@@ -89,9 +89,14 @@ def model_of_file(file: WeightFile, config: Json | None = None) -> Classifier:
     if config is None and stated is None:
         raise RunError(f"{file.path} does not say of which architecture it is")
     model = stored_model(stated if config is None else config, file.tensors, file.path, file.path)
+    check_fingerprint(model, file)
+    return model
+
+
+def check_fingerprint(model: Classifier, file: WeightFile) -> None:
+    """Raise a `CheckpointError` where a file says that it is of another function."""
     if file.record is not None and not matches_fingerprint(model, file.record.fingerprint):
         raise CheckpointError(
             f"{file.path} is of another function than this architecture gives it: "
             "its metadata names the fingerprint of another model"
         )
-    return model

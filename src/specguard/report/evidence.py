@@ -60,6 +60,7 @@ class Evidence:
         smoothed: accuracies of the smoothed classifier within radii, with a failure probability.
         attacks: the names of all attacks.
         flags: signs of obfuscated gradients.
+        flags_sought: whether an attack study looked for them.
         failures: why methods were not applied, for how many images.
         proof_tried: whether there is a certification.
         unknown: images that are neither certified nor attacked successfully, at the radii of `proved`.
@@ -73,6 +74,7 @@ class Evidence:
     smoothed: tuple[Point, ...] = ()
     attacks: frozenset[str] = frozenset()
     flags: tuple[FlagRecord, ...] = ()
+    flags_sought: bool = True
     failures: tuple[Failure, ...] = ()
     proof_tried: bool = False
     unknown: tuple[tuple[Point, int], ...] = ()
@@ -147,6 +149,7 @@ def evidence(run: Run) -> Evidence:
         ),
         attacks=frozenset(attack.name for s in attacks for attack in s.study.attacks),
         flags=tuple({flag.name: flag for s in attacks for flag in s.flags}.values()),
+        flags_sought=not attacks or any(s.study.settings.diagnose for s in attacks),
         failures=tuple(failure for s in proofs for failure in s.failures),
         proof_tried=bool(proofs),
         unknown=tuple(unknown),

@@ -184,7 +184,7 @@ def _unclear(found: Evidence, commands: Commands) -> tuple[str, str | None]:
     return text, commands.attack(point.norm, point.radius, stronger)
 
 
-def _toward_proof(found: Evidence, point: Point, commands: Commands, proofs: NotTried | None) -> str:
+def _toward_proof(found: Evidence, point: Point, commands: Commands, proofs: NotTried | None) -> str | None:
     """What to do about a model that attacks leave robust."""
     if proofs is not None and not found.proof_tried:
         if proofs.minutes is None:  # no method applies
@@ -228,6 +228,8 @@ def _attacks(found: Evidence) -> str:
     names = ", ".join(sorted({name for point in chosen for name in point.by}))
     flags = "; ".join(f"{flag.name}: {flag.message}" for flag in found.flags)
     after = f"; signs of obfuscated gradients: {flags}" if flags else ""
+    if not found.flags_sought:
+        after = "; signs of obfuscated gradients were not looked for"
     return f"Measured: of {found.clean} clean, attacks ({names}) leave {' and '.join(parts)}{after}."
 
 

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from specguard.data import AnyData, Dataset, Split
 from specguard.data.lazy_images import LazyImages
 from specguard.errors import TrainingError
+from specguard.inputs import eval_mode
 from specguard.records.base import Json, convert
 from specguard.records.io import append_records
 from specguard.records.store import derived_seed
@@ -265,7 +266,8 @@ def _count_correct(
     for _, start in _own_batches(split, distributed):
         images, labels = split.batch(slice(start, start + _EVALUATION_BATCH))
         ids = torch.arange(start, start + len(images))
-        found = validation.attack(model, images, labels, validation.ball, ids=ids, seed=seed)
+        with eval_mode(model):
+            found = validation.attack(model, images, labels, validation.ball, ids=ids, seed=seed)
         counts += torch.tensor([int((~found.success).sum()), int((found.before == labels).sum())])
     robust, clean = distributed.total(counts).tolist()
     return robust, clean

@@ -31,7 +31,7 @@ from specguard.report.html import blocks, charts, sections
 from specguard.report.html.pictures import gallery_pictures
 from specguard.report.html.proofs import proofs
 from specguard.report.run import Run
-from specguard.report.verdict import verdict
+from specguard.report.verdict import Verdict, verdict
 from specguard.version import __version__
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -70,12 +70,18 @@ class Report:
     robustbench: tuple[Json, ...]
 
 
-def report(runs: Mapping[str, Path | str], title: str = "SpecGuard report") -> Report:
+def report(
+    runs: Mapping[str, Path | str],
+    title: str = "SpecGuard report",
+    *,
+    verdicts: Mapping[str, Verdict] | None = None,
+) -> Report:
     """Build the report of several runs. The same records give the same bytes.
 
     Args:
         runs: run directories by label, in the order of the page.
         title: the title of the page.
+        verdicts: by label, of runs about which more is known than their studies say.
 
     Returns:
         The contents of the HTML, CSV and leaderboard files.
@@ -88,16 +94,27 @@ def report(runs: Mapping[str, Path | str], title: str = "SpecGuard report") -> R
         (b'<!DOCTYPE html>', 1)
     """
     read = [read_run(path, label) for label, path in runs.items()]
-    return Report(_page(read, title).encode(errors="replace"), csv_bytes(read), tuple(robustbench_entries(read)))
+    return Report(
+        _page(read, title, verdicts or {}).encode(errors="replace"),
+        csv_bytes(read),
+        tuple(robustbench_entries(read)),
+    )
 
 
-def write_report(runs: Mapping[str, Path | str], path: Path | str, title: str = "SpecGuard report") -> Path:
+def write_report(
+    runs: Mapping[str, Path | str],
+    path: Path | str,
+    title: str = "SpecGuard report",
+    *,
+    verdicts: Mapping[str, Verdict] | None = None,
+) -> Path:
     """Write the report as an HTML file, and beside it the .csv and .robustbench.json files.
 
     Args:
         runs: run directories by label, in the order of the page.
         path: the HTML file; the other two get its name with another suffix.
         title: the title of the page.
+        verdicts: by label, of runs about which more is known than their studies say.
 
     Returns:
         `path`.
@@ -115,7 +132,7 @@ def write_report(runs: Mapping[str, Path | str], path: Path | str, title: str = 
     path = Path(path)
     if path.suffix not in (".html", ".htm"):
         raise ConfigError(f"a report is an .html file, not {path}")
-    made = report(runs, title)
+    made = report(runs, title, verdicts=verdicts)
     entries = json.dumps(made.robustbench, indent=2, allow_nan=False) + "\n"
     write_file(path.with_suffix(".csv"), made.csv)
     write_file(path.with_suffix(".robustbench.json"), entries.encode())
@@ -123,7 +140,7 @@ def write_report(runs: Mapping[str, Path | str], path: Path | str, title: str = 
     return path
 
 
-def _page(runs: Sequence[Run], title: str) -> str:
+def _page(runs: Sequence[Run], title: str, verdicts: Mapping[str, Verdict]) -> str:
     style, script = ((_TEMPLATES / f"report.{kind}").read_text() for kind in ("css", "js"))
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
@@ -132,7 +149,7 @@ def _page(runs: Sequence[Run], title: str) -> str:
         trim_blocks=True,
         finalize=lambda value: plain(value) if type(value) is str else value,
     )
-    views = [_run_view(run, number) for number, run in enumerate(runs)]
+    views = [_run_view(run, number, verdicts.get(run.label)) for number, run in enumerate(runs)]
     found, apart = comparisons(runs) if len(runs) > 1 else ([], [])
     context = {
         "runs": views,
@@ -193,7 +210,7 @@ def _contents(context: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(anchor, name) for anchor, name in _SECTIONS.items() if present.get(anchor, True)]
 
 
-def _run_view(run: Run, number: int) -> View:
+def _run_view(run: Run, number: int, known: Verdict | None) -> View:
     training = run.training
     datasets = [study.dataset for study in run.studies]
     dataset = next((name for name in datasets if name is not None), None)
@@ -204,7 +221,7 @@ def _run_view(run: Run, number: int) -> View:
         dataset=dataset,
         problems=run.problems,
         unfinished=run.unfinished,
-        verdict=verdict(run),
+        verdict=known or verdict(run),
         outcome=sections.verdict(run),
         subsets=sections.subsets(run),
         bars=sections.bars(run),
