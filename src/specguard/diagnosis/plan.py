@@ -135,8 +135,8 @@ def too_slow(what: str, allotted: float, per_image: float, minutes: float, share
     """
     need = _up(minutes + max(4 * per_image - allotted, 0.0) / share / 60)
     text = (
-        f"{what} takes about {in_seconds(per_image)} an image, and {in_seconds(max(allotted, 0.0))} are left for it; "
-        f"--minutes {need} is enough for 4 images"
+        f"{what} takes about {in_seconds(per_image)} an image, and {in_seconds(max(allotted, 0.0))} are left for "
+        f"it; --minutes {need} is enough for 4 images"
     )
     return TooSlow(text, need)
 

@@ -81,7 +81,8 @@ def decide_proofs(subject: Subject, measured: Measured, allotted: float, fractio
     radii = subject.settings.radii or limited(proof_radii(norm, reach), norm, subject.pixels)
     methods, cost, count = _fitting(trials, len(radii), measured, allotted - spent, subject.most)
     reasons += [
-        f"{trial.method} is left out, which takes {in_seconds(trial.seconds)} an image and reaches {trial.reach:.2g}"
+        f"{trial.method} is left out, which takes {in_seconds(trial.seconds)} an image "
+        f"and reaches {trial.reach:.2g}"
         for trial in trials
         if trial.method not in methods
     ]
