@@ -106,6 +106,16 @@ class TooSlow:
     minutes: int | None = None
 
 
+def in_seconds(seconds: float) -> str:
+    """A time as a person writes it.
+
+    Example:
+        >>> in_seconds(0.0432), in_seconds(1234.5)
+        ('0.043 s', '1,234 s')
+    """
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:,.0f} s"
+
+
 def too_slow(what: str, allotted: float, per_image: float, minutes: float, share: float) -> TooSlow:
     """Why there is no time for a stage, and how much would be enough.
 
@@ -125,8 +135,8 @@ def too_slow(what: str, allotted: float, per_image: float, minutes: float, share
     """
     need = _up(minutes + max(4 * per_image - allotted, 0.0) / share / 60)
     text = (
-        f"{what} takes about {per_image:.2g} s an image, and {max(allotted, 0.0):.2g} s are left for it; "
-        f"--minutes {need} is enough for 4 images"
+        f"{what} takes about {in_seconds(per_image)} an image, and {in_seconds(max(allotted, 0.0))} are left for "
+        f"it; --minutes {need} is enough for 4 images"
     )
     return TooSlow(text, need)
 

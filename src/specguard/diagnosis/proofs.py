@@ -13,7 +13,7 @@ from specguard.certificates import program
 from specguard.certificates.methods import ZonotopeMethod
 from specguard.certificates.rules import Program
 from specguard.data import Dataset
-from specguard.diagnosis.plan import TooSlow, images_within, too_slow
+from specguard.diagnosis.plan import TooSlow, images_within, in_seconds, too_slow
 from specguard.diagnosis.probe import probe
 from specguard.diagnosis.radii import limited, proof_radii
 from specguard.diagnosis.subject import Subject
@@ -81,7 +81,8 @@ def decide_proofs(subject: Subject, measured: Measured, allotted: float, fractio
     radii = subject.settings.radii or limited(proof_radii(norm, reach), norm, subject.pixels)
     methods, cost, count = _fitting(trials, len(radii), measured, allotted - spent, subject.most)
     reasons += [
-        f"{trial.method} is left out, which takes {trial.seconds:.2g} s an image and reaches {trial.reach:.2g}"
+        f"{trial.method} is left out, which takes {in_seconds(trial.seconds)} an image "
+        f"and reaches {trial.reach:.2g}"
         for trial in trials
         if trial.method not in methods
     ]

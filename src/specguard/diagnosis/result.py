@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from specguard.diagnosis.plan import in_seconds
 from specguard.records.accuracy import Accuracy
 from specguard.records.diagnosis import Decision
 from specguard.report import Verdict
@@ -68,7 +69,7 @@ def stage_line(decision: Decision) -> str:
         parts.append(f"{decision.suite} attacks")
     if decision.methods:
         parts.append(f"by {', '.join(decision.methods)}")
-    time_needed = f"about {decision.images * decision.per_image:.2g} of {decision.allotted:.2g} s"
+    time_needed = f"about {in_seconds(decision.images * decision.per_image)} of {in_seconds(decision.allotted)}"
     return f"{decision.stage}: {', '.join(parts)} ({time_needed}); {decision.reason}"
 
 
