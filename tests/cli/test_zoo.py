@@ -30,9 +30,12 @@ def test_the_list_has_every_model_with_its_numbers_in_eighty_columns(specguard):
     for card in map(zoo_card, zoo_names()):
         (line,) = [line for line in ended.out.splitlines() if line.split()[:1] == [card.name]]
         row = card.headline
-        shown = [f"{100 * accuracy.value:.1f}" for accuracy in (card.clean, row.robust, row.certified)]
-        assert line.split()[1:5] == [card.data, *shown]
-        assert f"{card.checked.claims:,}" in line
+        clean, robust, certified = (f"{100 * each.value:.1f}" for each in (card.clean, row.robust, row.certified))
+        counts = [f"{accuracy.n:,}" for accuracy in (card.clean, row.certified)]
+        assert row.robust.n == row.certified.n
+        assert line.split()[1:] == [
+            card.data, clean, counts[0], robust, certified, counts[1], row.norm, f"{row.radius:.3g}"
+        ]  # fmt: skip
 
 
 def test_a_card_says_the_data_the_training_the_numbers_and_how_they_were_checked(specguard):

@@ -28,11 +28,11 @@ def zoo_command(
 
 def zoo_table() -> Table:
     """All models, with their accuracies at one radius each."""
-    heads = ("name", "data", "clean", "robust", "certified", "at", "checked", "MB")
+    heads = ("name", "data", "clean", "n", "robust", "certified", "n", "at")
     columns = [
         Column(head, no_wrap=True, justify="left" if head in ("name", "data") else "right") for head in heads
     ]
-    caption = "accuracies in %; checked: claims proved again; specguard zoo NAME: a card; zoo:NAME: the model"
+    caption = "accuracies in % of n images; specguard zoo NAME: its card; zoo:NAME: the model"
     table = Table(*columns, caption=caption, box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for card in map(zoo_card, zoo_names()):
         row = card.headline
@@ -40,11 +40,11 @@ def zoo_table() -> Table:
             card.name,
             card.data,
             _percent(card.clean),
+            f"{card.clean.n:,}",
             _percent(row.robust),
             _percent(row.certified),
+            f"{row.certified.n:,}",
             f"{row.norm} {row.radius:.3g}",
-            f"{card.checked.claims:,}",
-            f"{card.bytes / 1e6:.2f}",
         )
     return table
 
