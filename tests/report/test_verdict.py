@@ -138,6 +138,16 @@ def test_few_images_do_not_make_a_model_undertrained():
     assert not judge(attacked({("l2", 0.25): 3}, clean=5, n=10)).headline.startswith("Undertrained")
 
 
+def test_a_clean_accuracy_of_more_images_counts_for_the_whole_model():
+    study = attacked({("l2", 0.25): 5}, clean=6, n=6)
+    run = Run("a", attacks=(study,))
+    counted = verdict(run, clean=Accuracy.of(50, 1000))
+    assert counted is not None
+    assert counted.headline.startswith("Undertrained: without any attack only 5.0 %")
+    assert "of 5.0 %" in counted.sentences[0]
+    assert verdict(run, clean=Accuracy.of(0, 3)) == verdict(run)
+
+
 def test_adversarial_examples_decide_also_where_gradients_are_suspicious():
     found = judge(attacked({("linf", 4 / 255): 2, ("l2", 0.25): 8}, flags=(FLAG,)))
     assert found.headline == "Not robust: attacks at linf 4/255 leave 2.0 % [0.6, 7.0], n = 100 of 80.0 % clean."

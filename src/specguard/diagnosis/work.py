@@ -152,7 +152,8 @@ def _diagnosed(subject: Subject, run: Path | None, label: str, say: Say, watch: 
     place = run or subject.folder
     found = read_run(place, label)
     decisions = tuple(plan.decisions.values())
-    judged = verdict(found, _not_tried(decisions)) or _without_studies(measured, decisions, Commands(found))
+    judged = verdict(found, _not_tried(decisions), measured.clean)
+    judged = judged or _without_studies(measured, decisions, Commands(found))
     judged = _with_needs(judged, subject.data, Commands(found))
     return Diagnosis(
         judged,

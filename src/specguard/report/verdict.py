@@ -10,7 +10,7 @@ unproved       at l2 0.25 or linf 4/255, or beyond, attacks of several steps lea
 open           anything else: too few images, or no attack, or one of a single step, at these radii
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from specguard.records.accuracy import Accuracy
@@ -64,12 +64,13 @@ class NotTried:
     minutes: int | None = None
 
 
-def verdict(run: Run, proofs: NotTried | None = None) -> Verdict | None:
+def verdict(run: Run, proofs: NotTried | None = None, clean: Accuracy | None = None) -> Verdict | None:
     """Judge the robustness of a run's model from the studies that there are.
 
     Args:
         run: as `read_run` returns it.
         proofs: why nothing was certified, where a diagnosis knows it.
+        clean: the accuracy without attack, where it was counted on more images than the studies have.
 
     Returns:
         The verdict; None of a run without any study or training.
@@ -83,6 +84,9 @@ def verdict(run: Run, proofs: NotTried | None = None) -> Verdict | None:
     found = evidence(run)
     if found.clean is None:
         return None
+    if clean is not None and clean.n > found.clean.n:
+        found = replace(found, clean=clean)
+    assert found.clean is not None
     headline, command = _headline(found, found.clean, Commands(run), run, proofs)
     sentences = (_attacks(found), _proofs(found, proofs), _unknown(found))
     return Verdict(headline, tuple(text for text in sentences if text), command)
