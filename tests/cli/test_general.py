@@ -226,8 +226,14 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "color jitter without colors": ("--jitter 0.1", ("color jitter",)),
     "data without root": ("--data cifar10", ("cifar10", "--data-root")),
     "folder without root": ("--data folder", ("folder", "--data-root")),
-    "missing data": ("--data cifar10 --data-root nowhere", ("nowhere/data_batch_1", "does not exist")),
-    "missing cifar100": ("--data cifar100 --data-root nowhere", ("nowhere/train", "does not exist")),
+    "missing data": (
+        "--data cifar10 --data-root nowhere",
+        ("must hold cifar-10-batches-py", "nowhere does not exist"),
+    ),
+    "missing cifar100": (
+        "--data cifar100 --data-root nowhere",
+        ("must hold cifar-100-python", "nowhere does not exist"),
+    ),
     "missing svhn": ("--data svhn --data-root nowhere", ("nowhere/train_32x32.mat", "does not exist")),
     "missing mnist": (
         "--data mnist --data-root nowhere",
@@ -237,7 +243,7 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
         "--data fashion_mnist --data-root nowhere",
         ("nowhere/train-images-idx3-ubyte", "does not exist", "Debian package dataset-fashion-mnist"),
     ),
-    "missing folder": ("--data folder --data-root nowhere", ("nowhere/train", "does not exist")),
+    "missing folder": ("--data folder --data-root nowhere", ("the folder nowhere does not exist",)),
     "unknown device": ("--device tpu", ("tpu", "auto, cpu or cuda")),
     "device of another kind": ("--device meta", ("meta", "auto, cpu or cuda")),
     "device that is not there": ("--device cuda:99", ("cuda:99", "not available")),
