@@ -89,7 +89,7 @@ def test_every_stage_is_an_ordinary_study_and_the_verdict_follows_from_them(tmp_
     run = read_run(tmp_path, "model")
     assert not run.problems
     assert not run.unfinished
-    assert verdict(run) == found.verdict
+    assert verdict(run, clean=found.clean) == found.verdict
     assert len(run.attacks) == 3
     assert len(run.certificates) == 2
     assert len(run.spectra) == 1
