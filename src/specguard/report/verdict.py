@@ -84,10 +84,9 @@ def verdict(run: Run, proofs: NotTried | None = None, clean: Accuracy | None = N
     found = evidence(run)
     if found.clean is None:
         return None
-    if clean is not None and clean.n > found.clean.n:
-        found = replace(found, clean=clean)
-    assert found.clean is not None
-    headline, command = _headline(found, found.clean, Commands(run), run, proofs)
+    counted = found.clean if clean is None or clean.n <= found.clean.n else clean
+    found = replace(found, clean=counted)
+    headline, command = _headline(found, counted, Commands(run), run, proofs)
     sentences = (_attacks(found), _proofs(found, proofs), _unknown(found))
     return Verdict(headline, tuple(text for text in sentences if text), command)
 

@@ -109,8 +109,7 @@ class TRADES(AdversarialObjective):
 
     def __post_init__(self) -> None:
         check_search(self)
-        if not (math.isfinite(self.beta) and self.beta >= 0):
-            raise ConfigError(f"the beta of TRADES must be finite and not negative, not {self.beta}")
+        _check_beta("TRADES", self.beta)
 
     def examples(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Images:
         ball = ramped_ball(self.ball, self.ramp, context)
@@ -167,8 +166,7 @@ class MART(AdversarialObjective):
 
     def __post_init__(self) -> None:
         check_search(self)
-        if not (math.isfinite(self.beta) and self.beta >= 0):
-            raise ConfigError(f"the beta of MART must be finite and not negative, not {self.beta}")
+        _check_beta("MART", self.beta)
 
     def examples(self, model: Model, images: Images, targets: Targets, context: StepContext) -> Images:
         ball = ramped_ball(self.ball, self.ramp, context)
@@ -245,3 +243,8 @@ class NFGSM(AdversarialObjective):
 
     def loss(self, model: Model, images: Images, perturbed: Images, targets: Targets) -> Scalar:
         return cross_entropy(model(perturbed).float(), targets, label_smoothing=self.label_smoothing)
+
+
+def _check_beta(name: str, beta: float) -> None:
+    if not (math.isfinite(beta) and beta >= 0):
+        raise ConfigError(f"the beta of {name} must be finite and not negative, not {beta}")
